@@ -1,0 +1,23 @@
+//! Generates the gRPC code from `proto/`. protox compiles the files in Rust, so that no protoc has to be installed.
+
+use std::{env, fs, path::PathBuf};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;
+    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
+    // The reflection service answers from this file.
+    fs::write(out_dir.join("kubefan_descriptor.bin"), prost_bytes(&descriptors))?;
+    tonic_prost_build::configure()
+        .build_server(env::var_os("CARGO_FEATURE_SERVER").is_some())
+        .build_client(env::var_os("CARGO_FEATURE_CLIENT").is_some())
+        .build_transport(false)
+        // Object bytes are shared, never copied.
+        .bytes(".kubefan.v1alpha1")
+        .compile_fds(descriptors)?;
+    Ok(())
+}
+
+fn prost_bytes(descriptors: &impl prost::Message) -> Vec<u8> {
+    descriptors.encode_to_vec()
+}

@@ -1,0 +1,1 @@
+//! The watch cache: state, history, and the one writer of both.

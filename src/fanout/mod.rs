@@ -1,0 +1,1 @@
+//! From one event to many subscribers.

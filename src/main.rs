@@ -1,0 +1,3 @@
+//! The kubefan binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The fields that selectors may name, per resource: one table.

@@ -1,0 +1,11 @@
+//! The data model every layer shares: names, versions, objects, events and selectors. Pure: no I/O, no clock.
+
+pub mod event;
+pub mod fields;
+pub mod object;
+pub mod resource;
+pub mod selector;
+pub mod version;
+
+pub use resource::{GroupVersionResource, ObjectKey, Scope};
+pub use version::ResourceVersion;

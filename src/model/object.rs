@@ -1,0 +1,1 @@
+//! One Kubernetes object: its key and labels, and its bytes.

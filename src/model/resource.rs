@@ -1,0 +1,180 @@
+//! Names: of resources, of scopes, and of the objects in them.
+
+use std::{
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+/// A resource by its full name, such as `apps/v1 deployments`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupVersionResource {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// API version, such as `v1`.
+    pub version: String,
+    /// Plural name, such as `deployments`.
+    pub resource: String,
+}
+
+impl GroupVersionResource {
+    /// A resource by its three names.
+    pub fn new(group: impl Into<String>, version: impl Into<String>, resource: impl Into<String>) -> Self {
+        Self { group: group.into(), version: version.into(), resource: resource.into() }
+    }
+
+    /// The path below which the resource is served: `/api/v1` or `/apis/apps/v1`.
+    pub fn group_version_path(&self) -> String {
+        match self.group.as_str() {
+            "" => format!("/api/{}", self.version),
+            group => format!("/apis/{group}/{}", self.version),
+        }
+    }
+
+    /// `v1` or `apps/v1`, as in an object's `apiVersion`.
+    pub fn api_version(&self) -> String {
+        match self.group.as_str() {
+            "" => self.version.clone(),
+            group => format!("{group}/{}", self.version),
+        }
+    }
+}
+
+/// `deployments.apps`, as kubectl writes it; `pods` in the core group.
+impl fmt::Display for GroupVersionResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.group.as_str() {
+            "" => f.write_str(&self.resource),
+            group => write!(f, "{}.{group}", self.resource),
+        }
+    }
+}
+
+/// What one cache holds: the whole cluster, or one namespace. Versions do not compare across scopes (DESIGN: scopes do not mix).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// All namespaces, or a cluster-scoped resource.
+    Cluster,
+    /// One namespace.
+    Namespace(String),
+}
+
+impl Scope {
+    /// The namespace, or empty for the whole cluster.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Cluster => "",
+            Self::Namespace(namespace) => namespace,
+        }
+    }
+}
+
+/// Namespace and name: the only key of an object.
+///
+/// Keys order as etcd's keys do, `namespace/name` as bytes, because that is the order of the apiserver's lists: `a-b/x` comes
+/// before `a/x`. A clone shares the text.
+#[derive(Clone)]
+pub struct ObjectKey {
+    text: Arc<str>,
+    namespace_len: u32,
+}
+
+impl ObjectKey {
+    /// The key of an object; `namespace` is empty for cluster-scoped resources.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        let text = if namespace.is_empty() { Arc::from(name) } else { Arc::from(format!("{namespace}/{name}")) };
+        Self { text, namespace_len: u32::try_from(namespace.len()).unwrap_or(0) }
+    }
+
+    /// The namespace; empty for cluster-scoped resources.
+    pub fn namespace(&self) -> &str {
+        &self.text[..self.namespace_len as usize]
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        match self.namespace_len {
+            0 => &self.text,
+            len => &self.text[len as usize + 1..],
+        }
+    }
+
+    /// `namespace/name`, or the name alone.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq for ObjectKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for ObjectKey {}
+
+impl PartialOrd for ObjectKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ObjectKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl Hash for ObjectKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+impl std::borrow::Borrow<str> for ObjectKey {
+    fn borrow(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_order_as_etcd_orders_them() {
+        let mut keys = [ObjectKey::new("a", "x"), ObjectKey::new("a-b", "x"), ObjectKey::new("a", "b")];
+        keys.sort();
+        assert_eq!(keys.map(|key| key.to_string()), ["a-b/x", "a/b", "a/x"]);
+    }
+
+    #[test]
+    fn keys_take_apart_what_they_were_made_of() {
+        let key = ObjectKey::new("kube-system", "dns");
+        assert_eq!((key.namespace(), key.name(), key.as_str()), ("kube-system", "dns", "kube-system/dns"));
+        let key = ObjectKey::new("", "node-1");
+        assert_eq!((key.namespace(), key.name()), ("", "node-1"));
+    }
+
+    #[test]
+    fn paths_and_names_are_kubernetes_own() {
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let deployments = GroupVersionResource::new("apps", "v1", "deployments");
+        assert_eq!((pods.group_version_path(), pods.to_string()), ("/api/v1".into(), "pods".into()));
+        assert_eq!(deployments.group_version_path(), "/apis/apps/v1");
+        assert_eq!((deployments.api_version(), deployments.to_string()), ("apps/v1".into(), "deployments.apps".into()));
+    }
+}

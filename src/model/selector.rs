@@ -1,0 +1,1 @@
+//! Label and field selectors, in kubectl's syntax.

@@ -1,0 +1,1 @@
+//! What subscribers and operators speak to.

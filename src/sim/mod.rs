@@ -1,0 +1,1 @@
+//! A simulated kube-apiserver and a workload for it.

@@ -1,0 +1,1 @@
+//! One list and watch per resource and scope.
