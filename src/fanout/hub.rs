@@ -18,7 +18,7 @@ use super::{
     view::View,
 };
 use crate::{
-    cache::{EventRing, Expired, RingLimits, Store, Record, writer::{Change, Commit}},
+    cache::{EventRing, RingLimits, Store, writer::{Change, Commit}},
     model::{
         ResourceVersion,
         selection::{Selection, SelectionSpec},

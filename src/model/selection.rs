@@ -26,7 +26,7 @@ pub struct SelectionSpec {
     /// By label.
     pub labels: LabelSelector,
     /// By field, resolved.
-    fields: Vec<(FieldRef, FieldOperator, String)>,
+    fields: Vec<(FieldRef, FieldOperator, Box<str>)>,
 }
 
 impl Selection {
@@ -41,7 +41,7 @@ impl Selection {
         resource: &GroupVersionResource,
     ) -> Result<Self, UnsupportedField> {
         let terms = fields.terms().iter().map(|term| {
-            Ok((table.resolve(&term.path, resource)?, term.operator, term.value.clone()))
+            Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone()))
         });
         let fields = terms.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { spec: SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields }, parser })
@@ -64,7 +64,7 @@ impl Selection {
         (namespace.is_empty() || namespace == object.key().namespace())
             && (name.is_empty() || name == object.key().name())
             && fields.iter().all(|(field, operator, value)| {
-                (self.parser.field(object, *field) == value.as_str()) == (*operator == FieldOperator::Equals)
+                (*self.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
             })
             && (labels.is_everything() || labels.matches(|key| object.label(key)))
     }
