@@ -20,7 +20,7 @@ use super::{
 use crate::{
     cache::{EventRing, RingLimits, Store, writer::{Change, Commit}},
     model::{
-        ResourceVersion,
+        GroupVersionResource, ResourceVersion,
         selection::{Selection, SelectionSpec},
     },
     proto::v1alpha1::ResolvedResource,
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Whether a resource is served.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// The first list is not complete.
     Syncing,
@@ -44,12 +44,12 @@ pub enum Phase {
 
 impl Phase {
     /// Whether readers are answered.
-    pub fn serves(&self) -> bool {
+    pub fn serves(self) -> bool {
         matches!(self, Self::Synced | Self::Stale)
     }
 
     /// The name in logs, readyz and the status page.
-    pub fn as_str(&self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Syncing => "syncing",
             Self::Synced => "synced",
@@ -89,11 +89,11 @@ pub struct Hub {
     limits: RingLimits,
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
+    phase: watch::Sender<Phase>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    phase: Phase,
     message: String,
     synced_since: Option<SystemTime>,
     cache: Option<Cached>,
@@ -112,7 +112,6 @@ impl Hub {
     /// A hub without state yet.
     pub fn new(resource: ResolvedResource, limits: RingLimits, metrics: CacheMetrics) -> Arc<Self> {
         let inner = Inner {
-            phase: Phase::Syncing,
             message: "the first list has not begun".to_owned(),
             synced_since: None,
             cache: None,
@@ -120,7 +119,14 @@ impl Hub {
             subscribers: 0,
             used_at: Instant::now(),
         };
-        Arc::new(Self { resource, limits, metrics, head: watch::Sender::new(None), inner: Mutex::new(inner) })
+        Arc::new(Self {
+            resource,
+            limits,
+            metrics,
+            head: watch::Sender::new(None),
+            phase: watch::Sender::new(Phase::Syncing),
+            inner: Mutex::new(inner),
+        })
     }
 
     /// The resource, as messages name it.
@@ -142,10 +148,9 @@ impl Hub {
         let Commit { store, version, change } = commit;
         let store_bytes = store.json_bytes();
         let mut inner = self.inner();
-        if !inner.phase.serves() {
+        if inner.cache.is_none() {
             inner.synced_since = Some(SystemTime::now());
         }
-        inner.phase = Phase::Synced;
         inner.message.clear();
         let Inner { cache, views, .. } = &mut *inner;
         let mut dispatched = 0;
@@ -173,6 +178,7 @@ impl Hub {
         }
         // Published after the last append, and inside the section, so that nobody subscribes in between.
         self.head.send_replace(Some(version));
+        self.enter(Phase::Synced);
         if dispatched > 0 {
             views.values().for_each(|view| view.wake());
         }
@@ -183,28 +189,38 @@ impl Hub {
     /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.
     pub fn trouble(&self, message: String) {
         let mut inner = self.inner();
-        inner.phase = if inner.cache.is_some() { Phase::Stale } else { Phase::Syncing };
         inner.message = message;
+        self.enter(if inner.cache.is_some() { Phase::Stale } else { Phase::Syncing });
     }
 
     /// Says that the upstream watch is live again.
     pub fn live(&self) {
         let mut inner = self.inner();
-        if inner.phase == Phase::Stale {
-            inner.phase = Phase::Synced;
+        if inner.cache.is_some() {
             inner.message.clear();
+            self.enter(Phase::Synced);
         }
+    }
+
+    /// Called inside the critical section, so that phase and state agree.
+    fn enter(&self, phase: Phase) {
+        self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
+    }
+
+    /// The phase, and every change of it.
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
     }
 
     /// Ends every stream and forgets the state.
     pub fn close(&self, phase: Phase, end: StreamEnd) {
         let mut inner = self.inner();
-        inner.phase = phase;
         inner.message = end.to_string();
         inner.cache = None;
         inner.synced_since = None;
         let views: Vec<_> = inner.views.drain().map(|(_, view)| view).collect();
         self.head.send_replace(None);
+        self.enter(phase);
         drop(inner);
         views.iter().for_each(|view| view.close(end.clone()));
     }
@@ -231,16 +247,16 @@ impl Hub {
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
         let mut inner = self.inner();
         inner.used_at = Instant::now();
-        let cached = inner.serving(&self.resource)?;
+        let cached = self.serving(&inner)?;
         Ok((cached.store.clone(), cached.version))
     }
 
     /// Registers a subscription; state and position are taken in one critical section.
     pub fn subscribe(self: &Arc<Self>, selection: Selection, start: Start) -> Result<Subscription, Refusal> {
         let mut inner = self.inner();
-        inner.serving(&self.resource)?;
+        self.serving(&inner)?;
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
-            return Err(not_synced(&self.resource, "no state"));
+            return Err(self.not_synced("no state"));
         };
         let new = || Arc::new(View::new(selection.clone(), cached.version));
         let view = views.get(selection.spec()).cloned().unwrap_or_else(new);
@@ -291,7 +307,7 @@ impl Hub {
         let inner = self.inner();
         let cached = inner.cache.as_ref();
         HubStatus {
-            phase: inner.phase.clone(),
+            phase: *self.phase.borrow(),
             message: inner.message.clone(),
             version: cached.map(|cached| cached.version),
             oldest: cached.map(|cached| cached.ring.floor()),
@@ -309,7 +325,7 @@ impl Hub {
         let mut gauges = CacheGauges {
             subscribers: inner.subscribers,
             views: inner.views.len(),
-            synced: inner.phase.serves(),
+            synced: inner.cache.is_some(),
             ..CacheGauges::default()
         };
         if let Some(cached) = &inner.cache {
@@ -323,20 +339,19 @@ impl Hub {
         drop(inner);
         self.metrics.set(gauges);
     }
-}
 
-impl Inner {
-    fn serving(&self, resource: &ResolvedResource) -> Result<&Cached, Refusal> {
-        match (&self.phase, &self.cache) {
-            (Phase::Synced | Phase::Stale, Some(cached)) => Ok(cached),
-            (Phase::NotFound, _) => Err(Refusal::NotFound(self.message.clone())),
-            (Phase::Forbidden, _) => Err(Refusal::Forbidden(self.message.clone())),
-            _ => Err(not_synced(resource, &self.message)),
+    fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
+        match (*self.phase.borrow(), &inner.cache) {
+            (_, Some(cached)) => Ok(cached),
+            (Phase::NotFound, None) => Err(Refusal::NotFound(inner.message.clone())),
+            (Phase::Forbidden, None) => Err(Refusal::Forbidden(inner.message.clone())),
+            (_, None) => Err(self.not_synced(&inner.message)),
         }
     }
-}
 
-fn not_synced(resource: &ResolvedResource, message: &str) -> Refusal {
-    let name = crate::model::GroupVersionResource::new(&*resource.group, &*resource.version, &*resource.resource);
-    Refusal::NotSynced { resource: name.to_string(), message: message.to_owned() }
+    fn not_synced(&self, message: &str) -> Refusal {
+        let ResolvedResource { group, version, resource, .. } = &self.resource;
+        let name = GroupVersionResource::new(group, version, resource);
+        Refusal::NotSynced { resource: name.to_string(), message: message.to_owned() }
+    }
 }
