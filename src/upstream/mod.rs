@@ -6,6 +6,7 @@ pub mod discovery;
 pub mod error;
 pub mod lines;
 pub mod reflector;
+pub mod resource_index;
 pub mod settings;
 mod transport;
 
