@@ -398,7 +398,7 @@ impl<R: Rng> Reflector<R> {
         ReflectorError::Watch(error)
     }
 
-    async fn open(&self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {
+    async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {
         let options = LineOptions {
             line_bytes_max: self.options.line_bytes_max,
             idle_timeout: Some(self.options.upstream_idle_timeout),
@@ -411,13 +411,7 @@ impl<R: Rng> Reflector<R> {
     fn path(&self, query: &[(&str, &str)]) -> String {
         let Target { gvr, scope, field_selector, .. } = &self.target;
         let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
-        let query = encode_query(query.iter().copied().chain(selector));
-        match scope {
-            Scope::Cluster => format!("{}/{}{query}", gvr.group_version_path(), gvr.resource),
-            Scope::Namespace(namespace) => {
-                format!("{}/namespaces/{namespace}/{}{query}", gvr.group_version_path(), gvr.resource)
-            }
-        }
+        gvr.collection_path(scope) + &encode_query(query.iter().copied().chain(selector))
     }
 
     fn read(&self, line: &Bytes) -> Result<Line, ReflectorError> {
