@@ -1,1 +1,12 @@
 //! One list and watch per resource and scope.
+
+pub mod backoff;
+pub mod client;
+pub mod discovery;
+pub mod error;
+pub mod lines;
+pub mod settings;
+mod transport;
+
+pub use client::Upstream;
+pub use error::UpstreamError;
