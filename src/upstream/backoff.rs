@@ -53,13 +53,15 @@ impl Backoff {
     /// The time from the end of the previous wait until `now` counts as health: a watch that held longer than `reset_after`
     /// starts over with the first wait.
     pub fn next_delay(&mut self, now: Instant, retry_after: Option<Duration>, rng: &mut impl Rng) -> Duration {
-        let healthy = self.healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= self.options.reset_after);
+        let healthy =
+            self.healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= self.options.reset_after);
         if healthy {
             self.next = self.options.initial;
         }
         let base = self.next;
         self.next = base.mul_f64(self.options.factor).min(self.options.max);
-        let delay = (base + base.mul_f64(self.options.jitter * rng.random::<f64>())).max(retry_after.unwrap_or_default());
+        let delay =
+            (base + base.mul_f64(self.options.jitter * rng.random::<f64>())).max(retry_after.unwrap_or_default());
         self.healthy_since = Some(now + delay);
         delay
     }

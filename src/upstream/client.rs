@@ -180,9 +180,19 @@ impl Upstream {
         path_and_query: &str,
         accept: &str,
     ) -> Result<http::Response<Bytes>, UpstreamError> {
+        self.get_limited(verb, path_and_query, accept, self.inner.options.body_bytes_max).await
+    }
+
+    /// As [`Self::get_accept`], with a limit of its own.
+    pub(super) async fn get_limited(
+        &self,
+        verb: Verb,
+        path_and_query: &str,
+        accept: &str,
+        body_bytes_max: usize,
+    ) -> Result<http::Response<Bytes>, UpstreamError> {
         self.within_timeout(async {
             let (parts, body) = self.send(verb, path_and_query, accept).await?.into_parts();
-            let body_bytes_max = self.inner.options.body_bytes_max;
             let mut bytes = self.read(body, body_bytes_max).await?;
             if is_gzip(&parts.headers) {
                 bytes = gunzip(&bytes, body_bytes_max)?;
@@ -206,20 +216,29 @@ impl Upstream {
         Ok(Lines::new(chunks, options))
     }
 
-    async fn within_timeout<T>(&self, work: impl Future<Output = Result<T, UpstreamError>>) -> Result<T, UpstreamError> {
+    async fn within_timeout<T>(
+        &self,
+        work: impl Future<Output = Result<T, UpstreamError>>,
+    ) -> Result<T, UpstreamError> {
         let request_timeout = self.inner.options.request_timeout;
         let result = timeout(request_timeout, work).await.unwrap_or_else(|_| {
             let message = format!("no complete answer from {} within {request_timeout:?}", self.inner.server);
             Err(UpstreamError::Timeout { message, retry_after: None })
         });
-        if let Err(UpstreamError::Auth { .. } | UpstreamError::Tls { .. } | UpstreamError::Credentials { .. }) = &result {
+        if let Err(UpstreamError::Auth { .. } | UpstreamError::Tls { .. } | UpstreamError::Credentials { .. }) = &result
+        {
             self.renew_credentials().await;
         }
         result
     }
 
     /// Sends a request and turns every status but success into an error.
-    async fn send(&self, verb: Verb, path_and_query: &str, accept: &str) -> Result<http::Response<UpstreamBody>, UpstreamError> {
+    async fn send(
+        &self,
+        verb: Verb,
+        path_and_query: &str,
+        accept: &str,
+    ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
         let request = http::Request::get(format!("{}{path_and_query}", self.inner.base))
             .header(header::ACCEPT, accept)
             .header(header::ACCEPT_ENCODING, "identity")
@@ -396,7 +415,9 @@ mod tests {
                 _ => Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into()),
             }
         })
-        .with_observer(Arc::new(move |verb, code| observer.lock().unwrap().push((verb.as_str(), code.map(|c| c.as_u16())))));
+        .with_observer(Arc::new(move |verb, code| {
+            observer.lock().unwrap().push((verb.as_str(), code.map(|c| c.as_u16())))
+        }));
         upstream.get(Verb::Get, "/ok").await.unwrap();
         assert_eq!(upstream.get(Verb::List, "/forbidden").await.unwrap_err().reason(), "forbidden");
         assert_eq!(upstream.stream("/down").await.err().unwrap().reason(), "unreachable");
@@ -440,7 +461,8 @@ mod tests {
     #[tokio::test]
     async fn a_watch_gives_lines_and_then_the_break() {
         let upstream = upstream(UpstreamOptions::default(), |_| async move {
-            let chunks = [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];
+            let chunks =
+                [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];
             Ok(http::Response::new(BodyExt::boxed_unsync(StreamBody::new(stream::iter(chunks)))))
         });
         let mut lines = upstream.watch("/w?watch=1", LineOptions::default()).await.unwrap();

@@ -115,7 +115,9 @@ pub enum UpstreamError {
         message: String,
     },
     /// Nothing came for so long that the connection is taken for half-open.
-    #[error("nothing came from the apiserver for {idle_timeout:?}, not even a bookmark; the connection is taken for dead")]
+    #[error(
+        "nothing came from the apiserver for {idle_timeout:?}, not even a bookmark; the connection is taken for dead"
+    )]
     Idle {
         /// The limit that passed.
         idle_timeout: Duration,
@@ -179,10 +181,8 @@ impl UpstreamError {
     /// Reads the error out of a response: its Status where the body is one, else its text. Priority and fairness answers 429
     /// in plain text, every other part of the apiserver with a Status.
     pub fn from_response(code: http::StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let mut status = Status::parse(body).unwrap_or_else(|| Status {
-            message: String::from_utf8_lossy(body).into_owned(),
-            ..Status::default()
-        });
+        let mut status = Status::parse(body)
+            .unwrap_or_else(|| Status { message: String::from_utf8_lossy(body).into_owned(), ..Status::default() });
         status.code = code.as_u16();
         let header = headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
         status.details.retry_after_seconds = header.or(status.details.retry_after_seconds);

@@ -5,6 +5,7 @@ pub mod client;
 pub mod discovery;
 pub mod error;
 pub mod lines;
+pub mod resource_index;
 pub mod settings;
 mod transport;
 

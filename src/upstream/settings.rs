@@ -36,7 +36,9 @@ pub enum SettingsError {
         message: String,
     },
     /// There is neither a kubeconfig nor a service account.
-    #[error("no kubeconfig found at {looked_at}, and this is not a pod with a service account; pass --kubeconfig FILE or set KUBECONFIG")]
+    #[error(
+        "no kubeconfig found at {looked_at}, and this is not a pod with a service account; pass --kubeconfig FILE or set KUBECONFIG"
+    )]
     NotFound {
         /// The files that do not exist.
         looked_at: String,
@@ -71,7 +73,8 @@ impl UpstreamSettings {
         if present.is_empty() {
             return self.service_account(shown);
         }
-        let merged = present.iter().try_fold(Kubeconfig::default(), |merged, path| merged.merge(Kubeconfig::read_from(path)?));
+        let merged =
+            present.iter().try_fold(Kubeconfig::default(), |merged, path| merged.merge(Kubeconfig::read_from(path)?));
         let kubeconfig = merged.map_err(|error| broken(&error, None))?;
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
@@ -82,7 +85,8 @@ impl UpstreamSettings {
         if let Some(file) = &self.kubeconfig {
             return vec![file.clone()];
         }
-        let listed = env::var_os("KUBECONFIG").map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
+        let listed =
+            env::var_os("KUBECONFIG").map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
         let listed: Vec<PathBuf> = listed.into_iter().filter(|path| !path.as_os_str().is_empty()).collect();
         if !listed.is_empty() {
             return listed;
@@ -91,7 +95,8 @@ impl UpstreamSettings {
     }
 
     fn service_account(&self, looked_at: String) -> Result<Config, SettingsError> {
-        let looked_at = if looked_at.is_empty() { "~/.kube/config (there is no home directory)".to_owned() } else { looked_at };
+        let looked_at =
+            if looked_at.is_empty() { "~/.kube/config (there is no home directory)".to_owned() } else { looked_at };
         if env::var_os("KUBERNETES_SERVICE_HOST").is_none() || self.context.is_some() {
             return Err(SettingsError::NotFound { looked_at });
         }
@@ -106,8 +111,13 @@ fn show(files: &[PathBuf]) -> String {
 
 fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
     let contexts = || {
-        let names: Vec<&str> = kubeconfig.iter().flat_map(|config| &config.contexts).map(|named| named.name.as_str()).collect();
-        if names.is_empty() { "it has no contexts".to_owned() } else { format!("it has the contexts {}", names.join(", ")) }
+        let names: Vec<&str> =
+            kubeconfig.iter().flat_map(|config| &config.contexts).map(|named| named.name.as_str()).collect();
+        if names.is_empty() {
+            "it has no contexts".to_owned()
+        } else {
+            format!("it has the contexts {}", names.join(", "))
+        }
     };
     let message = match error {
         KubeconfigError::ReadConfig(source, _) => source.to_string(),
@@ -115,9 +125,13 @@ fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
             Some(location) => format!("not a kubeconfig: bad YAML at line {}", location.line()),
             None => "not a kubeconfig: bad YAML".to_owned(),
         },
-        KubeconfigError::CurrentContextNotSet => format!("no current-context is set; {}: choose one with --context", contexts()),
+        KubeconfigError::CurrentContextNotSet => {
+            format!("no current-context is set; {}: choose one with --context", contexts())
+        }
         KubeconfigError::LoadContext(name) => format!("there is no context {name:?}; {}", contexts()),
-        KubeconfigError::LoadClusterOfContext(name) => format!("its context names the cluster {name:?}, which is not there"),
+        KubeconfigError::LoadClusterOfContext(name) => {
+            format!("its context names the cluster {name:?}, which is not there")
+        }
         other => other.to_string(),
     };
     shorten(&message)

@@ -43,12 +43,17 @@ pub(super) fn server_name(uri: &Uri) -> String {
 }
 
 /// Builds the client. Runs an exec plugin where the kubeconfig has one, so call it where blocking is allowed.
-pub(super) fn build(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<HttpService, SettingsError> {
+pub(super) fn build(
+    config: &Config,
+    connect_timeout: Duration,
+    user_agent: &str,
+) -> Result<HttpService, SettingsError> {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let client = client(config, connect_timeout, user_agent).map_err(failed)?;
     let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
-    let headers = config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
+    let headers =
+        config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
     let send = service_fn(move |request: http::Request<reqwest::Body>| {
         let client = client.clone();
         async move {
@@ -154,7 +159,10 @@ pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
         Some(error) => error.is_connect() || error.is_dns(),
         None => find::<io::Error>(error).is_some_and(|error| {
             use io::ErrorKind::*;
-            matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotFound)
+            matches!(
+                error.kind(),
+                ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotFound
+            )
         }),
     };
     if connecting { UpstreamError::Unreachable { server: server(), message } } else { UpstreamError::Reset { message } }
@@ -202,7 +210,9 @@ fn describe_auth(error: &AuthError) -> String {
         AuthError::AuthExecParse(_) => "the exec credential plugin printed no ExecCredential".to_owned(),
         AuthError::ParseTokenKey(_) => "the credential command printed no JSON".to_owned(),
         AuthError::ReadTokenFile(source, path) => format!("token file {}: {source}", path.display()),
-        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => "the token or password is no header value".to_owned(),
+        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
+            "the token or password is no header value".to_owned()
+        }
         other => other.to_string(),
     }
 }
