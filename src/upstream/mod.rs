@@ -7,6 +7,7 @@ pub mod error;
 pub mod lines;
 pub mod resource_index;
 pub mod settings;
+mod token_file;
 mod transport;
 
 pub use client::Upstream;
