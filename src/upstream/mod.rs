@@ -8,6 +8,7 @@ pub mod lines;
 pub mod reflector;
 pub mod resource_index;
 pub mod settings;
+mod token_file;
 mod transport;
 
 pub use client::Upstream;

@@ -16,6 +16,7 @@ use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
 use super::{
     error::{UpstreamError, shorten},
     settings::SettingsError,
+    token_file::TokenFile,
 };
 
 /// A response body as it comes.
@@ -51,12 +52,16 @@ pub(super) fn build(
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let client = client(config, connect_timeout, user_agent).map_err(failed)?;
+    let (config, token_file) = take_token_file(config);
     let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
     let headers =
         config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
-    let send = service_fn(move |request: http::Request<reqwest::Body>| {
-        let client = client.clone();
+    let send = service_fn(move |mut request: http::Request<reqwest::Body>| {
+        let (client, token) = (client.clone(), token_file.as_ref().map(|file| file.header()));
         async move {
+            if let Some(token) = token {
+                request.headers_mut().insert(http::header::AUTHORIZATION, token?);
+            }
             let response = client.execute(request.try_into()?).await?;
             let response = http::Response::<reqwest::Body>::from(response);
             Ok::<_, BoxError>(response.map(|body| body.map_err(BoxError::from).boxed_unsync()))
@@ -70,6 +75,17 @@ pub(super) fn build(
             .map_err(BoxError::from)
             .service(send),
     ))
+}
+
+/// Takes over the token file from kube-client ([`TokenFile`] says why). As in client-go it goes before an inline token.
+fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
+    let mut config = config.clone();
+    let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
+    let path = config.auth_info.token_file.take_if(|_| !other);
+    if path.is_some() {
+        config.auth_info.token = None;
+    }
+    (config, path.map(|path| Arc::new(TokenFile::new(path.into()))))
 }
 
 fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<reqwest::Client, String> {
