@@ -37,8 +37,11 @@ impl FieldSelector {
     /// A term without an operator, an unknown escape, an `=` that is not escaped, or more than [`super::SELECTOR_BYTES_MAX`] bytes.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         check_length(text)?;
+        let mut parts = split_terms(text);
+        // Of several faults the apiserver reports the one that sorts first.
+        parts.sort_unstable_by_key(|(_, part)| *part);
         let mut terms = Vec::new();
-        for (start, term) in split_terms(text) {
+        for (start, term) in parts {
             if term.is_empty() {
                 continue;
             }
