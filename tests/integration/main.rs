@@ -1,0 +1,11 @@
+//! The integration tests: the real kubefan binary and the library against a real kube-apiserver. One binary holds them all, so
+//! that it links once and most tests share one apiserver; `harness` says how a test is written and registered.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod harness;
+mod harness_works;
+
+fn main() -> std::process::ExitCode {
+    harness::run(&[harness::process::TESTS, harness_works::TESTS])
+}
