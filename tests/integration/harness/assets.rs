@@ -2,6 +2,8 @@
 //! time and kept under `target/test-assets`, in a directory named after what they were built from. A file lock lets test
 //! processes that start together build once, and what is half built is never taken for whole.
 
+#![expect(clippy::disallowed_methods, reason = "runs before any test does, outside of every runtime")]
+
 use std::{
     env,
     fs::{self, File, TryLockError},
