@@ -3,9 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod deploy;
 mod harness;
 mod harness_works;
 
 fn main() -> std::process::ExitCode {
-    harness::run(&[harness::process::TESTS, harness_works::TESTS])
+    harness::run(&[deploy::TESTS, harness::process::TESTS, harness_works::TESTS])
 }

@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -14,7 +15,7 @@ use std::{
 };
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use super::{
     assets,
@@ -79,7 +80,7 @@ impl ApiServer {
 
     /// Each handle has connections of its own: they end with the runtime of the test that made them.
     fn with(plane: Arc<ControlPlane>) -> ApiServer {
-        let http = plane.client_as(ADMIN);
+        let http = plane.client(&token_of(ADMIN));
         ApiServer { plane, http }
     }
 
@@ -105,7 +106,12 @@ impl ApiServer {
 
     /// The same for another user.
     pub(crate) fn client_as(&self, user: &str) -> reqwest::Client {
-        self.plane.client_as(user)
+        self.plane.client(&token_of(user))
+    }
+
+    /// The same with any bearer token, such as a service account's.
+    pub(crate) fn client_with_token(&self, token: &str) -> reqwest::Client {
+        self.plane.client(token)
     }
 
     /// A kubeconfig of the administrator.
@@ -264,7 +270,7 @@ impl ControlPlane {
     }
 
     async fn ready(&self) -> Result<(), String> {
-        let client = self.client_as(ADMIN);
+        let client = self.client(&token_of(ADMIN));
         let url = format!("{}/readyz", self.url);
         let ended = || self.apiserver.lock().unwrap().as_mut().and_then(Process::exited);
         let outcome = wait::try_until(READY_AT_MOST, || async {
@@ -283,9 +289,9 @@ impl ControlPlane {
         })
     }
 
-    fn client_as(&self, user: &str) -> reqwest::Client {
+    fn client(&self, token: &str) -> reqwest::Client {
         let ca = reqwest::Certificate::from_pem(self.authority.ca_pem.as_bytes()).expect("the authority is PEM");
-        let mut bearer = HeaderValue::try_from(format!("Bearer {}", token_of(user))).expect("a token is ASCII");
+        let mut bearer = HeaderValue::try_from(format!("Bearer {token}")).expect("a token is ASCII");
         bearer.set_sensitive(true);
         reqwest::Client::builder()
             .tls_certs_only([ca])
@@ -305,7 +311,10 @@ impl ControlPlane {
              users: [{{ name: {name}, user: {user} }}]\n",
             ca.display()
         );
-        fs::write(&path, text).expect("the kubeconfig is written");
+        // In one step: another test's kubectl may be reading the file of the same name.
+        let mut file = NamedTempFile::new_in(self.dir.path()).expect("a file is made");
+        file.write_all(text.as_bytes()).expect("the kubeconfig is written");
+        file.persist(&path).expect("the kubeconfig is put in place");
         path
     }
 
