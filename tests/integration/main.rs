@@ -1,0 +1,12 @@
+//! The integration tests: the real kubefan binary and the library against a real kube-apiserver. One binary holds them all, so
+//! that it links once and most tests share one apiserver; `harness` says how a test is written and registered.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod deploy;
+mod harness;
+mod harness_works;
+
+fn main() -> std::process::ExitCode {
+    harness::run(&[deploy::TESTS, harness::process::TESTS, harness_works::TESTS])
+}
