@@ -1,1 +1,234 @@
-//! Configuration.
+//! Configuration: plain data, validated once, every default named in one place ([`ServeConfig::default`]). What is given by flag
+//! goes before the environment, that before the file, that before the default.
+//!
+//! It guards against a configuration that means something else than its author thinks: contradictions, zeros and misspelt names
+//! are errors that name the flag and the way out, before anything is started.
+
+pub mod file;
+pub mod listen;
+pub mod options;
+pub mod units;
+
+use std::{path::PathBuf, time};
+
+use serde::Deserialize;
+
+pub use listen::ListenAddress;
+pub use options::ServeOptions;
+pub use units::{ByteSize, Duration};
+
+use crate::upstream::settings::UpstreamSettings;
+
+/// How the initial state is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum WatchListMode {
+    /// By WatchList where the apiserver has it, else by LIST.
+    Auto,
+    /// By LIST.
+    Never,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Everything `serve` needs to know, concrete and free of contradictions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServeConfig {
+    /// The data port.
+    pub listen: ListenAddress,
+    /// The port for health and metrics.
+    pub admin_listen: ListenAddress,
+    /// TLS for the data port.
+    pub tls: Option<TlsFiles>,
+    /// Streams at a time, over all connections.
+    pub subscribers_max: usize,
+    /// Streams at a time, per connection.
+    pub max_concurrent_streams: u32,
+    /// The longest request.
+    pub message_bytes_max: usize,
+    /// HTTP/2 PING after this silence.
+    pub keepalive_interval: time::Duration,
+    /// The connection is closed when the PING is not answered for so long.
+    pub keepalive_timeout: time::Duration,
+    /// Streams have so long to end when the process is to stop.
+    pub drain_timeout: time::Duration,
+    /// How to reach the apiserver.
+    pub upstream: UpstreamConfig,
+    /// Cached from the start, by any name kubectl takes; no two texts are equal.
+    pub resources: Vec<String>,
+    /// The scopes; empty for the whole cluster.
+    pub namespaces: Vec<String>,
+    /// What is kept of the past.
+    pub ring: RingConfig,
+    /// Limits of what readers may start; `None` where they may not.
+    pub on_demand: Option<OnDemandConfig>,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// A filter as tracing-subscriber's `EnvFilter` takes it.
+    pub log_level: String,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub cert_file: PathBuf,
+    /// The private key.
+    pub private_key_file: PathBuf,
+}
+
+/// How the apiserver is reached and asked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UpstreamConfig {
+    /// Where it is.
+    pub settings: UpstreamSettings,
+    /// Narrows every list and watch.
+    pub field_selector: Option<String>,
+    /// How the initial state is read.
+    pub watch_list: WatchListMode,
+    /// Objects per page.
+    pub page_size: u32,
+    /// The longest silence on a watch.
+    pub idle_timeout: time::Duration,
+    /// The longest wait for an answer.
+    pub request_timeout: time::Duration,
+    /// How often schema and server version are compared.
+    pub schema_check_interval: time::Duration,
+    /// Exit when the apiserver cannot be reached at the start.
+    pub required: bool,
+}
+
+/// What is kept of the past, per resource and scope.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RingConfig {
+    /// Bytes, previous objects included; `None`: a quarter of the cached bytes, at least [`RING_BYTES_MIN`].
+    pub bytes_max: Option<u64>,
+    /// Events.
+    pub events_max: usize,
+    /// Age.
+    pub age_max: time::Duration,
+}
+
+/// The least that the ring may take where no size is given.
+pub const RING_BYTES_MIN: u64 = 8 << 20;
+
+/// Limits of what readers may start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OnDemandConfig {
+    /// Resources at a time.
+    pub resources_max: usize,
+    /// Objects of each.
+    pub objects_max: usize,
+    /// Bytes of all.
+    pub bytes_max: u64,
+    /// Unused for so long, a resource is let go.
+    pub idle_timeout: time::Duration,
+}
+
+/// The one place that names the defaults.
+impl Default for ServeConfig {
+    fn default() -> Self {
+        let seconds = time::Duration::from_secs;
+        Self {
+            listen: ListenAddress::Tcp(([127, 0, 0, 1], 7443).into()),
+            admin_listen: ListenAddress::Tcp(([127, 0, 0, 1], 7444).into()),
+            tls: None,
+            subscribers_max: 50_000,
+            max_concurrent_streams: 1000,
+            // Requests are a target and a version: anything long is a mistake or an attack.
+            message_bytes_max: 64 << 10,
+            keepalive_interval: seconds(30),
+            keepalive_timeout: seconds(15),
+            // Well below the 30 s that a pod is given.
+            drain_timeout: seconds(10),
+            upstream: UpstreamConfig {
+                settings: UpstreamSettings::default(),
+                field_selector: None,
+                watch_list: WatchListMode::Auto,
+                page_size: 500,
+                // The apiserver sends a bookmark about once a minute.
+                idle_timeout: seconds(90),
+                request_timeout: seconds(60),
+                schema_check_interval: seconds(30),
+                required: false,
+            },
+            resources: Vec::new(),
+            namespaces: Vec::new(),
+            ring: RingConfig { bytes_max: None, events_max: 100_000, age_max: seconds(15 * 60) },
+            on_demand: Some(OnDemandConfig {
+                resources_max: 16,
+                objects_max: 100_000,
+                bytes_max: 512 << 20,
+                idle_timeout: seconds(10 * 60),
+            }),
+            log_format: LogFormat::Text,
+            log_level: "info".to_owned(),
+        }
+    }
+}
+
+/// A configuration that cannot be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {message}", .file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong, with the line.
+        message: String,
+    },
+    /// A value cannot be used.
+    #[error("{flag} {value:?}: {problem}")]
+    Value {
+        /// The flag; environment and file use the same name in their own spelling.
+        flag: &'static str,
+        /// What was given.
+        value: String,
+        /// Why not, and what to do.
+        problem: String,
+    },
+    /// Two settings contradict each other, or one needs another.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// The defaults as `--help` shows them, by the names of [`ServeOptions`]' fields.
+pub fn default_texts() -> Vec<(&'static str, String)> {
+    let default = ServeConfig::default();
+    let limits = default.on_demand.expect("the defaults have limits");
+    let span = |duration| Duration(duration).to_string();
+    vec![
+        ("listen", default.listen.to_string()),
+        ("admin_listen", default.admin_listen.to_string()),
+        ("subscribers_max", default.subscribers_max.to_string()),
+        ("max_concurrent_streams", default.max_concurrent_streams.to_string()),
+        ("max_message_size", ByteSize(default.message_bytes_max as u64).to_string()),
+        ("keepalive_interval", span(default.keepalive_interval)),
+        ("keepalive_timeout", span(default.keepalive_timeout)),
+        ("drain_timeout", span(default.drain_timeout)),
+        ("watch_list", "auto".to_owned()),
+        ("page_size", default.upstream.page_size.to_string()),
+        ("upstream_idle_timeout", span(default.upstream.idle_timeout)),
+        ("request_timeout", span(default.upstream.request_timeout)),
+        ("schema_check_interval", span(default.upstream.schema_check_interval)),
+        ("ring_events_max", default.ring.events_max.to_string()),
+        ("ring_age_max", span(default.ring.age_max)),
+        ("on_demand_resources_max", limits.resources_max.to_string()),
+        ("on_demand_objects_max", limits.objects_max.to_string()),
+        ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
+        ("on_demand_idle_timeout", span(limits.idle_timeout)),
+        ("log_format", "text".to_owned()),
+        ("log_level", default.log_level),
+    ]
+}

@@ -1,1 +1,16 @@
 //! One list and watch per resource and scope.
+
+pub mod backoff;
+pub mod client;
+pub mod discovery;
+pub mod error;
+pub mod lines;
+pub mod reflector;
+pub mod resource_index;
+pub mod settings;
+mod token_file;
+mod transport;
+
+pub use client::Upstream;
+pub use error::UpstreamError;
+pub use reflector::Reflector;

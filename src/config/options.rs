@@ -1,0 +1,535 @@
+//! What `serve` may be given, by flag, environment or file, and how that becomes a [`ServeConfig`].
+
+use std::{collections::HashSet, path::PathBuf, time};
+
+use serde::Deserialize;
+
+use super::{
+    ByteSize, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, RingConfig, ServeConfig, TlsFiles,
+    UpstreamConfig, WatchListMode,
+};
+use crate::upstream::settings::UpstreamSettings;
+
+/// What `kubefan serve` takes, as flags, environment and file; all optional. Keys in the file are the field names in camelCase.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServeOptions {
+    /// Where gRPC is served: IP:PORT, :PORT or unix:PATH. Port 0 lets the system choose.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_LISTEN", help_heading = "Serving", value_name = "ADDRESS"))]
+    pub listen: Option<ListenAddress>,
+    /// Where health and metrics are served.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_ADMIN_LISTEN", help_heading = "Serving", value_name = "ADDRESS")
+    )]
+    pub admin_listen: Option<ListenAddress>,
+    /// Serve an address that other machines can reach. Until authorization exists, whoever can reach it reads everything cached.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_INSECURE", help_heading = "Serving", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub insecure: Option<bool>,
+    /// Serve gRPC over TLS with this certificate chain (PEM).
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_TLS_CERT_FILE", help_heading = "Serving", value_name = "FILE")
+    )]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The certificate's private key (PEM).
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_TLS_PRIVATE_KEY_FILE", help_heading = "Serving", value_name = "FILE")
+    )]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Streams served at a time; more are told to come back later.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SUBSCRIBERS_MAX", help_heading = "Serving", value_name = "COUNT")
+    )]
+    pub subscribers_max: Option<usize>,
+    /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_MAX_CONCURRENT_STREAMS", help_heading = "Serving", value_name = "COUNT")
+    )]
+    pub max_concurrent_streams: Option<u32>,
+    /// The longest request taken.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_MAX_MESSAGE_SIZE", help_heading = "Serving", value_name = "SIZE")
+    )]
+    pub max_message_size: Option<ByteSize>,
+    /// A connection that was silent for this long gets an HTTP/2 PING.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_KEEPALIVE_INTERVAL", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub keepalive_interval: Option<Duration>,
+    /// A connection that does not answer a PING for this long is closed.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_KEEPALIVE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub keepalive_timeout: Option<Duration>,
+    /// On SIGTERM, streams have this long to end.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_DRAIN_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub drain_timeout: Option<Duration>,
+    /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_KUBECONFIG", help_heading = "Upstream", value_name = "FILE"))]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig, instead of its current one.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_CONTEXT", help_heading = "Upstream", value_name = "NAME"))]
+    pub context: Option<String>,
+    /// Cache only the objects this matches, such as spec.nodeName=node-1 in a sidecar.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_UPSTREAM_FIELD_SELECTOR", help_heading = "Upstream", value_name = "SELECTOR")
+    )]
+    pub upstream_field_selector: Option<String>,
+    /// How the initial state is read: by WatchList where the apiserver has it, or always by paged LIST.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_WATCH_LIST", help_heading = "Upstream", value_name = "MODE", value_enum)
+    )]
+    pub watch_list: Option<WatchListMode>,
+    /// Objects per page of a LIST.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PAGE_SIZE", help_heading = "Upstream", value_name = "COUNT"))]
+    pub page_size: Option<u32>,
+    /// A watch that brings nothing for this long, not even its bookmark once a minute, is started again.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_UPSTREAM_IDLE_TIMEOUT", help_heading = "Upstream", value_name = "DURATION")
+    )]
+    pub upstream_idle_timeout: Option<Duration>,
+    /// The longest a request other than a watch may take.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_REQUEST_TIMEOUT", help_heading = "Upstream", value_name = "DURATION")
+    )]
+    pub request_timeout: Option<Duration>,
+    /// How often a changed schema or server version is looked for, after which the resource is listed again.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SCHEMA_CHECK_INTERVAL", help_heading = "Upstream", value_name = "DURATION")
+    )]
+    pub schema_check_interval: Option<Duration>,
+    /// Exit when the apiserver cannot be reached at the start, instead of trying again.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_REQUIRE_UPSTREAM", help_heading = "Upstream", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub require_upstream: Option<bool>,
+    /// Cache this resource from the start; any name kubectl takes. May be repeated, or a list with commas.
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long = "resource",
+            value_delimiter = ',',
+            env = "KUBEFAN_RESOURCE",
+            help_heading = "Cache",
+            value_name = "NAME"
+        )
+    )]
+    pub resources: Option<Vec<String>>,
+    /// Cache this namespace only, each with versions of its own. May be repeated, or a list with commas.
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long = "namespace",
+            short = 'n',
+            value_delimiter = ',',
+            env = "KUBEFAN_NAMESPACE",
+            help_heading = "Cache",
+            value_name = "NAME"
+        )
+    )]
+    pub namespaces: Option<Vec<String>>,
+    /// Bytes of past events kept per resource, previous objects included [default: a quarter of the cached bytes, at least 8Mi]
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_RING_BYTES_MAX", help_heading = "Cache", value_name = "SIZE")
+    )]
+    pub ring_bytes_max: Option<ByteSize>,
+    /// Past events kept per resource.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_RING_EVENTS_MAX", help_heading = "Cache", value_name = "COUNT")
+    )]
+    pub ring_events_max: Option<usize>,
+    /// How long past events are kept.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_RING_AGE_MAX", help_heading = "Cache", value_name = "DURATION")
+    )]
+    pub ring_age_max: Option<Duration>,
+    /// Cache other resources when a reader asks for them [default: true if --listen is a loopback address or a Unix socket]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_ON_DEMAND", help_heading = "On demand", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub on_demand: Option<bool>,
+    /// Resources cached on demand at a time.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_ON_DEMAND_RESOURCES_MAX", help_heading = "On demand", value_name = "COUNT")
+    )]
+    pub on_demand_resources_max: Option<usize>,
+    /// Objects that one resource cached on demand may have.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_ON_DEMAND_OBJECTS_MAX", help_heading = "On demand", value_name = "COUNT")
+    )]
+    pub on_demand_objects_max: Option<usize>,
+    /// Bytes that all resources cached on demand may have.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_ON_DEMAND_BYTES_MAX", help_heading = "On demand", value_name = "SIZE")
+    )]
+    pub on_demand_bytes_max: Option<ByteSize>,
+    /// A resource cached on demand that nobody reads for this long is let go.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_ON_DEMAND_IDLE_TIMEOUT", help_heading = "On demand", value_name = "DURATION")
+    )]
+    pub on_demand_idle_timeout: Option<Duration>,
+    /// How log lines on stderr look.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_LOG_FORMAT", help_heading = "Logging", value_name = "FORMAT", value_enum)
+    )]
+    pub log_format: Option<LogFormat>,
+    /// What is logged: off, error, warn or info, also per module as in kubefan::upstream=warn,info.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_LOG_LEVEL", help_heading = "Logging", value_name = "LEVEL"))]
+    pub log_level: Option<String>,
+    #[serde(rename = "apiVersion")]
+    #[cfg_attr(feature = "cli", arg(skip))]
+    file_api_version: Option<String>,
+    #[serde(rename = "kind")]
+    #[cfg_attr(feature = "cli", arg(skip))]
+    file_kind: Option<String>,
+}
+
+macro_rules! overlay {
+    ($upper:ident over $lower:ident: $($field:ident),* $(,)?) => {
+        // Without `..`, so that a new field that is forgotten here does not compile.
+        ServeOptions { $($field: $upper.$field.or($lower.$field)),* }
+    };
+}
+
+impl ServeOptions {
+    /// These options, completed by `lower` where they are not set. A list replaces a list.
+    pub fn overlay(self, lower: Self) -> Self {
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, drain_timeout, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+    }
+
+    /// Completes the options by the defaults and checks them.
+    pub fn validate(self) -> Result<ServeConfig, ConfigError> {
+        let default = ServeConfig::default();
+        self.check_contradictions(&default)?;
+        let listen = self.listen.clone().unwrap_or(default.listen);
+        let on_demand = self.on_demand.unwrap_or_else(|| listen.is_local());
+        let limits = default.on_demand.expect("the defaults have limits, for the flags that change one of them");
+        let resources =
+            names("--resource", self.resources.unwrap_or_default(), is_resource_name, "no name of a resource")?;
+        if resources.is_empty() && !on_demand {
+            return Err(ConfigError::Contradiction(
+                "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand"
+                    .to_owned(),
+            ));
+        }
+        Ok(ServeConfig {
+            listen,
+            admin_listen: self.admin_listen.unwrap_or(default.admin_listen),
+            tls: self
+                .tls_cert_file
+                .zip(self.tls_private_key_file)
+                .map(|(cert_file, private_key_file)| TlsFiles { cert_file, private_key_file }),
+            subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
+            max_concurrent_streams: at_least(
+                "--max-concurrent-streams",
+                self.max_concurrent_streams,
+                1,
+                default.max_concurrent_streams,
+            )?,
+            message_bytes_max: usize::try_from(size(
+                "--max-message-size",
+                self.max_message_size,
+                1 << 10,
+                default.message_bytes_max as u64,
+            )?)
+            .unwrap_or(usize::MAX),
+            keepalive_interval: span("--keepalive-interval", self.keepalive_interval, default.keepalive_interval)?,
+            keepalive_timeout: span("--keepalive-timeout", self.keepalive_timeout, default.keepalive_timeout)?,
+            drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
+            upstream: UpstreamConfig {
+                settings: UpstreamSettings { kubeconfig: self.kubeconfig, context: self.context },
+                field_selector: self.upstream_field_selector.map(check_field_selector).transpose()?,
+                watch_list: self.watch_list.unwrap_or(default.upstream.watch_list),
+                page_size: at_least("--page-size", self.page_size, 1, default.upstream.page_size)?,
+                idle_timeout: span(
+                    "--upstream-idle-timeout",
+                    self.upstream_idle_timeout,
+                    default.upstream.idle_timeout,
+                )?,
+                request_timeout: span("--request-timeout", self.request_timeout, default.upstream.request_timeout)?,
+                schema_check_interval: span(
+                    "--schema-check-interval",
+                    self.schema_check_interval,
+                    default.upstream.schema_check_interval,
+                )?,
+                required: self.require_upstream.unwrap_or(default.upstream.required),
+            },
+            resources,
+            namespaces: names(
+                "--namespace",
+                self.namespaces.unwrap_or_default(),
+                is_namespace,
+                "no name of a namespace",
+            )?,
+            ring: RingConfig {
+                bytes_max: self.ring_bytes_max.map(|given| size("--ring-bytes-max", Some(given), 1, 1)).transpose()?,
+                events_max: at_least("--ring-events-max", self.ring_events_max, 1, default.ring.events_max)?,
+                age_max: span("--ring-age-max", self.ring_age_max, default.ring.age_max)?,
+            },
+            on_demand: on_demand.then_some(OnDemandConfig {
+                resources_max: at_least(
+                    "--on-demand-resources-max",
+                    self.on_demand_resources_max,
+                    1,
+                    limits.resources_max,
+                )?,
+                objects_max: at_least("--on-demand-objects-max", self.on_demand_objects_max, 1, limits.objects_max)?,
+                bytes_max: size("--on-demand-bytes-max", self.on_demand_bytes_max, 1, limits.bytes_max)?,
+                idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, limits.idle_timeout)?,
+            }),
+            log_format: self.log_format.unwrap_or(default.log_format),
+            log_level: self.log_level.unwrap_or(default.log_level),
+        })
+    }
+
+    fn check_contradictions(&self, default: &ServeConfig) -> Result<(), ConfigError> {
+        let contradiction = |text: String| Err(ConfigError::Contradiction(text));
+        let listen = self.listen.as_ref().unwrap_or(&default.listen);
+        let admin_listen = self.admin_listen.as_ref().unwrap_or(&default.admin_listen);
+        if !listen.is_local() && self.insecure != Some(true) {
+            return contradiction(format!(
+                "--listen {listen} can be reached by other machines, and until authorization exists whoever can reach it reads \
+                 everything cached; listen on 127.0.0.1 or on unix:PATH, or accept this with --insecure"
+            ));
+        }
+        if listen == admin_listen && !matches!(listen, ListenAddress::Tcp(address) if address.port() == 0) {
+            return contradiction(format!("--listen and --admin-listen are both {listen}; give each its own address"));
+        }
+        match (&self.tls_cert_file, &self.tls_private_key_file) {
+            (Some(_), None) => return contradiction("--tls-cert-file needs --tls-private-key-file".to_owned()),
+            (None, Some(_)) => return contradiction("--tls-private-key-file needs --tls-cert-file".to_owned()),
+            _ => {}
+        }
+        let limits = [
+            ("--on-demand-resources-max", self.on_demand_resources_max.is_some()),
+            ("--on-demand-objects-max", self.on_demand_objects_max.is_some()),
+            ("--on-demand-bytes-max", self.on_demand_bytes_max.is_some()),
+            ("--on-demand-idle-timeout", self.on_demand_idle_timeout.is_some()),
+        ];
+        let on_demand = self.on_demand.unwrap_or_else(|| listen.is_local());
+        match limits.iter().find(|(_, given)| *given) {
+            Some((flag, _)) if !on_demand => {
+                contradiction(format!("{flag} has no effect without --on-demand; give both or neither"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn at_least<T: PartialOrd + std::fmt::Display>(
+    flag: &'static str,
+    given: Option<T>,
+    least: T,
+    default: T,
+) -> Result<T, ConfigError> {
+    match given {
+        Some(value) if value < least => {
+            Err(ConfigError::Value { flag, value: value.to_string(), problem: format!("must be at least {least}") })
+        }
+        given => Ok(given.unwrap_or(default)),
+    }
+}
+
+fn size(flag: &'static str, given: Option<ByteSize>, least: u64, default: u64) -> Result<u64, ConfigError> {
+    at_least(flag, given, ByteSize(least), ByteSize(default)).map(|size| size.0)
+}
+
+/// A duration that is waited for: shorter than a second it would be a busy loop or cut off every answer, longer than a day a timer's overflow.
+fn span(flag: &'static str, given: Option<Duration>, default: time::Duration) -> Result<time::Duration, ConfigError> {
+    let (least, most) = (time::Duration::from_secs(1), time::Duration::from_secs(24 * 3600));
+    match given {
+        Some(value) if value.0 < least || value.0 > most => {
+            Err(ConfigError::Value { flag, value: value.to_string(), problem: "must be from 1s to 24h".to_owned() })
+        }
+        given => Ok(given.map_or(default, |value| value.0)),
+    }
+}
+
+fn names(
+    flag: &'static str,
+    given: Vec<String>,
+    is_name: fn(&str) -> bool,
+    otherwise: &str,
+) -> Result<Vec<String>, ConfigError> {
+    let mut seen = HashSet::new();
+    for name in &given {
+        let problem = if !is_name(name) {
+            otherwise.to_owned()
+        } else if !seen.insert(name.to_lowercase()) {
+            "given twice; once is enough".to_owned()
+        } else {
+            continue;
+        };
+        return Err(ConfigError::Value { flag, value: name.clone(), problem });
+    }
+    Ok(given)
+}
+
+fn is_resource_name(name: &str) -> bool {
+    let label = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    // "pods.v1." is how kubectl writes the core group with a version.
+    name.len() <= 316 && name.strip_suffix('.').unwrap_or(name).split('.').all(label)
+}
+
+/// RFC 1123 label, as Kubernetes wants it of a namespace.
+fn is_namespace(name: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+/// Checks the form only; which fields a resource has, the apiserver knows best.
+fn check_field_selector(selector: String) -> Result<String, ConfigError> {
+    let bad = selector.split(',').find(|term| {
+        let field = term.split(['=', '!']).next().unwrap_or_default();
+        field.trim().is_empty() || !(term.contains('='))
+    });
+    match bad {
+        None => Ok(selector),
+        Some(term) => Err(ConfigError::Value {
+            flag: "--upstream-field-selector",
+            problem: format!("{term:?} is no term of a field selector; write it like spec.nodeName=node-1"),
+            value: selector,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(options: ServeOptions) -> String {
+        options.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_options_at_all_are_the_defaults() {
+        assert_eq!(ServeOptions::default().validate(), Ok(ServeConfig::default()));
+    }
+
+    #[test]
+    fn what_is_given_above_goes_before_what_is_given_below() {
+        let upper = ServeOptions { page_size: Some(7), resources: Some(vec!["pods".into()]), ..Default::default() };
+        let lower = ServeOptions {
+            page_size: Some(9),
+            ring_events_max: Some(11),
+            resources: Some(vec!["nodes".into(), "services".into()]),
+            ..Default::default()
+        };
+        let config = upper.overlay(lower).validate().unwrap();
+        assert_eq!((config.upstream.page_size, config.ring.events_max), (7, 11));
+        assert_eq!(config.resources, ["pods"]);
+    }
+
+    #[test]
+    fn other_machines_are_let_in_only_with_insecure_and_choose_resources_only_with_on_demand() {
+        let open = || ServeOptions {
+            listen: Some(":7443".parse().unwrap()),
+            resources: Some(vec!["pods".into()]),
+            ..Default::default()
+        };
+        assert!(
+            problem(open())
+                .starts_with("--listen [::]:7443 can be reached by other machines, and until authorization exists")
+        );
+        let config = ServeOptions { insecure: Some(true), ..open() }.validate().unwrap();
+        assert_eq!(config.on_demand, None);
+        let config = ServeOptions { insecure: Some(true), on_demand: Some(true), ..open() }.validate().unwrap();
+        assert_eq!(config.on_demand, ServeConfig::default().on_demand);
+        let config =
+            ServeOptions { admin_listen: Some("0.0.0.0:7444".parse().unwrap()), ..Default::default() }.validate();
+        assert!(config.is_ok(), "health and metrics may be seen");
+    }
+
+    #[test]
+    fn each_contradiction_names_its_flags() {
+        let file = || Some(PathBuf::from("x.pem"));
+        let cases = [
+            (
+                ServeOptions { tls_cert_file: file(), ..Default::default() },
+                "--tls-cert-file needs --tls-private-key-file",
+            ),
+            (
+                ServeOptions { tls_private_key_file: file(), ..Default::default() },
+                "--tls-private-key-file needs --tls-cert-file",
+            ),
+            (
+                ServeOptions { listen: Some("127.0.0.1:7444".parse().unwrap()), ..Default::default() },
+                "--listen and --admin-listen are both 127.0.0.1:7444",
+            ),
+            (
+                ServeOptions { on_demand: Some(false), ..Default::default() },
+                "nothing to serve: name what to cache with --resource",
+            ),
+            (
+                ServeOptions { on_demand: Some(false), on_demand_objects_max: Some(5), ..Default::default() },
+                "--on-demand-objects-max has no effect without --on-demand",
+            ),
+        ];
+        for (options, expected) in cases {
+            let problem = problem(options);
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_meant_is_named_with_its_flag() {
+        let list = |names: &[&str]| Some(names.iter().map(|name| name.to_string()).collect());
+        let cases = [
+            (
+                ServeOptions { resources: list(&["pods", "Pods"]), ..Default::default() },
+                "--resource \"Pods\": given twice",
+            ),
+            (
+                ServeOptions { resources: list(&["a/b"]), ..Default::default() },
+                "--resource \"a/b\": no name of a resource",
+            ),
+            (
+                ServeOptions { namespaces: list(&["Default"]), ..Default::default() },
+                "--namespace \"Default\": no name of a namespace",
+            ),
+            (ServeOptions { page_size: Some(0), ..Default::default() }, "--page-size \"0\": must be at least 1"),
+            (
+                ServeOptions { max_message_size: Some(ByteSize(3)), ..Default::default() },
+                "--max-message-size \"3\": must be at least 1Ki",
+            ),
+            (
+                ServeOptions { ring_age_max: Some("10ms".parse().unwrap()), ..Default::default() },
+                "--ring-age-max \"10ms\": must be from 1s to 24h",
+            ),
+            (
+                ServeOptions { upstream_field_selector: Some("spec.nodeName".into()), ..Default::default() },
+                "--upstream-field-selector \"spec.nodeName\": \"spec.nodeName\" is no term of a field selector",
+            ),
+        ];
+        for (options, expected) in cases {
+            let problem = problem(options);
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+        for good in ["pods", "pods.v1.", "widgets.v1.example.com", "Pod"] {
+            assert!(is_resource_name(good), "{good}");
+        }
+        for bad in ["", ".", "a..b", "a b", "../x"] {
+            assert!(!is_resource_name(bad), "{bad}");
+        }
+    }
+}

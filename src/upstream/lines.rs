@@ -1,0 +1,297 @@
+//! Cuts a response body into lines: a watch is one JSON document per line.
+//!
+//! It guards against what a broken or hostile peer can send: a line without end (limit), a cut inside a line (error, never a
+//! half object), silence on a dead connection (idle timeout), and gzip members that were not asked for (Kubernetes 1.37 gzips
+//! watches with one member per event, and decoders that stop after the first member lose the rest in silence).
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use flate2::write::MultiGzDecoder;
+use futures::{Stream, StreamExt};
+use tokio::time::{Instant, timeout_at};
+
+use super::error::UpstreamError;
+
+/// The longest line by default. etcd takes requests of up to 1.5 MiB (and is at times set to several times that); JSON may
+/// need up to twice the bytes of the protobuf that etcd holds, and an event may carry no more than one object.
+pub const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// Limits for [`Lines`].
+#[derive(Debug, Clone, Copy)]
+pub struct LineOptions {
+    /// The longest line, without its newline. Also the most that is buffered.
+    pub line_bytes_max: usize,
+    /// The longest silence; `None` for a body that has a deadline of its own.
+    pub idle_timeout: Option<Duration>,
+    /// Whether the body is gzip, by its `Content-Encoding`.
+    pub gzip: bool,
+}
+
+impl Default for LineOptions {
+    fn default() -> Self {
+        Self { line_bytes_max: LINE_BYTES_MAX, idle_timeout: None, gzip: false }
+    }
+}
+
+/// The lines of a stream of chunks.
+///
+/// A line that lies in one chunk is a slice of it, not a copy: who keeps a line keeps its chunk. Blank lines are skipped.
+pub struct Lines<S> {
+    chunks: S,
+    options: LineOptions,
+    /// Made with the first chunk: an empty body has no gzip header either.
+    gunzip: Option<MultiGzDecoder<Vec<u8>>>,
+    /// What has come and was not yet looked at.
+    ready: VecDeque<Bytes>,
+    /// The start of a line whose end has not come.
+    partial: BytesMut,
+    heard: Instant,
+    ended: bool,
+}
+
+impl<S> Lines<S>
+where
+    S: Stream<Item = Result<Bytes, UpstreamError>> + Unpin,
+{
+    /// Lines of `chunks`.
+    pub fn new(chunks: S, options: LineOptions) -> Self {
+        Self {
+            chunks,
+            gunzip: None,
+            options,
+            ready: VecDeque::new(),
+            partial: BytesMut::new(),
+            heard: Instant::now(),
+            ended: false,
+        }
+    }
+
+    /// The next line without its newline; `None` at a clean end. After an error there is nothing more to be had.
+    ///
+    /// Safe to cancel: what was read stays here.
+    pub async fn next_line(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        loop {
+            if let Some(line) = self.take_ready()? {
+                return Ok(Some(line));
+            }
+            if self.ended {
+                return match self.partial.len() {
+                    0 => Ok(None),
+                    partial_bytes => Err(UpstreamError::Truncated { partial_bytes }),
+                };
+            }
+            match self.next_chunk().await? {
+                Some(chunk) => {
+                    self.heard = Instant::now();
+                    self.accept(chunk)?;
+                }
+                None => {
+                    self.ended = true;
+                    self.finish_gzip()?;
+                }
+            }
+        }
+    }
+
+    async fn next_chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        let Some(idle_timeout) = self.options.idle_timeout else { return self.chunks.next().await.transpose() };
+        match timeout_at(self.heard + idle_timeout, self.chunks.next()).await {
+            Ok(chunk) => chunk.transpose(),
+            Err(_) => Err(UpstreamError::Idle { idle_timeout }),
+        }
+    }
+
+    fn accept(&mut self, chunk: Bytes) -> Result<(), UpstreamError> {
+        if !self.options.gzip {
+            self.ready.push_back(chunk);
+            return Ok(());
+        }
+        let gunzip = self.gunzip.get_or_insert_with(|| MultiGzDecoder::new(Vec::new()));
+        // In small steps, so that a chunk that inflates a thousandfold meets the limit before it fills the memory.
+        for step in chunk.chunks(1024) {
+            gunzip.write_all(step).and_then(|()| gunzip.flush()).map_err(broken_gzip)?;
+            let inflated = std::mem::take(gunzip.get_mut());
+            if !inflated.is_empty() {
+                self.ready.push_back(Bytes::from(inflated));
+            }
+            let buffered: usize = self.ready.iter().map(Bytes::len).sum();
+            if buffered > self.options.line_bytes_max.saturating_mul(2) {
+                return Err(UpstreamError::TooLarge { body_bytes_max: self.options.line_bytes_max * 2 });
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_gzip(&mut self) -> Result<(), UpstreamError> {
+        let Some(mut gunzip) = self.gunzip.take() else { return Ok(()) };
+        gunzip.try_finish().map_err(broken_gzip)?;
+        let rest = std::mem::take(gunzip.get_mut());
+        if !rest.is_empty() {
+            self.ready.push_back(Bytes::from(rest));
+        }
+        Ok(())
+    }
+
+    /// The next whole line of what has come. What follows the last newline moves to `partial`, so no byte is searched twice.
+    fn take_ready(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        while let Some(chunk) = self.ready.front_mut() {
+            let Some(newline) = memchr::memchr(b'\n', chunk) else {
+                let rest = std::mem::take(chunk);
+                self.ready.pop_front();
+                self.check_length(self.partial.len() + rest.len())?;
+                self.partial.extend_from_slice(&rest);
+                continue;
+            };
+            let head = chunk.split_to(newline + 1).slice(..newline);
+            if chunk.is_empty() {
+                self.ready.pop_front();
+            }
+            self.check_length(self.partial.len() + head.len())?;
+            let line = if self.partial.is_empty() {
+                head
+            } else {
+                self.partial.extend_from_slice(&head);
+                self.partial.split().freeze()
+            };
+            if !line.trim_ascii().is_empty() {
+                return Ok(Some(line));
+            }
+        }
+        Ok(None)
+    }
+
+    fn check_length(&self, bytes: usize) -> Result<(), UpstreamError> {
+        let line_bytes_max = self.options.line_bytes_max;
+        if bytes > line_bytes_max { Err(UpstreamError::LineTooLong { line_bytes_max }) } else { Ok(()) }
+    }
+}
+
+fn broken_gzip(error: io::Error) -> UpstreamError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => UpstreamError::Reset { message: "the gzip stream was cut off".to_owned() },
+        _ => UpstreamError::invalid(format_args!("broken gzip: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::{Compression, write::GzEncoder};
+    use futures::stream;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    async fn collect(chunks: Vec<Bytes>, options: LineOptions) -> Result<Vec<Bytes>, UpstreamError> {
+        let mut lines = Lines::new(stream::iter(chunks.into_iter().map(Ok)), options);
+        let mut all = Vec::new();
+        while let Some(line) = lines.next_line().await? {
+            all.push(line);
+        }
+        Ok(all)
+    }
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    fn split(mut body: &[u8], sizes: &[usize]) -> Vec<Bytes> {
+        let mut chunks = Vec::new();
+        for size in sizes.iter().cycle() {
+            if body.is_empty() || sizes.is_empty() {
+                break;
+            }
+            let (chunk, rest) = body.split_at((*size).min(body.len()));
+            chunks.push(Bytes::copy_from_slice(chunk));
+            body = rest;
+        }
+        chunks
+    }
+
+    fn members(lines: &[Vec<u8>]) -> Vec<u8> {
+        let member = |line: &Vec<u8>| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(line).unwrap();
+            encoder.write_all(b"\n").unwrap();
+            encoder.finish().unwrap()
+        };
+        lines.iter().flat_map(member).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn any_split_into_chunks_gives_the_same_lines(
+            lines in prop::collection::vec("[a-z{}\" ]{0,40}[}]", 0..20),
+            sizes in prop::collection::vec(1usize..50, 1..10),
+            gzip in any::<bool>(),
+        ) {
+            let lines: Vec<Vec<u8>> = lines.into_iter().map(String::into_bytes).collect();
+            let body = if gzip { members(&lines) } else { lines.iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect() };
+            let got = run(collect(split(&body, &sizes), LineOptions { gzip, ..LineOptions::default() })).unwrap();
+            prop_assert_eq!(got, lines);
+        }
+
+        #[test]
+        fn garbage_in_the_name_of_gzip_is_an_error_or_lines_but_no_panic(body in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = run(collect(split(&body, &[7]), LineOptions { gzip: true, ..LineOptions::default() }));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_in_one_chunk_is_not_copied() {
+        let chunk = Bytes::from_static(b"{\"a\":1}\n{\"b\":2}\n");
+        let lines = collect(vec![chunk.clone()], LineOptions::default()).await.unwrap();
+        assert_eq!(lines[1].as_ptr(), chunk[8..].as_ptr());
+    }
+
+    #[tokio::test]
+    async fn each_gzip_member_is_passed_on_as_it_comes() {
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let chunks = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        let mut lines = Lines::new(chunks, LineOptions { gzip: true, ..LineOptions::default() });
+        for line in ["{\"first\":1}", "{\"second\":2}"] {
+            sender.send(Ok(Bytes::from(members(&[line.as_bytes().to_vec()])))).await.unwrap();
+            assert_eq!(lines.next_line().await.unwrap().unwrap(), line, "before the next member comes");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_ends_inside_a_line_is_truncated() {
+        let error = collect(vec![Bytes::from_static(b"{}\n{\"a\"")], LineOptions::default()).await.unwrap_err();
+        assert_eq!(error, UpstreamError::Truncated { partial_bytes: 4 });
+        let mut gzip = members(&[b"{\"a\":1}".to_vec()]);
+        gzip.truncate(gzip.len() - 9);
+        let error = collect(vec![gzip.into()], LineOptions { gzip: true, ..LineOptions::default() }).await.unwrap_err();
+        assert!(matches!(error, UpstreamError::Reset { .. } | UpstreamError::Truncated { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_meets_the_limit() {
+        let options = LineOptions { line_bytes_max: 100, ..LineOptions::default() };
+        let endless = vec![Bytes::from_static(&[b'x'; 60]); 1000];
+        assert_eq!(collect(endless, options).await, Err(UpstreamError::LineTooLong { line_bytes_max: 100 }));
+        let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+        bomb.write_all(&vec![b'x'; 1 << 20]).unwrap();
+        let bomb = bomb.finish().unwrap();
+        assert!(collect(vec![bomb.into()], LineOptions { gzip: true, ..options }).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_with_idle_and_a_cancelled_wait_does_not_start_it_over() {
+        let chunks = stream::iter([Ok(Bytes::from_static(b"{}\n"))]).chain(stream::pending());
+        let idle_timeout = Duration::from_secs(90);
+        let mut lines = Lines::new(chunks, LineOptions { idle_timeout: Some(idle_timeout), ..LineOptions::default() });
+        assert!(lines.next_line().await.unwrap().is_some());
+        let start = Instant::now();
+        for _ in 0..8 {
+            assert!(tokio::time::timeout(Duration::from_secs(10), lines.next_line()).await.is_err());
+        }
+        assert_eq!(lines.next_line().await, Err(UpstreamError::Idle { idle_timeout }));
+        assert_eq!(start.elapsed(), idle_timeout);
+    }
+}

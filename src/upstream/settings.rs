@@ -1,0 +1,184 @@
+//! Where the apiserver is and who we are there: a kubeconfig by kubectl's rules, or the pod's service account.
+//!
+//! kube-client reads and merges the files. What is added here are errors that name the file and the way out, and that hold no
+//! piece of the file: a YAML error with its snippet would put a token into the log.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use kube_client::{
+    Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+
+use super::error::shorten;
+
+/// How to find the apiserver; all unset means as kubectl finds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UpstreamSettings {
+    /// This file only, instead of `$KUBECONFIG` (a list) or `~/.kube/config`.
+    pub kubeconfig: Option<PathBuf>,
+    /// This context, instead of the current one.
+    pub context: Option<String>,
+}
+
+/// Why there is no usable configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// A kubeconfig could not be read or used.
+    #[error("cannot use kubeconfig {files}: {message}")]
+    Kubeconfig {
+        /// The files it was read from.
+        files: String,
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// There is neither a kubeconfig nor a service account.
+    #[error(
+        "no kubeconfig found at {looked_at}, and this is not a pod with a service account; pass --kubeconfig FILE or set KUBECONFIG"
+    )]
+    NotFound {
+        /// The files that do not exist.
+        looked_at: String,
+    },
+    /// In a pod, but its service account cannot be used.
+    #[error("cannot use the pod's service account: {message}; is automountServiceAccountToken off?")]
+    InCluster {
+        /// What is missing.
+        message: String,
+    },
+    /// The TLS, proxy or credential settings cannot be used.
+    #[error("cannot set up the connection to {server}: {message}")]
+    Transport {
+        /// Scheme, host and port.
+        server: String,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl UpstreamSettings {
+    /// Reads the configuration. The files are small; reading them blocks for that long.
+    pub async fn load(&self) -> Result<Config, SettingsError> {
+        let files = self.files();
+        let shown = show(&files);
+        let broken = |error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>| SettingsError::Kubeconfig {
+            files: shown.clone(),
+            message: explain(error, kubeconfig),
+        };
+        // As kubectl does, a file that is not there is passed over, but not one that was asked for by flag.
+        let present: Vec<&PathBuf> = files.iter().filter(|path| self.kubeconfig.is_some() || path.exists()).collect();
+        if present.is_empty() {
+            return self.service_account(shown);
+        }
+        let merged =
+            present.iter().try_fold(Kubeconfig::default(), |merged, path| merged.merge(Kubeconfig::read_from(path)?));
+        let kubeconfig = merged.map_err(|error| broken(&error, None))?;
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
+        config.map_err(|error| broken(&error, Some(&kubeconfig)))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        if let Some(file) = &self.kubeconfig {
+            return vec![file.clone()];
+        }
+        let listed =
+            env::var_os("KUBECONFIG").map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
+        let listed: Vec<PathBuf> = listed.into_iter().filter(|path| !path.as_os_str().is_empty()).collect();
+        if !listed.is_empty() {
+            return listed;
+        }
+        env::home_dir().map(|home| home.join(".kube").join("config")).into_iter().collect()
+    }
+
+    fn service_account(&self, looked_at: String) -> Result<Config, SettingsError> {
+        let looked_at =
+            if looked_at.is_empty() { "~/.kube/config (there is no home directory)".to_owned() } else { looked_at };
+        if env::var_os("KUBERNETES_SERVICE_HOST").is_none() || self.context.is_some() {
+            return Err(SettingsError::NotFound { looked_at });
+        }
+        Config::incluster().map_err(|error| SettingsError::InCluster { message: shorten(&error.to_string()) })
+    }
+}
+
+fn show(files: &[PathBuf]) -> String {
+    let names: Vec<String> = files.iter().map(|path: &PathBuf| Path::display(path).to_string()).collect();
+    names.join(", ")
+}
+
+fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
+    let contexts = || {
+        let names: Vec<&str> =
+            kubeconfig.iter().flat_map(|config| &config.contexts).map(|named| named.name.as_str()).collect();
+        if names.is_empty() {
+            "it has no contexts".to_owned()
+        } else {
+            format!("it has the contexts {}", names.join(", "))
+        }
+    };
+    let message = match error {
+        KubeconfigError::ReadConfig(source, _) => source.to_string(),
+        KubeconfigError::Parse(source) => match source.location() {
+            Some(location) => format!("not a kubeconfig: bad YAML at line {}", location.line()),
+            None => "not a kubeconfig: bad YAML".to_owned(),
+        },
+        KubeconfigError::CurrentContextNotSet => {
+            format!("no current-context is set; {}: choose one with --context", contexts())
+        }
+        KubeconfigError::LoadContext(name) => format!("there is no context {name:?}; {}", contexts()),
+        KubeconfigError::LoadClusterOfContext(name) => {
+            format!("its context names the cluster {name:?}, which is not there")
+        }
+        other => other.to_string(),
+    };
+    shorten(&message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn settings(text: &str, context: Option<&str>) -> (tempfile::TempDir, UpstreamSettings) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
+        fs::write(&file, text).unwrap();
+        (dir, UpstreamSettings { kubeconfig: Some(file), context: context.map(str::to_owned) })
+    }
+
+    const TWO: &str = "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters:\n- name: c\n  cluster: {server: 'https://h:6443'}\n\
+        users:\n- name: u\n  user: {token: very-secret}\ncontexts:\n- name: a\n  context: {cluster: c, user: u}\n\
+        - name: b\n  context: {cluster: gone, user: u}\n";
+
+    #[tokio::test]
+    async fn a_context_that_is_not_there_is_named_with_those_that_are() {
+        let (_dir, settings) = settings(TWO, Some("prod"));
+        let error = settings.load().await.unwrap_err().to_string();
+        assert!(error.contains("there is no context \"prod\"; it has the contexts a, b"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_good_file_is_read() {
+        let (_dir, settings) = settings(TWO, None);
+        assert_eq!(settings.load().await.unwrap().cluster_url.to_string(), "https://h:6443/");
+    }
+
+    #[tokio::test]
+    async fn a_broken_file_is_named_without_quoting_its_secrets() {
+        let (_dir, settings) = settings(&TWO.replace("{token: very-secret}", "{token: very-secret"), None);
+        let error = settings.load().await.unwrap_err().to_string();
+        assert!(error.contains("config: not a kubeconfig: bad YAML at line"), "{error}");
+        assert!(!error.contains("very-secret"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_there_is_named() {
+        let settings = UpstreamSettings { kubeconfig: Some("/does/not/exist".into()), context: None };
+        let error = settings.load().await.unwrap_err().to_string();
+        assert!(error.starts_with("cannot use kubeconfig /does/not/exist: No such file"), "{error}");
+    }
+}

@@ -1,0 +1,262 @@
+//! The HTTP client under [`super::Upstream`]: reqwest, with the TLS configuration and the credentials that kube-client makes of a
+//! kubeconfig. A half-open connection must not look like a quiet resource, so HTTP/2 PINGs and TCP keepalive are on.
+
+use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use kube_client::{
+    Config,
+    client::{AuthError, ConfigExt},
+};
+use reqwest::{NoProxy, Proxy, dns, redirect};
+use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
+
+use super::{
+    error::{UpstreamError, shorten},
+    settings::SettingsError,
+    token_file::TokenFile,
+};
+
+/// A response body as it comes.
+pub type UpstreamBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// What stands between kubefan and the apiserver: reqwest in production, a simulated network in simulation.
+pub type HttpService = BoxCloneSyncService<http::Request<Bytes>, http::Response<UpstreamBody>, BoxError>;
+
+/// As client-go: after so long without a frame, a PING.
+const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+/// As client-go: after so long without its answer, the connection is dead.
+const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// TCP keepalive, for HTTP/1.1.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// One list page or watch may have so much under way; with HTTP/2's own 64 KiB a list runs at a fraction of its speed.
+const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// All streams of the connection together. More than one stream's, so that one that is not read does not stop the others.
+const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+
+/// Scheme, host and port: what errors and logs show. A URL's user info is left out.
+pub(super) fn server_name(uri: &Uri) -> String {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
+}
+
+/// Builds the client. Runs an exec plugin where the kubeconfig has one, so call it where blocking is allowed.
+pub(super) fn build(
+    config: &Config,
+    connect_timeout: Duration,
+    user_agent: &str,
+) -> Result<HttpService, SettingsError> {
+    let server = server_name(&config.cluster_url);
+    let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
+    let client = client(config, connect_timeout, user_agent).map_err(failed)?;
+    let (config, token_file) = take_token_file(config);
+    let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
+    let headers =
+        config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
+    let send = service_fn(move |mut request: http::Request<reqwest::Body>| {
+        let (client, token) = (client.clone(), token_file.as_ref().map(|file| file.header()));
+        async move {
+            if let Some(token) = token {
+                request.headers_mut().insert(http::header::AUTHORIZATION, token?);
+            }
+            let response = client.execute(request.try_into()?).await?;
+            let response = http::Response::<reqwest::Body>::from(response);
+            Ok::<_, BoxError>(response.map(|body| body.map_err(BoxError::from).boxed_unsync()))
+        }
+    });
+    Ok(BoxCloneSyncService::new(
+        ServiceBuilder::new()
+            .map_request(|request: http::Request<Bytes>| request.map(reqwest::Body::from))
+            .option_layer(auth)
+            .layer(headers)
+            .map_err(BoxError::from)
+            .service(send),
+    ))
+}
+
+/// Takes over the token file from kube-client ([`TokenFile`] says why). As in client-go it goes before an inline token.
+fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
+    let mut config = config.clone();
+    let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
+    let path = config.auth_info.token_file.take_if(|_| !other);
+    if path.is_some() {
+        config.auth_info.token = None;
+    }
+    (config, path.map(|path| Arc::new(TokenFile::new(path.into()))))
+}
+
+fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<reqwest::Client, String> {
+    let mut tls = config.rustls_client_config().map_err(|error| match &error {
+        kube_client::Error::Auth(_) => explain_auth(&error),
+        other => root_cause(other),
+    })?;
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let mut builder = reqwest::Client::builder()
+        .tls_backend_preconfigured(tls)
+        .user_agent(user_agent)
+        .connect_timeout(connect_timeout)
+        .tcp_nodelay(true)
+        .tcp_keepalive(TCP_KEEPALIVE)
+        .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+        .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
+        .http2_keep_alive_timeout(HTTP2_PING_TIMEOUT)
+        // A redirect would carry the credentials to another host.
+        .redirect(redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .no_proxy();
+    if let Some(url) = &config.proxy_url {
+        let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is no URL of a proxy".to_owned())?;
+        // NO_PROXY belongs to the proxy of the environment; a kubeconfig's own proxy-url is meant as it stands.
+        let of_environment = ["HTTPS_PROXY", "https_proxy"]
+            .iter()
+            .filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok())
+            .any(|from_environment| from_environment == *url);
+        builder = builder.proxy(if of_environment { proxy.no_proxy(NoProxy::from_env()) } else { proxy });
+    }
+    if config.tls_server_name.is_some() {
+        if config.proxy_url.is_some() {
+            return Err("tls-server-name together with a proxy is not supported".to_owned());
+        }
+        let host = config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
+    }
+    builder.build().map_err(|error| root_cause(&error))
+}
+
+/// The URL that requests are sent to. With `tls-server-name` its host is that name, because reqwest checks the certificate
+/// against the URL; [`ResolveAs`] then leads to the real host.
+pub(super) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
+    let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
+    let mut parts = config.cluster_url.clone().into_parts();
+    let port = parts.authority.as_ref().and_then(|authority| authority.port_u16()).unwrap_or(443);
+    let invalid = || SettingsError::Transport {
+        server: server_name(&config.cluster_url),
+        message: "its tls-server-name is no host name".to_owned(),
+    };
+    if name.parse::<std::net::IpAddr>().is_ok() {
+        return Err(invalid());
+    }
+    parts.authority = Some(format!("{name}:{port}").parse().map_err(|_| invalid())?);
+    Uri::from_parts(parts).map_err(|_| invalid())
+}
+
+/// Resolves every name to the addresses of one host.
+struct ResolveAs {
+    host: String,
+}
+
+impl dns::Resolve for ResolveAs {
+    fn resolve(&self, _name: dns::Name) -> dns::Resolving {
+        let host = self.host.clone();
+        Box::pin(async move {
+            // Port 0 stands for the URL's port.
+            let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
+            Ok(Box::new(addresses.into_iter()) as dns::Addrs)
+        })
+    }
+}
+
+/// What a failed call means.
+pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
+    let server = || server.to_owned();
+    let error: &(dyn Error + 'static) = &*error;
+    if let Some(auth) = find::<AuthError>(error) {
+        return UpstreamError::Credentials { message: shorten(&describe_auth(auth)) };
+    }
+    if let Some(tls) = find::<rustls::Error>(error) {
+        return UpstreamError::Tls { server: server(), message: shorten(&tls.to_string()) };
+    }
+    let message = root_cause(error);
+    let connecting = match find::<reqwest::Error>(error) {
+        Some(error) => error.is_connect() || error.is_dns(),
+        None => find::<io::Error>(error).is_some_and(|error| {
+            use io::ErrorKind::*;
+            matches!(
+                error.kind(),
+                ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotFound
+            )
+        }),
+    };
+    if connecting { UpstreamError::Unreachable { server: server(), message } } else { UpstreamError::Reset { message } }
+}
+
+/// Finds an error of one type in a chain; an `io::Error` hides the one it wraps from `source`.
+fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        let wrapped = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
+        next = wrapped.map(|error| error as &(dyn Error + 'static)).or_else(|| error.source());
+    }
+    None
+}
+
+/// The innermost error's text. The outer ones would repeat the URL, and with it a proxy's or a server's user info.
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut root = error;
+    while let Some(source) = root.source() {
+        root = source;
+    }
+    match root.downcast_ref::<reqwest::Error>() {
+        // With nothing below it, a reqwest error would print its URL.
+        Some(error) if error.is_timeout() => "timed out".to_owned(),
+        Some(_) => "the request could not be sent".to_owned(),
+        None => shorten(&root.to_string()),
+    }
+}
+
+fn explain_auth(error: &kube_client::Error) -> String {
+    match error {
+        kube_client::Error::Auth(error) => describe_auth(error),
+        other => root_cause(other),
+    }
+}
+
+/// Says what failed and leaves out what a credential plugin printed, which may be the credential.
+fn describe_auth(error: &AuthError) -> String {
+    match error {
+        AuthError::AuthExecRun { out, .. } => format!("the exec credential plugin failed: {}", out.status),
+        AuthError::AuthExecStart(source) => format!("the exec credential plugin could not be started: {source}"),
+        AuthError::AuthExecParse(_) => "the exec credential plugin printed no ExecCredential".to_owned(),
+        AuthError::ParseTokenKey(_) => "the credential command printed no JSON".to_owned(),
+        AuthError::ReadTokenFile(source, path) => format!("token file {}: {source}", path.display()),
+        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
+            "the token or password is no header value".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_name_holds_no_user_info() {
+        let uri: Uri = "https://admin:secret@h.example:6443/k8s/clusters/a".parse().unwrap();
+        assert_eq!(server_name(&uri), "https://h.example:6443");
+    }
+
+    #[test]
+    fn what_a_credential_plugin_printed_is_not_repeated() {
+        let output = std::process::Command::new("sh").args(["-c", "echo token-abc; exit 3"]).output().unwrap();
+        let error = AuthError::AuthExecRun { cmd: "plugin --password abc".to_owned(), out: Box::new(output) };
+        assert_eq!(describe_auth(&error), "the exec credential plugin failed: exit status: 3");
+    }
+
+    #[test]
+    fn a_refused_connection_is_told_from_a_broken_one() {
+        let refused: BoxError = io::Error::from(io::ErrorKind::ConnectionRefused).into();
+        assert_eq!(classify(refused, "https://h").reason(), "unreachable");
+        let broken: BoxError = io::Error::from(io::ErrorKind::BrokenPipe).into();
+        assert_eq!(classify(broken, "https://h").reason(), "reset");
+        let tls: BoxError = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError).into();
+        assert_eq!(classify(tls, "https://h").reason(), "tls");
+    }
+}
