@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod deploy;
+mod examples;
 mod harness;
 mod harness_works;
 
 fn main() -> std::process::ExitCode {
-    harness::run(&[deploy::TESTS, harness::process::TESTS, harness_works::TESTS])
+    harness::run(&[deploy::TESTS, examples::TESTS, harness::process::TESTS, harness_works::TESTS])
 }

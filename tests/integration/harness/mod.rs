@@ -19,6 +19,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 pub(crate) mod apiserver;
 pub(crate) mod assets;
+pub(crate) mod kubefan;
+pub(crate) mod link;
 pub(crate) mod objects;
 mod pki;
 pub(crate) mod process;
