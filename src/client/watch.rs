@@ -51,13 +51,14 @@ pub enum WatchItem {
     SnapshotBegin {
         /// The version of the state.
         resource_version: String,
-        /// The number of events that follow.
-        object_count: i64,
         /// The resource as kubefan resolved it.
         resource: Option<ResolvedResource>,
     },
     /// The snapshot is complete.
-    SnapshotEnd,
+    SnapshotEnd {
+        /// The number of objects that were sent.
+        object_count: i64,
+    },
     /// An object was added, modified or deleted.
     Event(Event),
     /// A marked gap starts: the events up to `GapEnd` lead to the state after it. It may come again after a break inside it.
@@ -203,12 +204,10 @@ impl WatchStream {
             self.resume_version = response.resume_version;
         }
         Some(match response.message? {
-            Message::SnapshotBegin(begin) => WatchItem::SnapshotBegin {
-                resource_version: begin.resource_version,
-                object_count: begin.object_count,
-                resource: begin.resource,
-            },
-            Message::SnapshotEnd(_) => WatchItem::SnapshotEnd,
+            Message::SnapshotBegin(begin) => {
+                WatchItem::SnapshotBegin { resource_version: begin.resource_version, resource: begin.resource }
+            }
+            Message::SnapshotEnd(end) => WatchItem::SnapshotEnd { object_count: end.object_count },
             Message::Event(event) => WatchItem::Event(event),
             Message::GapBegin(begin) => {
                 WatchItem::GapBegin { resource_version: begin.resource_version, reason: begin.reason }

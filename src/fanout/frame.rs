@@ -88,8 +88,7 @@ impl Frame {
 
     fn plain(resume: Option<ResourceVersion>, message: watch_response::Message) -> Self {
         let resume_version = resume.map_or_else(String::new, |version| version.to_string());
-        let response = WatchResponse { resume_version, message: Some(message) };
-        Self { head: response.encode_to_vec().into(), body: Bytes::new() }
+        WatchResponse { resume_version, message: Some(message) }.into()
     }
 
     /// The message's length in bytes.
@@ -106,6 +105,12 @@ impl Frame {
     pub fn write(&self, buffer: &mut impl BufMut) {
         buffer.put_slice(&self.head);
         buffer.put_slice(&self.body);
+    }
+}
+
+impl From<WatchResponse> for Frame {
+    fn from(response: WatchResponse) -> Self {
+        Self { head: response.encode_to_vec().into(), body: Bytes::new() }
     }
 }
 
