@@ -84,6 +84,11 @@ impl ApiServer {
         ApiServer { plane, http }
     }
 
+    /// Another handle, with connections of its own.
+    pub(crate) fn handle(&self) -> ApiServer {
+        ApiServer::with(self.plane.clone())
+    }
+
     /// Such as `https://127.0.0.1:20001`.
     pub(crate) fn url(&self) -> &str {
         &self.plane.url

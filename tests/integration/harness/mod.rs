@@ -22,6 +22,7 @@ pub(crate) mod assets;
 pub(crate) mod kubefan;
 pub(crate) mod link;
 pub(crate) mod objects;
+pub(crate) mod load;
 mod pki;
 pub(crate) mod process;
 mod rest;

@@ -45,6 +45,11 @@ impl ApiServer {
         self.expect(Method::PATCH, path, Some(("application/merge-patch+json", patch))).await
     }
 
+    /// Changes an object by a JSON patch.
+    pub(crate) async fn json_patch(&self, path: &str, patch: &Value) -> Value {
+        self.expect(Method::PATCH, path, Some(("application/json-patch+json", patch))).await
+    }
+
     /// Deletes an object at once, a pod too.
     pub(crate) async fn delete(&self, path: &str) -> Value {
         self.expect(Method::DELETE, path, Some(("application/json", &json!({ "gracePeriodSeconds": 0 })))).await
