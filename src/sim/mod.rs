@@ -4,3 +4,4 @@
 //! (`tests/integration/conformance.rs`) run against this one and against a real kube-apiserver.
 
 pub mod apiserver;
+pub mod workload;

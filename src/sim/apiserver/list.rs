@@ -77,7 +77,7 @@ impl Inner {
             let legacy_exact = options.version_match.is_empty() && options.limit > 0 && asked > 0 && single.is_none();
             if options.version_match == "Exact" || legacy_exact {
                 self.wait_for(cell, asked).await?;
-                let held = self.store.at(cell, asked);
+                let held = cell.at(asked);
                 let expired = || Status::expired("The resourceVersion for the provided list is too old.");
                 (held.ok_or_else(expired)?, asked)
             } else if options.resource_version.is_empty() {
@@ -96,8 +96,8 @@ impl Inner {
             match u64::try_from(token.rv) {
                 Ok(version) => {
                     self.wait_for(cell, version).await?;
-                    let held = self.store.at(cell, version);
-                    let expired = || Status::expired_continue(encode(-1, format!("/{start}")));
+                    let held = cell.at(version);
+                    let expired = || Status::expired_continue(encode(-1, start.clone()));
                     (held.ok_or_else(expired)?, version)
                 }
                 Err(_) => {

@@ -52,6 +52,12 @@ impl Object {
     /// Encodes an object at a version. `value` has a name already.
     pub(super) fn new(resource: &SimResource, mut value: Value, version: u64) -> Self {
         value["metadata"]["resourceVersion"] = Value::from(version.to_string());
+        // Empty maps are left out, as Go's `omitempty` does.
+        if let Some(metadata) = value["metadata"].as_object_mut() {
+            metadata.retain(|key, value| {
+                !matches!(&**key, "labels" | "annotations") || *value != Value::Object(Map::new())
+            });
+        }
         let text = |path: &str| value["metadata"][path].as_str().unwrap_or_default();
         let key = ObjectKey::new(text("namespace"), text("name"));
         let uid = text("uid").into();

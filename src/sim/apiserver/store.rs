@@ -71,8 +71,6 @@ pub(super) struct Store {
 
 struct Shared {
     revision: u64,
-    /// States before this version cannot be read.
-    compacted: u64,
     cells: BTreeMap<GroupVersionResource, Arc<Cell>>,
 }
 
@@ -82,7 +80,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Store {
     pub(super) fn new(window_events_max: usize) -> Self {
-        let shared = Shared { revision: 1, compacted: 0, cells: BTreeMap::new() };
+        let shared = Shared { revision: 1, cells: BTreeMap::new() };
         Self {
             shared: Mutex::new(shared),
             revision: watch::Sender::new(1),
@@ -227,8 +225,7 @@ impl Store {
 
     /// Forgets all history: what was before can be neither watched from nor read.
     pub(super) fn compact(&self) {
-        let mut shared = lock(&self.shared);
-        shared.compacted = shared.revision;
+        let shared = lock(&self.shared);
         for cell in shared.cells.values() {
             let mut state = lock(&cell.state);
             if let Some(last) = state.window.back() {
@@ -239,12 +236,13 @@ impl Store {
             state.progress = shared.revision;
         }
     }
+}
 
+impl Cell {
     /// The state at a version that is not in the future; `None` when it is no longer held.
-    pub(super) fn at(&self, cell: &Cell, version: u64) -> Option<Snapshot> {
-        let shared = lock(&self.shared);
-        let state = lock(&cell.state);
-        if version < shared.compacted || version < state.lost {
+    pub(super) fn at(&self, version: u64) -> Option<Snapshot> {
+        let state = lock(&self.state);
+        if version < state.listed || version < state.lost {
             return None;
         }
         let mut objects = state.objects.clone();
@@ -257,9 +255,7 @@ impl Store {
         }
         Some(objects)
     }
-}
 
-impl Cell {
     /// The state as it is, and the version it stands for.
     pub(super) fn snapshot(&self) -> (Snapshot, u64) {
         let state = lock(&self.state);
