@@ -35,7 +35,9 @@ fn watch_service_server() {
         .name("WatchService")
         .comment("The service of the contract.")
         .method(
-            method("Watch", "watch", "crate::fanout::Frame", "crate::server::codec::FrameCodec").server_streaming().build(),
+            method("Watch", "watch", "crate::fanout::Frame", "crate::server::codec::FrameCodec")
+                .server_streaming()
+                .build(),
         )
         .method(method("List", "list", &message("ListResponse"), PROST).server_streaming().build())
         .method(method("Get", "get", &message("GetResponse"), PROST).build())

@@ -27,6 +27,8 @@ pub mod proto;
 
 #[cfg(feature = "server")]
 pub mod app;
+#[cfg(any(feature = "server", feature = "client"))]
+pub mod backoff;
 #[cfg(feature = "server")]
 pub mod cache;
 #[cfg(feature = "cli")]

@@ -101,14 +101,15 @@ impl App {
             Some(files) => Some(read_tls(files)?),
             None => None,
         };
-        let options = UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
+        let options =
+            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
         let counted = metrics.clone();
-        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?.with_observer(Arc::new(
-            move |verb, code| match code {
+        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?.with_observer(
+            Arc::new(move |verb, code| match code {
                 Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
                 None => counted.upstream_request(verb.as_str(), "error"),
-            },
-        ));
+            }),
+        );
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
@@ -156,7 +157,12 @@ impl App {
     }
 }
 
-fn registry(config: &ServeConfig, upstream: &Upstream, metrics: &Arc<Metrics>, stop: &CancellationToken) -> Arc<Registry> {
+fn registry(
+    config: &ServeConfig,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Arc<Registry> {
     let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let shared = Shared {
         upstream: upstream.clone(),
@@ -192,7 +198,12 @@ fn registry(config: &ServeConfig, upstream: &Upstream, metrics: &Arc<Metrics>, s
 
 type ServerTask = JoinHandle<Result<(), String>>;
 
-fn serve_admin(listener: Listener, registry: &Arc<Registry>, metrics: &Arc<Metrics>, stop: &CancellationToken) -> ServerTask {
+fn serve_admin(
+    listener: Listener,
+    registry: &Arc<Registry>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> ServerTask {
     let (refreshed, ready) = (registry.clone(), registry.clone());
     let router = admin::router(Admin {
         catalog: registry.clone(),
@@ -278,4 +289,3 @@ fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
-

@@ -324,7 +324,9 @@ impl Registry {
         match namespace {
             "" => Err(Refusal::Invalid {
                 field: "target.namespace",
-                message: format!("this kubefan caches single namespaces, and versions do not compare across them; name one of {known}"),
+                message: format!(
+                    "this kubefan caches single namespaces, and versions do not compare across them; name one of {known}"
+                ),
             }),
             namespace => Err(Refusal::NotCached(format!(
                 "namespace {namespace:?} is not cached (only {known}); start kubefan with --namespace {namespace}"

@@ -42,9 +42,8 @@ impl Record {
 
     /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
     fn cost_bytes(&self) -> usize {
-        let of = |event: &WatchEvent| {
-            size_of::<WatchEvent>() + event.previous().map_or(0, |previous| previous.cost_bytes())
-        };
+        let of =
+            |event: &WatchEvent| size_of::<WatchEvent>() + event.previous().map_or(0, |previous| previous.cost_bytes());
         match self {
             Self::Event(event) => of(event),
             Self::Gap(gap) => size_of::<Gap>() + gap.events.iter().map(|event| of(event)).sum::<usize>(),

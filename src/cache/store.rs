@@ -60,22 +60,56 @@ impl Store {
         self.objects.values()
     }
 
-    /// The selected objects after `last` (from the start if `None`), in key order. A selection of one namespace or one name looks
+    /// The selected objects after `last` (from the start if `None`), in key order. A selection of one namespace or one object looks
     /// only at its keys.
     pub fn select<'a>(
         &'a self,
         selection: &'a Selection,
         last: Option<&'a ObjectKey>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
-        // In keys, `/` ends a namespace, and `0` is the byte after it.
         let spec = selection.spec();
-        let (first, end) = (format!("{}/", spec.namespace), format!("{}0", spec.namespace));
-        let from = match last {
-            Some(key) => Excluded(key.as_str()),
-            None if spec.namespace.is_empty() => Unbounded,
-            None => Included(first.as_str()),
+        // In keys, `/` ends a namespace, and `0` is the byte after it.
+        let (first, end) = match (spec.namespace.as_str(), spec.name.as_str()) {
+            ("", _) => (None, None),
+            (namespace, "") => (Some(format!("{namespace}/")), Some(format!("{namespace}0"))),
+            (namespace, name) => (Some(format!("{namespace}/{name}")), Some(format!("{namespace}/{name}\0"))),
         };
-        let to = if spec.namespace.is_empty() { Unbounded } else { Excluded(end.as_str()) };
+        let from = last.map(|key| Excluded(key.as_str())).or(first.as_deref().map(Included)).unwrap_or(Unbounded);
+        let to = end.as_deref().map_or(Unbounded, Excluded);
         self.objects.range::<(_, _), str>((from, to)).map(|(_, object)| object).filter(|o| selection.matches(o))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        object::ObjectParser,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    #[test]
+    fn one_namespace_or_one_object_is_found_among_all() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let mut store = Store::default();
+        for (namespace, name) in [("a", "x"), ("a", "y"), ("a-b", "x"), ("b", "x"), ("aa", "x")] {
+            let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","resourceVersion":"1"}}}}"#);
+            store.insert(Arc::new(parser.parse(json.as_bytes()).unwrap()));
+        }
+        let select = |namespace, name, last: Option<ObjectKey>| {
+            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let selection = Selection::bind(namespace, name, labels, &fields, &table, parser.clone(), &gvr).unwrap();
+            store.select(&selection, last.as_ref()).map(|object| object.key().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(select("", "", None), ["a-b/x", "a/x", "a/y", "aa/x", "b/x"]);
+        assert_eq!(select("a", "", None), ["a/x", "a/y"]);
+        assert_eq!(select("a", "y", None), ["a/y"]);
+        assert_eq!(select("", "x", None).len(), 4);
+        assert_eq!(select("a", "", Some(ObjectKey::new("a", "x"))), ["a/y"]);
+        assert!(select("a", "", Some(ObjectKey::new("a", "y"))).is_empty());
     }
 }

@@ -1,1 +1,26 @@
-//! The client library.
+//! The client library: list and watch what a kubefan serves, and come back by itself after a break.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), kubefan::client::ClientError> {
+//! use kubefan::client::{ListWatch, Target, WatchItem, WatchOptions};
+//!
+//! let kubefan = ListWatch::connect("127.0.0.1:7443", &Default::default()).await?;
+//! let pods = Target { resource: "pods".into(), label_selector: "app=web".into(), ..Default::default() };
+//! let mut watch = kubefan.watch(pods, WatchOptions::default());
+//! while let Some(item) = watch.next().await {
+//!     if let WatchItem::Event(event) = item? {
+//!         println!("{:?} {}/{}", event.r#type(), event.namespace, event.name);
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+
+pub mod error;
+pub mod list_watch;
+pub mod watch;
+
+pub use error::ClientError;
+pub use list_watch::{ClientOptions, ListWatch, ObjectList};
+pub use watch::{OnExpired, WatchItem, WatchOptions, WatchStream};
+
+pub use crate::proto::v1alpha1::{Event, EventType, Object, ResolvedResource, ResourceStatus, Target};

@@ -18,7 +18,10 @@ use super::{
     view::View,
 };
 use crate::{
-    cache::{EventRing, RingLimits, Store, writer::{Change, Commit}},
+    cache::{
+        EventRing, RingLimits, Store,
+        writer::{Change, Commit},
+    },
     model::{
         GroupVersionResource, ResourceVersion,
         selection::{Selection, SelectionSpec},
@@ -170,7 +173,8 @@ impl Hub {
             }
             (_, cache) => {
                 if let Some(before) = cache {
-                    let end = StreamEnd::Rewritten(format!("version {} was followed by a list at {version}", before.version));
+                    let end =
+                        StreamEnd::Rewritten(format!("version {} was followed by a list at {version}", before.version));
                     views.drain().for_each(|(_, view)| view.close(end.clone()));
                 }
                 *cache = Some(Cached { store, ring: EventRing::new(self.limits, version), version });
@@ -317,6 +321,11 @@ impl Hub {
             subscribers: inner.subscribers,
             used_at: inner.used_at,
         }
+    }
+
+    /// The number of distinct selections.
+    pub fn views(&self) -> usize {
+        self.inner().views.len()
     }
 
     /// Brings the gauges up to date.

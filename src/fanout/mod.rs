@@ -11,6 +11,9 @@ pub mod outcome;
 pub mod subscription;
 pub mod view;
 
+#[cfg(test)]
+mod tests;
+
 pub use catalog::{Catalog, Served};
 pub use frame::Frame;
 pub use hub::{Hub, HubStatus, Phase};

@@ -1,18 +1,10 @@
 //! A subscriber's place: a snapshot being read, then a cursor into the view's log. It holds no queue of its own.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{
-    frame::Frame,
-    hub::Hub,
-    outcome::StreamEnd,
-    view::View,
-};
+use super::{frame::Frame, hub::Hub, outcome::StreamEnd, view::View};
 use crate::{
     cache::{Expired, Store},
     model::{ObjectKey, ResourceVersion},

@@ -54,12 +54,7 @@ pub enum Transition {
 
 impl WatchEvent {
     /// An event; `previous` is the object before it, where there was one.
-    pub fn new(
-        kind: EventType,
-        version: ResourceVersion,
-        object: Arc<Object>,
-        previous: Option<Arc<Object>>,
-    ) -> Self {
+    pub fn new(kind: EventType, version: ResourceVersion, object: Arc<Object>, previous: Option<Arc<Object>>) -> Self {
         Self { kind, version, object, previous, left: OnceLock::new() }
     }
 

@@ -101,9 +101,7 @@ fn built_in(gvr: &GroupVersionResource) -> &'static [Row] {
         ("", "replicationcontrollers") => &[("status.replicas", "status.replicas", "0")],
         ("batch", "jobs") => &[("status.successful", "status.succeeded", "0")],
         ("certificates.k8s.io", "certificatesigningrequests" | "clustertrustbundles") => &[SIGNER],
-        ("certificates.k8s.io", "podcertificaterequests") => {
-            &[SIGNER, ("spec.podName", "spec.podName", ""), NODE_NAME]
-        }
+        ("certificates.k8s.io", "podcertificaterequests") => &[SIGNER, ("spec.podName", "spec.podName", ""), NODE_NAME],
         ("resource.k8s.io", "resourceslices") => &[NODE_NAME, ("spec.driver", "spec.driver", "")],
         _ => &[],
     }

@@ -144,8 +144,7 @@ impl ObjectParser {
             None => Box::default(),
         };
         let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
-        let fields =
-            self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span)).collect();
+        let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span)).collect();
         Ok(Object {
             key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), name),
             version,

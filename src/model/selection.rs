@@ -40,9 +40,8 @@ impl Selection {
         parser: Arc<ObjectParser>,
         resource: &GroupVersionResource,
     ) -> Result<Self, UnsupportedField> {
-        let terms = fields.terms().iter().map(|term| {
-            Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone()))
-        });
+        let terms =
+            fields.terms().iter().map(|term| Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone())));
         let fields = terms.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { spec: SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields }, parser })
     }

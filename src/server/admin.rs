@@ -42,11 +42,13 @@ pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
 /// As the apiserver's: `ok`, or the lines where something is wrong or `?verbose` asks for them.
 async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, RawQuery(query): RawQuery) -> Response {
     let (ready, lines) = (admin.readiness)();
-    let verbose = query.is_some_and(|query| query.split('&').any(|pair| pair == "verbose" || pair.starts_with("verbose=")));
+    let verbose =
+        query.is_some_and(|query| query.split('&').any(|pair| pair == "verbose" || pair.starts_with("verbose=")));
     if ready && !verbose {
         return "ok".into_response();
     }
-    let mut text: String = lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect();
+    let mut text: String =
+        lines.iter().map(|(ok, line)| format!("[{}]{line}\n", if *ok { '+' } else { '-' })).collect();
     text += if ready { "readyz check passed\n" } else { "readyz check failed\n" };
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()
 }

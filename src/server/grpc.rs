@@ -132,7 +132,8 @@ impl<C: Catalog> WatchService for Service<C> {
         let key = ObjectKey::new(namespace, name);
         let open = async {
             let version = request::version(&resource_version)?;
-            let selectors = |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
+            let selectors =
+                |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
             let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
             if target.as_ref().is_some_and(selectors) {
                 return invalid("target", "selectors are not allowed: a get is by name");

@@ -36,7 +36,9 @@ pub struct BindError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; another process has it, perhaps another kubefan: choose another address, or port 0",
+        io::ErrorKind::AddrInUse => {
+            "; another process has it, perhaps another kubefan: choose another address, or port 0"
+        }
         io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a path that may be written",
         _ => "",
     }

@@ -30,7 +30,16 @@ impl Session {
     ) -> Self {
         let now = Instant::now();
         let deadline = timeout.map(|timeout| now + timeout);
-        Self { hub, subscription, pending: VecDeque::new(), bookmark_interval, deadline, last_sent: now, drain, end: None }
+        Self {
+            hub,
+            subscription,
+            pending: VecDeque::new(),
+            bookmark_interval,
+            deadline,
+            last_sent: now,
+            drain,
+            end: None,
+        }
     }
 
     /// The next frame; after an `Err` there is nothing more.

@@ -120,7 +120,11 @@ impl Metrics {
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         Ok(Self {
-            events_received: counter("kubefan_events_received_total", "Events received from upstream.", &with(&["type"]))?,
+            events_received: counter(
+                "kubefan_events_received_total",
+                "Events received from upstream.",
+                &with(&["type"]),
+            )?,
             events_dispatched: counter(
                 "kubefan_events_dispatched_total",
                 "Messages appended to views: what an event costs before subscribers are counted.",
@@ -137,7 +141,11 @@ impl Metrics {
                 "Objects sent as part of a snapshot or a list.",
                 &CACHE,
             )?,
-            subscriptions_started: counter("kubefan_subscriptions_started_total", "Watches started by subscribers.", &CACHE)?,
+            subscriptions_started: counter(
+                "kubefan_subscriptions_started_total",
+                "Watches started by subscribers.",
+                &CACHE,
+            )?,
             subscriptions_finished: counter(
                 "kubefan_subscriptions_finished_total",
                 "Watches that ended, by reason.",

@@ -232,7 +232,11 @@ impl Discovery {
 
     /// The `selectableFields` of a custom resource, such as `.spec.color`, as the apiserver publishes them in OpenAPI v3
     /// (`x-kubernetes-selectable-fields`). Empty for built-in types, and where schemas may not be read.
-    pub async fn selectable_fields(&self, gvr: &GroupVersionResource, kind: &str) -> Result<Vec<String>, UpstreamError> {
+    pub async fn selectable_fields(
+        &self,
+        gvr: &GroupVersionResource,
+        kind: &str,
+    ) -> Result<Vec<String>, UpstreamError> {
         // A CRD's group has a dot; of the built-in groups those without one have the large documents.
         if !gvr.group.contains('.') {
             return Ok(Vec::new());

@@ -1,6 +1,5 @@
 //! One list and watch per resource and scope.
 
-pub mod backoff;
 pub mod client;
 pub mod discovery;
 pub mod error;
@@ -11,6 +10,7 @@ pub mod settings;
 mod token_file;
 mod transport;
 
+pub use crate::backoff;
 pub use client::Upstream;
 pub use error::UpstreamError;
 pub use reflector::Reflector;

@@ -285,18 +285,16 @@ impl<R: Rng> Reflector<R> {
             // A server that ignores the parameters would send the state without an end, or events of a plain watch.
             Line::Event(..) | Line::Bookmark { .. } => {
                 self.watch_list_refused = true;
-                return Err(ReflectorError::List(UpstreamError::invalid("initial state was asked for as a watch; got events")));
+                return Err(ReflectorError::List(UpstreamError::invalid(
+                    "initial state was asked for as a watch; got events",
+                )));
             }
         };
         self.state = State::WatchListing { watch };
         Ok(Step::Update { update, received })
     }
 
-    async fn page(
-        &mut self,
-        next: Option<String>,
-        version: Option<ResourceVersion>,
-    ) -> Result<Step, ReflectorError> {
+    async fn page(&mut self, next: Option<String>, version: Option<ResourceVersion>) -> Result<Step, ReflectorError> {
         let limit = self.options.page_size.to_string();
         let mut query = Vec::new();
         if !self.unpaged {
@@ -318,7 +316,11 @@ impl<R: Rng> Reflector<R> {
         };
         let received = Instant::now();
         let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
-        let page_version = page.metadata.resource_version.parse().map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+        let page_version = page
+            .metadata
+            .resource_version
+            .parse()
+            .map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
         let version = version.unwrap_or(page_version);
         let api_version = self.target.gvr.api_version();
         for item in page.items.unwrap_or_default() {

@@ -1,4 +1,5 @@
-//! How long to wait before the next try, by client-go's figures for a reflector: 800 ms, doubled up to 30 s, each wait stretched
+//! How long to wait before the next try, by client-go's figures for a reflector, for upstream and for the client
+//! library alike: 800 ms, doubled up to 30 s, each wait stretched
 //! at random by up to its own length, and back to 800 ms after two healthy minutes. Without the jitter, all that lost one
 //! apiserver would come back to it in step. Clock and chance are passed in, so that a simulation decides both.
 

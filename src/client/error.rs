@@ -1,0 +1,173 @@
+//! What a call to kubefan can fail with: no connection, or a status with its machine-readable reason.
+
+use std::{collections::HashMap, error::Error, time::Duration};
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+/// The domain of kubefan's own error reasons.
+pub const ERROR_DOMAIN: &str = "kubefan.dev";
+
+/// A failed call.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The address or the CA file cannot be used.
+    #[error("{address:?}: {problem}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// There was no connection, or it broke.
+    #[error("cannot reach kubefan at {address}: {message}")]
+    Unreachable {
+        /// As it was given.
+        address: String,
+        /// The system's reason.
+        message: String,
+    },
+    /// kubefan answered with an error.
+    #[error("{message}")]
+    Status {
+        /// gRPC's code.
+        code: Code,
+        /// The stable reason of kubefan's ErrorInfo; empty where another server or the gRPC library made the status.
+        reason: String,
+        /// The ErrorInfo's metadata.
+        metadata: HashMap<String, String>,
+        /// For humans.
+        message: String,
+        /// What the server asks to wait before another try.
+        retry_after: Option<Duration>,
+    },
+    /// The server sent what the contract does not allow.
+    #[error("{address} does not speak kubefan's protocol: {message}")]
+    Protocol {
+        /// As it was given.
+        address: String,
+        /// What was wrong.
+        message: String,
+    },
+}
+
+impl ClientError {
+    /// Reads a status; one that the transport made says that there is no connection.
+    pub(super) fn from_status(status: &Status, address: &str) -> Self {
+        let info = status.get_details_error_info();
+        if info.is_none()
+            && let Some(source) = status.source()
+        {
+            return Self::Unreachable { address: address.to_owned(), message: root_cause(source) };
+        }
+        let info = info.filter(|info| info.domain == ERROR_DOMAIN);
+        let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unwrap_or_default();
+        Self::Status {
+            code: status.code(),
+            reason,
+            metadata,
+            message: if status.message().is_empty() {
+                status.code().description().to_owned()
+            } else {
+                status.message().to_owned()
+            },
+            retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
+        }
+    }
+
+    /// gRPC's code; UNAVAILABLE where there is no connection.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Address { .. } => Code::InvalidArgument,
+            Self::Unreachable { .. } => Code::Unavailable,
+            Self::Status { code, .. } => *code,
+            Self::Protocol { .. } => Code::Internal,
+        }
+    }
+
+    /// The stable reason of kubefan's ErrorInfo; empty where there is none.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Status { reason, .. } => reason,
+            _ => "",
+        }
+    }
+
+    /// What the server asks to wait before another try.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// Whether the version to resume from is no longer held. The gRPC library uses the same code for a message that is too
+    /// long; kubefan's has a reason.
+    pub fn is_expired(&self) -> bool {
+        matches!(self, Self::Status { code: Code::OutOfRange, reason, .. } if !reason.is_empty())
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Address { .. } | Self::Protocol { .. } => false,
+            Self::Unreachable { .. } => true,
+            Self::Status { code, retry_after, .. } => {
+                // UNKNOWN, INTERNAL and CANCELLED are what broken streams and proxies in between look like.
+                use Code::*;
+                retry_after.is_some()
+                    || matches!(code, Unavailable | Unknown | Internal | Cancelled | Aborted | DeadlineExceeded)
+            }
+        }
+    }
+}
+
+/// The innermost error's text.
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut root = error;
+    while let Some(source) = root.source() {
+        root = source;
+    }
+    let text = root.to_string();
+    // "Connection refused (os error 111)": the number helps nobody.
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    #[test]
+    fn a_status_keeps_its_reason_and_delay() {
+        let mut details =
+            ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, [("oldest".to_owned(), "7".to_owned())]);
+        details.set_retry_info(Some(Duration::from_secs(3)));
+        let status = Status::with_error_details(Code::OutOfRange, "too old resource version: 5 (7)", details);
+        let error = ClientError::from_status(&status, "h:1");
+        assert!(error.is_expired());
+        assert_eq!(
+            (error.code(), error.reason(), error.retry_after()),
+            (Code::OutOfRange, "EXPIRED", Some(Duration::from_secs(3)))
+        );
+        assert_eq!(error.to_string(), "too old resource version: 5 (7)");
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_not_an_expired_version() {
+        let error = ClientError::from_status(&Status::out_of_range("decoded message length too large"), "h:1");
+        assert!(!error.is_expired() && !error.is_retryable());
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_told_from_what_does_not() {
+        let retryable = |code| ClientError::from_status(&Status::new(code, "x"), "h:1").is_retryable();
+        assert!([Code::Unavailable, Code::Unknown, Code::Internal].into_iter().all(retryable));
+        assert!(
+            ![Code::InvalidArgument, Code::NotFound, Code::PermissionDenied, Code::FailedPrecondition]
+                .into_iter()
+                .any(retryable)
+        );
+    }
+}

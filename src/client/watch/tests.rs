@@ -1,0 +1,199 @@
+//! The watch against a server that plays a script, one part per stream.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::*;
+use crate::{
+    client::{ClientOptions, error::ERROR_DOMAIN},
+    proto::v1alpha1::{
+        self as pb,
+        watch_service_server::{WatchService, WatchServiceServer},
+    },
+};
+
+type Step = Result<WatchResponse, Status>;
+
+/// Plays one script per watch, then says UNIMPLEMENTED; notes every request.
+#[derive(Clone, Default)]
+struct Scripted {
+    scripts: Arc<Mutex<VecDeque<Vec<Step>>>>,
+    requests: Arc<Mutex<Vec<WatchRequest>>>,
+}
+
+#[tonic::async_trait]
+impl WatchService for Scripted {
+    type WatchStream = BoxStream<'static, Step>;
+    type ListStream = BoxStream<'static, Result<pb::ListResponse, Status>>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.requests.lock().unwrap().push(request.into_inner());
+        match self.scripts.lock().unwrap().pop_front() {
+            Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
+            None => Err(Status::unimplemented("the script is at its end")),
+        }
+    }
+
+    async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let chunk = |version: &str, names: &[&str]| pb::ListResponse {
+            resource_version: version.to_owned(),
+            objects: names.iter().map(|name| pb::Object { name: name.to_string(), ..Default::default() }).collect(),
+            resource: (names.len() == 2).then(Default::default),
+        };
+        let chunks = [Ok(chunk("7", &["a", "b"])), Ok(chunk("7", &["c"]))];
+        Ok(Response::new(futures::stream::iter(chunks).boxed()))
+    }
+
+    async fn get(&self, _: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
+        Ok(Response::new(pb::GetResponse::default()))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<pb::ListResourcesRequest>,
+    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
+        Ok(Response::new(pb::ListResourcesResponse::default()))
+    }
+}
+
+async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, ListWatch) {
+    let server = Scripted { scripts: Arc::new(Mutex::new(scripts.into())), ..Scripted::default() };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let service = WatchServiceServer::new(server.clone());
+    tokio::spawn(
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
+    );
+    (server, ListWatch::connect(&address, &ClientOptions::default()).await.unwrap())
+}
+
+fn options() -> WatchOptions {
+    let backoff = BackoffOptions {
+        initial: Duration::from_millis(1),
+        max: Duration::from_millis(1),
+        ..BackoffOptions::default()
+    };
+    WatchOptions { backoff, seed: Some(1), ..WatchOptions::default() }
+}
+
+fn message(resume_version: &str, message: Message) -> Step {
+    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message) })
+}
+
+fn event(resume_version: &str, name: &str) -> Step {
+    message(resume_version, Message::Event(Event { name: name.to_owned(), ..Event::default() }))
+}
+
+fn begin() -> Step {
+    message(
+        "",
+        Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), object_count: 1, resource: None }),
+    )
+}
+
+fn end() -> Step {
+    message("5", Message::SnapshotEnd(pb::SnapshotEnd {}))
+}
+
+fn drained() -> Step {
+    Err(Status::unavailable("draining"))
+}
+
+/// Reads to the error that ends every script, and tells what came in short form.
+async fn told(mut watch: WatchStream) -> Vec<String> {
+    let mut told = Vec::new();
+    while let Some(item) = watch.next().await {
+        told.push(match item {
+            Ok(WatchItem::Event(event)) => event.name,
+            Ok(WatchItem::Disconnected { error, .. }) => format!("lost: {error}"),
+            Ok(WatchItem::Reconnected { from }) => format!("back from {from:?}"),
+            Ok(WatchItem::Restarted { error }) => format!("restart: {error}"),
+            Ok(WatchItem::SnapshotBegin { .. }) => "begin".to_owned(),
+            Ok(WatchItem::SnapshotEnd) => "end".to_owned(),
+            Ok(WatchItem::Bookmark) => "bookmark".to_owned(),
+            Ok(WatchItem::GapBegin { .. }) => "gap".to_owned(),
+            Ok(WatchItem::GapEnd) => "gap end".to_owned(),
+            Err(error) => format!("{:?}", error.code()),
+        });
+    }
+    told
+}
+
+fn asked(server: &Scripted) -> Vec<String> {
+    server.requests.lock().unwrap().iter().map(|request| request.resource_version.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_broken_watch_comes_back_with_its_last_resume_version_and_no_other() {
+    let bookmark = message("9", Message::Bookmark(pb::Bookmark {}));
+    let (server, client) = serve(vec![
+        vec![begin(), event("", "a"), end(), event("6", "b"), drained()],
+        vec![event("8", "c"), bookmark, drained()],
+    ])
+    .await;
+    let told = told(client.watch(Target::default(), options())).await;
+    let lost = "lost: draining";
+    assert_eq!(
+        told,
+        ["begin", "a", "end", "b", lost, "back from \"6\"", "c", "bookmark", lost, "Unimplemented"],
+        "the third try meets the end of the script"
+    );
+    assert_eq!(asked(&server), ["", "6", "9"]);
+}
+
+#[tokio::test]
+async fn a_break_inside_a_snapshot_or_a_gap_starts_that_over() {
+    let gap =
+        || message("", Message::GapBegin(pb::GapBegin { resource_version: "5".into(), reason: "expired".into() }));
+    let (server, client) = serve(vec![
+        vec![begin(), event("", "a"), drained()],
+        vec![begin(), event("", "a"), end(), gap(), event("", "x"), drained()],
+        vec![gap(), event("", "x"), message("20", Message::GapEnd(pb::GapEnd {})), drained()],
+    ])
+    .await;
+    let told = told(client.watch(Target::default(), options())).await;
+    assert_eq!(told.iter().filter(|item| *item == "begin").count(), 2);
+    assert_eq!(asked(&server), ["", "", "5", "20"]);
+}
+
+#[tokio::test]
+async fn an_expired_version_is_the_callers_to_decide() {
+    let expired = || {
+        let details = ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, []);
+        Err(Status::with_error_details(Code::OutOfRange, "too old resource version: 3 (4)", details))
+    };
+    let from_3 = || WatchOptions { resource_version: "3".to_owned(), ..options() };
+    let (server, client) = serve(vec![vec![expired()], vec![expired()], vec![begin(), end(), drained()]]).await;
+    assert_eq!(told(client.watch(Target::default(), from_3())).await, ["OutOfRange"]);
+    let restart = WatchOptions { on_expired: OnExpired::Restart, ..from_3() };
+    let told = told(client.watch(Target::default(), restart)).await;
+    assert_eq!(told[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
+    assert_eq!(asked(&server), ["3", "3", "", "5"]);
+}
+
+#[tokio::test]
+async fn a_timeout_ends_the_watch_and_nothing_else_does() {
+    let (server, client) = serve(vec![vec![begin(), end()], vec![event("6", "a")]]).await;
+    let with_timeout = WatchOptions { timeout: Some(Duration::from_secs(100)), ..options() };
+    assert_eq!(told(client.watch(Target::default(), with_timeout)).await, ["begin", "end"]);
+    let told = told(client.watch(Target::default(), options())).await;
+    assert_eq!(told, ["a", "lost: the stream ended", "Unimplemented"]);
+    assert_eq!(server.requests.lock().unwrap()[0].timeout_seconds, 100);
+}
+
+#[tokio::test]
+async fn a_list_is_put_together_and_an_empty_answer_is_no_object() {
+    let (_server, client) = serve(Vec::new()).await;
+    let list = client.list(Target::default(), "").await.unwrap();
+    assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7", 3, true));
+    let error = client.get(Target::default(), "").await.unwrap_err();
+    assert!(error.to_string().contains("does not speak kubefan's protocol: a get without an object"), "{error}");
+}
