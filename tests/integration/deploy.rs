@@ -6,11 +6,12 @@ use std::{collections::BTreeSet, path::PathBuf};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{Test, apiserver::ApiServer, tests};
+use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_apiserver_takes_both_overlays, the_pods_keep_to_the_restricted_standard,
-        the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else;
+        the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else,
+        kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
 
 /// An overlay of `deploy/overlays`, and the names in it.
@@ -127,6 +128,23 @@ async fn the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else
         let wanted =
             cached.iter().flat_map(|resource| ["list", "watch"].map(|verb| (verb.to_owned(), resource.clone())));
         assert_eq!(may, wanted.collect());
+    }
+}
+
+async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() {
+    let api = ApiServer::shared().await;
+    for overlay in [CLUSTER_PROXY, SIDECAR] {
+        let kubeconfig = overlay.service_account_kubeconfig(&api).await;
+        let shipped = overlay.args(&api).await;
+        // The addresses are the harness' own, as is the subcommand before them.
+        let flags = shipped.iter().filter(|arg| *arg != "serve" && !arg.contains("listen="));
+        let flags: Vec<String> = flags.map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
+        let kubefan = Kubefan::spawn(&kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        kubefan.ready().await;
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+        for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
+            assert!(verbose.contains(&resource), "{resource}: {verbose}");
+        }
     }
 }
 
