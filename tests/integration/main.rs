@@ -4,10 +4,21 @@
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod deploy;
+mod equivalence;
 mod examples;
+mod failures;
 mod harness;
 mod harness_works;
+mod resume;
 
 fn main() -> std::process::ExitCode {
-    harness::run(&[deploy::TESTS, examples::TESTS, harness::process::TESTS, harness_works::TESTS])
+    harness::run(&[
+        deploy::TESTS,
+        equivalence::TESTS,
+        examples::TESTS,
+        failures::TESTS,
+        harness::process::TESTS,
+        harness_works::TESTS,
+        resume::TESTS,
+    ])
 }

@@ -25,6 +25,7 @@ pub(crate) mod objects;
 pub(crate) mod load;
 mod pki;
 pub(crate) mod process;
+pub(crate) mod record;
 mod rest;
 pub(crate) mod wait;
 
