@@ -1,3 +1,11 @@
 //! The kubefan binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+/// Many small objects live long and are freed on other threads; jemalloc keeps their memory denser than the system's allocator.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    kubefan::cli::main(std::env::args_os())
+}

@@ -1,1 +1,4 @@
 //! Metrics and logs.
+
+#[cfg(feature = "cli")]
+pub mod tracing;
