@@ -1,11 +1,11 @@
 //! The kubefan binary.
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let mut config = kubefan::config::ServeConfig::default();
-    config.resources = std::env::args().skip(1).collect();
-    tokio::runtime::Runtime::new()?.block_on(kubefan::app::run(config, async {
-        let _ = tokio::signal::ctrl_c().await;
-    }))?;
-    Ok(())
+use std::process::ExitCode;
+
+/// Many small objects live long and are freed on other threads; jemalloc keeps their memory denser than the system's allocator.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> ExitCode {
+    kubefan::cli::main(std::env::args_os())
 }

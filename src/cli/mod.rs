@@ -1,1 +1,140 @@
-//! The command line.
+//! The command line: one file per command. Commands that read speak gRPC to a running `kubefan serve` and keep kubectl's habits:
+//! its flags, its columns, its exit codes, one line per error.
+
+mod completion;
+#[cfg(feature = "client")]
+mod get;
+mod human_duration;
+#[cfg(feature = "client")]
+mod output;
+#[cfg(feature = "client")]
+mod pod_status;
+#[cfg(feature = "client")]
+mod select;
+#[cfg(feature = "server")]
+mod serve;
+#[cfg(feature = "client")]
+mod table;
+mod version;
+#[cfg(feature = "client")]
+mod watch;
+
+use std::{ffi::OsString, io, process::ExitCode};
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// A watch fan-out proxy for Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "kubefan", version, arg_required_else_help = true, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[cfg(feature = "server")]
+    Serve(Box<serve::ServeArgs>),
+    #[cfg(feature = "client")]
+    Get(get::GetArgs),
+    #[cfg(feature = "client")]
+    Watch(watch::WatchArgs),
+    Version(version::VersionArgs),
+    Completion(completion::CompletionArgs),
+}
+
+/// Why a command failed; its text is the one line that the user sees.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// Something about the arguments, the configuration or the system.
+    #[error("error: {0}")]
+    Plain(String),
+    /// What kubefan answered, or that it did not.
+    #[cfg(feature = "client")]
+    #[error("{}", select::describe(.0))]
+    Client(#[from] crate::client::ClientError),
+    /// Writing the output failed.
+    #[error("error: cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    /// The errors were printed as they came.
+    #[error("")]
+    Printed,
+    /// ctrl-C.
+    #[error("")]
+    Interrupted,
+}
+
+impl CliError {
+    fn plain(error: impl std::fmt::Display) -> Self {
+        Self::Plain(error.to_string())
+    }
+
+    /// Whoever read our output has seen enough, as `head` has.
+    fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// Runs the command line; 0 where it did what was asked, 1 on an error, 2 where the arguments make no sense,
+/// 130 after ctrl-C.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version end here too, and with 0.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(CliError::Printed) => ExitCode::FAILURE,
+        // As a shell counts it: 128 and SIGINT.
+        Err(CliError::Interrupted) => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("{}", error.to_string().trim_end().replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(*args),
+        #[cfg(feature = "client")]
+        Command::Get(args) => client_runtime()?.block_on(get::run(args)),
+        #[cfg(feature = "client")]
+        Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
+        Command::Version(args) => version::run(&args),
+        Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
+    }
+}
+
+#[cfg(feature = "client")]
+fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
+}
+
+/// The command with the defaults of `serve` in its help.
+fn command() -> clap::Command {
+    let command = Cli::command();
+    #[cfg(feature = "server")]
+    let command = command.mut_subcommand("serve", serve::with_defaults);
+    command
+}
+
+fn command_for_completion() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+}

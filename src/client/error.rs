@@ -38,6 +38,8 @@ pub enum ClientError {
         metadata: HashMap<String, String>,
         /// For humans.
         message: String,
+        /// The field of the request at fault, such as `target.namespace`; empty where none is.
+        field: String,
         /// What the server asks to wait before another try.
         retry_after: Option<Duration>,
     },
@@ -71,6 +73,11 @@ impl ClientError {
             } else {
                 status.message().to_owned()
             },
+            field: status
+                .get_details_bad_request()
+                .and_then(|bad| bad.field_violations.into_iter().next())
+                .map(|violation| violation.field)
+                .unwrap_or_default(),
             retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
         }
     }
@@ -89,6 +96,14 @@ impl ClientError {
     pub fn reason(&self) -> &str {
         match self {
             Self::Status { reason, .. } => reason,
+            _ => "",
+        }
+    }
+
+    /// The field of the request at fault; empty where none is.
+    pub fn field(&self) -> &str {
+        match self {
+            Self::Status { field, .. } => field,
             _ => "",
         }
     }

@@ -1,0 +1,233 @@
+//! `kubefan get`: objects out of the cache, printed as `kubectl get` prints them.
+
+use std::{
+    io::{BufWriter, Write, stdout},
+    time::Duration,
+};
+
+use clap::Args;
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+use super::{
+    CliError,
+    output::{self, Format},
+    select::{SelectArgs, ServerArgs, describe, is_cluster_scoped},
+    table::Table,
+    watch::notice,
+};
+use crate::client::{ClientError, Event, ListWatch, Object, ResolvedResource, Target, WatchItem, WatchOptions};
+
+/// A resource that is read for the first time is listed upstream first; so long we wait for that.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Print objects as kubefan holds them
+#[derive(Debug, Args)]
+pub(super) struct GetArgs {
+    /// What: TYPE[,TYPE], TYPE NAME…, or TYPE/NAME…; types by any name that kubectl takes
+    #[arg(required = true, value_name = "TYPE [NAME]")]
+    what: Vec<String>,
+
+    /// How to print
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<Format>,
+
+    /// Print changes too, after the list
+    #[arg(short, long)]
+    watch: bool,
+
+    /// A state not older than this version
+    #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
+    resource_version: String,
+
+    /// Keep metadata.managedFields in JSON and YAML
+    #[arg(long)]
+    show_managed_fields: bool,
+
+    #[command(flatten)]
+    select: SelectArgs,
+
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// What one request found.
+struct Found {
+    target: Target,
+    resource: ResolvedResource,
+    resource_version: String,
+    objects: Vec<Object>,
+}
+
+pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
+    let selected = args.select.parse(&args.what)?;
+    if args.watch && (selected.len() > 1 || selected.iter().any(|one| one.names.len() > 1)) {
+        return Err(CliError::Plain("--watch takes one type, or one name".to_owned()));
+    }
+    let client = args.server.connect().await?;
+    let mut found = Vec::new();
+    let mut failed = false;
+    for one in &selected {
+        let targets: Vec<Target> = match one.names.as_slice() {
+            [] => vec![args.select.target(&one.resource, None)],
+            names => names.iter().map(|name| args.select.target(&one.resource, Some(name))).collect(),
+        };
+        for target in targets {
+            match fetch(&client, target, &args.resource_version).await {
+                Ok(one) => found.push(one),
+                // One that is not there leaves the others.
+                Err(error @ ClientError::Status { .. }) => {
+                    eprintln!("{}", describe(&error).replace('\n', " "));
+                    failed = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    let mut printer = Printer::new(&args, selected.len() > 1);
+    printer.print_found(&found)?;
+    match found.pop() {
+        Some(one) if args.watch && !failed => follow(&client, one, &mut printer).await?,
+        _ => {}
+    }
+    if failed { Err(CliError::Printed) } else { Ok(()) }
+}
+
+/// Lists or gets, and waits for a cache that is being filled.
+async fn fetch(client: &ListWatch, mut target: Target, resource_version: &str) -> Result<Found, ClientError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let result = fetch_once(client, target.clone(), resource_version).await;
+        match result {
+            Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
+            Err(error) if error.code() == Code::Unavailable => match error.retry_after() {
+                Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
+                _ => return Err(error),
+            },
+            result => return result,
+        }
+    }
+}
+
+async fn fetch_once(client: &ListWatch, target: Target, resource_version: &str) -> Result<Found, ClientError> {
+    if target.name.is_empty() {
+        let list = client.list(target.clone(), resource_version).await?;
+        let resource = list.resource.unwrap_or_default();
+        return Ok(Found { target, resource, resource_version: list.resource_version, objects: list.objects });
+    }
+    let response = client.get(target.clone(), resource_version).await?;
+    Ok(Found {
+        target,
+        resource: response.resource.unwrap_or_default(),
+        resource_version: response.resource_version,
+        objects: response.object.into_iter().collect(),
+    })
+}
+
+async fn follow(client: &ListWatch, found: Found, printer: &mut Printer) -> Result<(), CliError> {
+    let options = WatchOptions { resource_version: found.resource_version, ..WatchOptions::default() };
+    let mut watch = client.watch(found.target, options);
+    while let Some(item) = watch.next().await {
+        match item? {
+            WatchItem::Event(event) => printer.print_changed(&found.resource, object(event))?,
+            other => notice(&other).into_iter().for_each(|line| eprintln!("{line}")),
+        }
+    }
+    Ok(())
+}
+
+fn object(event: Event) -> Object {
+    let Event { namespace, name, uid, resource_version, object, .. } = event;
+    Object { namespace, name, uid, resource_version, object }
+}
+
+struct Printer {
+    format: Option<Format>,
+    managed_fields: bool,
+    watching: bool,
+    /// One object was asked for by its name.
+    single: bool,
+    namespace: String,
+    several_types: bool,
+    table: Option<Table>,
+    out: BufWriter<std::io::Stdout>,
+}
+
+impl Printer {
+    fn new(args: &GetArgs, several_types: bool) -> Self {
+        let names = if args.what[0].contains('/') { args.what.len() } else { args.what.len() - 1 };
+        Self {
+            format: args.output,
+            managed_fields: args.show_managed_fields,
+            watching: args.watch,
+            single: names == 1,
+            namespace: args.select.namespace().to_owned(),
+            several_types,
+            table: None,
+            out: BufWriter::new(stdout()),
+        }
+    }
+
+    fn print_found(&mut self, found: &[Found]) -> Result<(), CliError> {
+        match self.format {
+            None => self.print_tables(found)?,
+            Some(Format::Name) => self.print_each(found, Format::Name)?,
+            // A list that goes on has no end to close.
+            Some(format) if self.watching || self.single => self.print_each(found, format)?,
+            Some(format) => {
+                let objects = found.iter().flat_map(|one| &one.objects);
+                output::print_list(&mut self.out, format, objects, self.managed_fields)?;
+            }
+        }
+        Ok(self.out.flush()?)
+    }
+
+    fn print_each(&mut self, found: &[Found], format: Format) -> Result<(), CliError> {
+        for one in found {
+            for object in &one.objects {
+                output::print_object(&mut self.out, format, &one.resource, object, self.managed_fields)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_tables(&mut self, found: &[Found]) -> Result<(), CliError> {
+        let mut printed: Option<&ResolvedResource> = None;
+        for one in found.iter().filter(|one| !one.objects.is_empty()) {
+            if printed != Some(&one.resource) {
+                if printed.is_some() {
+                    writeln!(self.out)?;
+                }
+                self.table = Some(self.new_table(&one.resource));
+            }
+            printed = Some(&one.resource);
+            if let Some(table) = &mut self.table {
+                table.print(&mut self.out, &one.objects, Timestamp::now())?;
+            }
+        }
+        if let (None, false, Some(one)) = (printed, self.watching, found.first()) {
+            match one.target.namespace.as_str() {
+                "" => eprintln!("No resources found"),
+                namespace => eprintln!("No resources found in {namespace} namespace."),
+            }
+        }
+        Ok(())
+    }
+
+    fn new_table(&self, resource: &ResolvedResource) -> Table {
+        Table::new(resource, self.namespace.is_empty(), self.several_types)
+    }
+
+    fn print_changed(&mut self, resource: &ResolvedResource, object: Object) -> Result<(), CliError> {
+        match self.format {
+            Some(format) => output::print_object(&mut self.out, format, resource, &object, self.managed_fields)?,
+            None => {
+                let mut table = self.table.take().unwrap_or_else(|| self.new_table(resource));
+                table.print(&mut self.out, &[object], Timestamp::now())?;
+                self.table = Some(table);
+            }
+        }
+        Ok(self.out.flush()?)
+    }
+}

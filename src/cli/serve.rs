@@ -1,0 +1,136 @@
+//! `kubefan serve`: flags, environment and file become one configuration, and the process runs until it is told to stop.
+
+use std::path::PathBuf;
+
+use clap::{Args, Command};
+use tokio::signal;
+
+use super::CliError;
+use crate::{
+    app,
+    config::{self, ServeConfig, ServeOptions},
+    telemetry,
+};
+
+/// Watch the apiserver once, and serve any number of subscribers
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A flag goes before its environment variable, that before the file of --config, that before the default. The file \
+    is YAML with `apiVersion: kubefan.dev/v1alpha1`, `kind: ServeConfiguration`, and the flags' names in camelCase (`resources` and \
+    `namespaces` are lists)."
+)]
+pub(super) struct ServeArgs {
+    /// Read the configuration from this file
+    #[arg(long, env = "KUBEFAN_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: ServeOptions,
+}
+
+/// Puts the defaults into the help, from where they are named.
+pub(super) fn with_defaults(command: Command) -> Command {
+    config::default_texts().into_iter().fold(command, |command, (name, default)| {
+        command.mut_arg(name, |arg| {
+            let help = format!("{} [default: {default}]", arg.get_help().cloned().unwrap_or_default());
+            arg.help(help)
+        })
+    })
+}
+
+pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
+    let config = configure(args)?;
+    telemetry::tracing::init(config.log_format, &config.log_level).map_err(CliError::Plain)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
+    runtime.block_on(async {
+        let shutdown = shutdown().map_err(CliError::plain)?;
+        app::run(config, shutdown).await.map_err(CliError::plain)
+    })
+}
+
+fn configure(args: ServeArgs) -> Result<ServeConfig, CliError> {
+    let file = args.config.as_deref().map(config::file::read).transpose().map_err(CliError::plain)?;
+    args.options.overlay(file.unwrap_or_default()).validate().map_err(CliError::plain)
+}
+
+/// Resolves at the first SIGTERM or ctrl-C; a second ctrl-C ends the process where it stands.
+fn shutdown() -> std::io::Result<impl Future<Output = ()> + Send> {
+    let mut interrupt = signal::unix::signal(signal::unix::SignalKind::interrupt())?;
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    Ok(async move {
+        let name = tokio::select! {
+            _ = interrupt.recv() => "ctrl-C",
+            _ = terminate.recv() => "SIGTERM",
+        };
+        tracing::info!(signal = name, "draining; ctrl-C again to stop at once");
+        tokio::spawn(async move {
+            interrupt.recv().await;
+            std::process::exit(130);
+        });
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<ServeConfig, String> {
+        let words = ["serve"].iter().chain(words);
+        let only = Only::try_parse_from(words).map_err(|error| error.to_string())?;
+        configure(only.serve).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_file_and_that_before_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubefan.yaml");
+        let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\npageSize: 11\nringAgeMax: 2m\n";
+        std::fs::write(&file, text).unwrap();
+        let config = parse(&[
+            "--config",
+            file.to_str().unwrap(),
+            "--page-size=12",
+            "--resource=pods,deploy",
+            "--resource",
+            "svc",
+        ])
+        .unwrap();
+        assert_eq!(config.resources, ["pods", "deploy", "svc"]);
+        assert_eq!((config.upstream.page_size, config.ring.age_max.as_secs()), (12, 120));
+        assert_eq!(config.ring.events_max, ServeConfig::default().ring.events_max);
+    }
+
+    #[test]
+    fn a_broken_file_and_a_contradiction_are_one_line() {
+        let error = parse(&["--config", "/does/not/exist.yaml"]).unwrap_err();
+        assert_eq!(error, "error: /does/not/exist.yaml: No such file or directory (os error 2)");
+        let error = parse(&["--listen", "0.0.0.0:7443", "--resource=pods"]).unwrap_err();
+        assert!(error.starts_with("error: --listen 0.0.0.0:7443 can be reached") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn every_default_is_in_the_help_and_every_flag_in_the_environment() {
+        let command = with_defaults(<Only as clap::CommandFactory>::command());
+        let named: Vec<&str> = config::default_texts().iter().map(|(name, _)| *name).collect();
+        for arg in command.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())) {
+            let id = arg.get_id().as_str();
+            let variable = arg.get_env().unwrap_or_else(|| panic!("{id} has no variable")).to_string_lossy();
+            assert_eq!(variable, format!("KUBEFAN_{}", arg.get_long().unwrap().to_uppercase().replace('-', "_")));
+            let help = arg.get_help().unwrap().to_string();
+            assert_eq!(help.matches("[default:").count() <= 1, true, "{id}: {help}");
+            assert_eq!(
+                named.contains(&id),
+                help.contains("[default:") && !["ring_bytes_max", "on_demand"].contains(&id),
+                "{id}: {help}"
+            );
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Tables as kubectl prints them: columns three spaces apart, and as wide later as they were before, so that the rows of a watch
+//! stay below their headers.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{human_duration::human_duration, pod_status::pod_status};
+use crate::client::{Object, ResolvedResource};
+
+/// The least width of a column and the space between two, kubectl's own.
+const WIDTH_MIN: usize = 6;
+const PADDING: usize = 3;
+
+/// Rows of one resource.
+pub(super) struct Table {
+    with_namespace: bool,
+    with_type: bool,
+    is_pods: bool,
+    type_name: String,
+    columns: Columns,
+    has_header: bool,
+}
+
+/// Widths that only grow.
+#[derive(Default)]
+pub(super) struct Columns {
+    widths: Vec<usize>,
+}
+
+impl Columns {
+    /// The first column is at least this wide, its space included.
+    pub(super) fn starting_with(width: usize) -> Self {
+        Self { widths: vec![width] }
+    }
+
+    /// Prints rows below each other.
+    pub(super) fn print(&mut self, out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+        for row in rows {
+            self.widths.resize(self.widths.len().max(row.len()), WIDTH_MIN);
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count() + PADDING);
+            }
+        }
+        for row in rows {
+            let cells = self.widths.iter().zip(row).map(|(width, cell)| format!("{cell:<width$}"));
+            writeln!(out, "{}", cells.collect::<String>().trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// A table; `with_namespace` for lists over namespaces, `with_type` where names are to be `pod/web-1`.
+    pub(super) fn new(resource: &ResolvedResource, with_namespace: bool, with_type: bool) -> Self {
+        Self {
+            with_namespace: with_namespace && resource.namespaced,
+            with_type,
+            is_pods: resource.group.is_empty() && resource.resource == "pods",
+            type_name: type_name(resource),
+            columns: Columns::default(),
+            has_header: false,
+        }
+    }
+
+    /// Prints objects, below the header if that was not printed yet.
+    pub(super) fn print(&mut self, out: &mut impl Write, objects: &[Object], now: Timestamp) -> io::Result<()> {
+        let mut rows = Vec::with_capacity(objects.len() + 1);
+        if !std::mem::replace(&mut self.has_header, true) {
+            rows.push(self.header());
+        }
+        rows.extend(objects.iter().map(|object| self.row(object, now)));
+        self.columns.print(out, &rows)
+    }
+
+    fn header(&self) -> Vec<String> {
+        let namespace = self.with_namespace.then_some("NAMESPACE");
+        let pod: &[&str] = if self.is_pods { &["STATUS", "NODE"] } else { &[] };
+        let columns = namespace.into_iter().chain(["NAME"]).chain(pod.iter().copied()).chain(["AGE"]);
+        columns.map(str::to_owned).collect()
+    }
+
+    fn row(&self, object: &Object, now: Timestamp) -> Vec<String> {
+        let value: Value = serde_json::from_slice(&object.object).unwrap_or_default();
+        let mut cells = Vec::with_capacity(5);
+        if self.with_namespace {
+            cells.push(object.namespace.clone());
+        }
+        cells.push(if self.with_type { format!("{}/{}", self.type_name, object.name) } else { object.name.clone() });
+        if self.is_pods {
+            cells.extend(pod_cells(&value));
+        }
+        cells.push(age(&value, now));
+        cells
+    }
+}
+
+/// STATUS and NODE of a pod.
+pub(super) fn pod_cells(pod: &Value) -> [String; 2] {
+    let node = pod["spec"]["nodeName"].as_str().unwrap_or("<none>");
+    [pod_status(pod), node.to_owned()]
+}
+
+/// `pod`, `deployment.apps`: as kubectl writes a type before a name.
+pub(super) fn type_name(resource: &ResolvedResource) -> String {
+    let kind = if resource.kind.is_empty() { resource.resource.clone() } else { resource.kind.to_lowercase() };
+    if resource.group.is_empty() { kind } else { format!("{kind}.{}", resource.group) }
+}
+
+fn age(object: &Value, now: Timestamp) -> String {
+    let created = object["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
+    created.map_or_else(|| "<unknown>".to_owned(), |created| human_duration(now.as_second() - created.as_second()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(namespace: &str, name: &str, node: &str) -> Object {
+        let body = serde_json::json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"nodeName": node},
+            "status": {"phase": "Running"}});
+        Object { namespace: namespace.into(), name: name.into(), object: body.to_string().into(), ..Object::default() }
+    }
+
+    fn resource(resource: &str, kind: &str, group: &str) -> ResolvedResource {
+        ResolvedResource {
+            group: group.into(),
+            resource: resource.into(),
+            kind: kind.into(),
+            namespaced: true,
+            version: "v1".into(),
+        }
+    }
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:05:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn pods_have_status_and_node_and_later_rows_keep_the_columns() {
+        let mut table = Table::new(&resource("pods", "Pod", ""), true, false);
+        let mut out = Vec::new();
+        table.print(&mut out, &[object("default", "web-1", "node-1"), object("default", "a", "n")], now()).unwrap();
+        table.print(&mut out, &[object("x", "b", "n")], now()).unwrap();
+        let expected = "\
+NAMESPACE   NAME    STATUS    NODE     AGE
+default     web-1   Running   node-1   5m
+default     a       Running   n        5m
+x           b       Running   n        5m
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn other_resources_have_name_and_age() {
+        let mut table = Table::new(&resource("deployments", "Deployment", "apps"), false, true);
+        let mut out = Vec::new();
+        let broken = Object { name: "odd".into(), object: "{".into(), ..Object::default() };
+        table.print(&mut out, &[object("default", "web", ""), broken], now()).unwrap();
+        let expected = "NAME                  AGE\ndeployment.apps/web   5m\ndeployment.apps/odd   <unknown>\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

@@ -1,0 +1,29 @@
+//! `kubefan version`.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+
+use super::CliError;
+
+/// Print the version
+#[derive(Debug, Args)]
+pub(super) struct VersionArgs {
+    /// How
+    #[arg(short, long, value_enum)]
+    output: Option<Format>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Json,
+}
+
+pub(super) fn run(args: &VersionArgs) -> Result<(), CliError> {
+    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let text = match args.output {
+        None => format!("kubefan {version} ({os}/{arch})"),
+        Some(Format::Json) => serde_json::json!({"version": version, "os": os, "arch": arch}).to_string(),
+    };
+    Ok(writeln!(std::io::stdout(), "{text}")?)
+}

@@ -1,0 +1,257 @@
+//! `kubefan watch`: one line per change, for as long as it is wanted. A break of the connection is bridged and told on stderr, so
+//! that what stands on stdout is the watch and nothing else.
+
+use std::{
+    io::{self, BufWriter, Stdout, Write, stdout},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use futures::poll;
+use serde_json::{Value, json};
+
+use super::{
+    CliError,
+    select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
+    table::{Columns, pod_cells, type_name},
+};
+use crate::{
+    client::{Event, EventType, ResolvedResource, WatchItem, WatchOptions},
+    proto::v1alpha1::DeleteReason,
+};
+
+/// `MODIFIED` is the longest type, and comes later than the first line.
+const TYPE_WIDTH: usize = 11;
+
+/// Print every change of the objects of one type
+#[derive(Debug, Args)]
+pub(super) struct WatchArgs {
+    /// What: TYPE, TYPE NAME or TYPE/NAME; a type by any name that kubectl takes
+    #[arg(required = true, value_name = "TYPE [NAME]", num_args = 1..=2)]
+    what: Vec<String>,
+
+    /// How to print a change; by default a line for people
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<Format>,
+
+    /// Start after this version instead of with the present state
+    #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
+    resource_version: String,
+
+    /// End after this long, such as 30s or 5m
+    #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
+    timeout: Option<Duration>,
+
+    #[command(flatten)]
+    select: SelectArgs,
+
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// {"type":…,"object":…}, one per line, as the Kubernetes API streams it
+    Json,
+    /// TYPE/NAME
+    Name,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let duration = text.parse::<jiff::SignedDuration>().ok().and_then(|duration| Duration::try_from(duration).ok());
+    duration
+        .filter(|duration| *duration >= Duration::from_secs(1))
+        .ok_or_else(|| "write it like 30s or 5m; at least 1s".to_owned())
+}
+
+pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
+    let selected = args.select.parse(&args.what)?;
+    let [Selected { resource, names }] = selected.as_slice() else {
+        return Err(CliError::Plain("watch takes one type".to_owned()));
+    };
+    let mut target = args.select.target(resource, names.first().map(String::as_str));
+    let options = WatchOptions {
+        resource_version: args.resource_version.clone(),
+        timeout: args.timeout,
+        ..WatchOptions::default()
+    };
+    let client = args.server.connect().await?;
+    let mut watch = client.watch(target.clone(), options.clone());
+    let mut printer =
+        Printer { format: args.output, columns: Columns::starting_with(TYPE_WIDTH), out: BufWriter::new(stdout()) };
+    let mut interrupt = pin!(tokio::signal::ctrl_c());
+    let result = loop {
+        let item = {
+            let mut next = pin!(watch.next());
+            match poll!(&mut next) {
+                Poll::Ready(item) => item,
+                // Lines are written together while they come quickly, and at once when they do not.
+                Poll::Pending => {
+                    printer.out.flush()?;
+                    tokio::select! {
+                        item = next => item,
+                        _ = &mut interrupt => break Err(CliError::Interrupted),
+                    }
+                }
+            }
+        };
+        match item {
+            None => break Ok(()),
+            Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
+            Some(Ok(item)) => notice(&item).into_iter().for_each(|line| eprintln!("{line}")),
+            Some(Err(error)) if is_cluster_scoped(&error, &target) => {
+                target.namespace.clear();
+                watch = client.watch(target.clone(), options.clone());
+            }
+            Some(Err(error)) => break Err(error.into()),
+        }
+    };
+    printer.out.flush()?;
+    if !watch.resume_version().is_empty() && matches!(result, Ok(()) | Err(CliError::Interrupted)) {
+        eprintln!("to go on from here: --resource-version={}", watch.resume_version());
+    }
+    result
+}
+
+/// What a user should know about the stream itself.
+pub(super) fn notice(item: &WatchItem) -> Option<String> {
+    match item {
+        WatchItem::Disconnected { error, retry_in } => {
+            Some(format!("connection lost ({error}); trying again in {:.1}s", retry_in.as_secs_f64()))
+        }
+        WatchItem::Reconnected { from } if from.is_empty() => Some("connected again; starting over".to_owned()),
+        WatchItem::Reconnected { from } => {
+            Some(format!("connected again; resumed at version {from}, nothing was missed"))
+        }
+        WatchItem::Restarted { error } => Some(format!("starting over: {error}")),
+        WatchItem::GapBegin { resource_version, reason } => Some(format!(
+            "kubefan had to list again ({reason}): what changed after version {resource_version} comes in its latest state only"
+        )),
+        WatchItem::GapEnd => Some("every change from here on".to_owned()),
+        WatchItem::SnapshotBegin { .. } | WatchItem::SnapshotEnd | WatchItem::Event(_) | WatchItem::Bookmark => None,
+    }
+}
+
+struct Printer {
+    format: Option<Format>,
+    columns: Columns,
+    out: BufWriter<Stdout>,
+}
+
+impl Printer {
+    fn print(&mut self, event: &Event) -> io::Result<()> {
+        match self.format {
+            Some(Format::Json) => print_json(&mut self.out, event),
+            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&described(event)), event.name),
+            None => self.columns.print(&mut self.out, &[cells(event)]),
+        }
+    }
+}
+
+/// TYPE, VERSION, KEY, and for a pod STATUS and NODE.
+fn cells(event: &Event) -> Vec<String> {
+    let key =
+        if event.namespace.is_empty() { event.name.clone() } else { format!("{}/{}", event.namespace, event.name) };
+    let mut cells = vec![type_text(event).to_owned(), event.resource_version.clone(), key];
+    let resource = described(event);
+    if resource.kind == "Pod" && resource.group.is_empty() {
+        cells.extend(pod_cells(&serde_json::from_slice(&event.object).unwrap_or_default()));
+    }
+    match event.delete_reason() {
+        DeleteReason::LeftSelector => cells.push("(left the selector)".to_owned()),
+        DeleteReason::FinalStateUnknown => cells.push("(final state unknown)".to_owned()),
+        DeleteReason::ObjectDeleted | DeleteReason::Unspecified => {}
+    }
+    cells
+}
+
+fn print_json(out: &mut impl Write, event: &Event) -> io::Result<()> {
+    write!(out, "{{\"type\":\"{}\",\"object\":", type_text(event))?;
+    if event.object.is_empty() {
+        // What was deleted inside a gap may have left nothing but its name.
+        let metadata = json!({"namespace": event.namespace, "name": event.name, "uid": event.uid});
+        write!(out, "{}", json!({"metadata": metadata}))?;
+    } else {
+        out.write_all(event.object.trim_ascii_end())?;
+    }
+    writeln!(out, "}}")
+}
+
+fn type_text(event: &Event) -> &'static str {
+    match event.r#type() {
+        EventType::Added => "ADDED",
+        EventType::Modified => "MODIFIED",
+        EventType::Deleted => "DELETED",
+        EventType::Unspecified => "UNKNOWN",
+    }
+}
+
+/// The type by the object itself: a watch that resumes is not told it again.
+fn described(event: &Event) -> ResolvedResource {
+    let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
+    let api_version = object["apiVersion"].as_str().unwrap_or_default();
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
+    let kind = object["kind"].as_str().unwrap_or_default();
+    ResolvedResource { group: group.to_owned(), kind: kind.to_owned(), ..ResolvedResource::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: EventType, reason: DeleteReason, object: &str) -> Event {
+        Event {
+            r#type: kind.into(),
+            delete_reason: reason.into(),
+            namespace: "default".into(),
+            name: "web-1".into(),
+            uid: "u".into(),
+            resource_version: "42".into(),
+            object: object.to_owned().into(),
+        }
+    }
+
+    const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","spec":{"nodeName":"n1"},"status":{"phase":"Running"}}"#;
+
+    #[test]
+    fn a_line_says_what_happened_to_whom() {
+        let mut out = Vec::new();
+        let rows = [
+            cells(&event(EventType::Added, DeleteReason::Unspecified, POD)),
+            cells(&event(EventType::Deleted, DeleteReason::LeftSelector, POD)),
+            cells(&event(EventType::Deleted, DeleteReason::FinalStateUnknown, "")),
+        ];
+        let mut columns = Columns::starting_with(TYPE_WIDTH);
+        for row in rows {
+            columns.print(&mut out, &[row]).unwrap();
+        }
+        let expected = "\
+ADDED      42    default/web-1   Running   n1
+DELETED    42    default/web-1   Running   n1    (left the selector)
+DELETED    42    default/web-1   (final state unknown)
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn json_lines_are_the_apis_own_form() {
+        let mut out = Vec::new();
+        print_json(&mut out, &event(EventType::Modified, DeleteReason::Unspecified, POD)).unwrap();
+        print_json(&mut out, &event(EventType::Deleted, DeleteReason::FinalStateUnknown, "")).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let mut lines = text.lines();
+        assert_eq!(lines.next().unwrap(), format!("{{\"type\":\"MODIFIED\",\"object\":{POD}}}"));
+        let unknown: Value = serde_json::from_str(lines.next().unwrap()).unwrap();
+        assert_eq!(unknown["object"]["metadata"]["name"], "web-1");
+    }
+
+    #[test]
+    fn timeouts_are_durations_of_a_second_or_more() {
+        assert_eq!(parse_timeout("1m30s"), Ok(Duration::from_secs(90)));
+        for text in ["0s", "10", "-5s", "soon", ""] {
+            assert!(parse_timeout(text).is_err(), "{text}");
+        }
+    }
+}
