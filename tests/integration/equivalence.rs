@@ -127,7 +127,9 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
     }
     assert!(left > 0, "objects left selectors");
     let events: usize = watches.iter().map(|(_, watch)| watch.events.len()).sum();
-    println!("{subscribers} subscribers, {updates} updates, {events} events compared, {left} of them objects that left");
+    println!(
+        "{subscribers} subscribers, {updates} updates, {events} events compared, {left} of them objects that left"
+    );
 }
 
 /// The pod watches that the apiserver counts.

@@ -92,7 +92,8 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
 async fn a_crd_comes_goes_and_comes_again() {
     let api = ApiServer::start(Options::default()).await;
     let widgets = "/apis/kubefan.example.com/v1/namespaces/default/widgets";
-    let widget = |name: &str| json!({ "apiVersion": "kubefan.example.com/v1", "kind": "Widget", "metadata": { "name": name } });
+    let widget =
+        |name: &str| json!({ "apiVersion": "kubefan.example.com/v1", "kind": "Widget", "metadata": { "name": name } });
     let kubefan = Kubefan::start(&api, &["--resource", "widgets.kubefan.example.com"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let target = || Query::default().target("widgets.kubefan.example.com");
@@ -166,6 +167,7 @@ async fn what_the_apiserver_denies_is_denied() {
     assert!(status.message().contains("cannot list resource"), "{status}");
     let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
     assert!(!code.is_success() && ready.contains("pods forbidden"), "{ready}");
-    let resources = client.list_resources(kubefan::proto::v1alpha1::ListResourcesRequest {}).await.unwrap().into_inner();
+    let resources =
+        client.list_resources(kubefan::proto::v1alpha1::ListResourcesRequest {}).await.unwrap().into_inner();
     assert_eq!(resources.resources[0].state(), ResourceState::Forbidden);
 }

@@ -62,9 +62,11 @@ async fn below_the_ring_the_oldest_version_is_named() {
     let namespace = api.namespace("ring").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
     let created = version_of(&api.create(&pods, &pod("a")).await);
-    let kubefan = Kubefan::start(&api, &["--resource", "pods", "--namespace", &namespace, "--ring-events-max", "3"]).await;
+    let kubefan =
+        Kubefan::start(&api, &["--resource", "pods", "--namespace", &namespace, "--ring-events-max", "3"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
-    let target = || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..Query::default().target("pods") };
+    let target =
+        || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..Query::default().target("pods") };
     let mut watch = Watch::start(&mut client, target(), "").await.unwrap();
     watch.until(created).await;
     let old = watch.resume_version.clone();

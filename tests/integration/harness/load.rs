@@ -63,6 +63,7 @@ pub(crate) async fn apply(api: &ApiServer, change: Change) {
             (Method::DELETE, path(&namespace, &name) + "?gracePeriodSeconds=0", None)
         }
     };
-    let (status, answer) = api.request(method.clone(), &path, body.as_ref().map(|body| ("application/json", body))).await;
+    let (status, answer) =
+        api.request(method.clone(), &path, body.as_ref().map(|body| ("application/json", body))).await;
     assert!(status.is_success(), "{method} {path}: {status} {answer}");
 }
