@@ -22,13 +22,14 @@ pub(crate) const TESTS: &[Test] = tests! {
     apiserver: subscribers_see_what_the_apiserver_says_by_list, subscribers_see_what_the_apiserver_says_by_watch_list;
 };
 
-struct Scale {
-    pods: usize,
-    subscribers: usize,
-    updates: usize,
+/// How much the larger tests do.
+pub(crate) struct Scale {
+    pub(crate) pods: usize,
+    pub(crate) subscribers: usize,
+    pub(crate) updates: usize,
 }
 
-fn scale() -> Scale {
+pub(crate) fn scale() -> Scale {
     match env::var("KUBEFAN_TEST_SCALE").as_deref() {
         Ok("full") => Scale { pods: 10_000, subscribers: 200, updates: 2_000 },
         _ => Scale { pods: 600, subscribers: 48, updates: 400 },

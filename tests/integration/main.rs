@@ -9,6 +9,7 @@ mod examples;
 mod failures;
 mod harness;
 mod harness_works;
+mod memory;
 mod resume;
 
 fn main() -> std::process::ExitCode {
@@ -19,6 +20,7 @@ fn main() -> std::process::ExitCode {
         failures::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,
+        memory::TESTS,
         resume::TESTS,
     ])
 }
