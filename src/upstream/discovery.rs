@@ -31,7 +31,7 @@ const LEGACY_CONCURRENCY: usize = 8;
 pub struct DiscoveryOptions {
     /// Older answers are asked for again, even for names that they know.
     pub age_max: Duration,
-    /// After an answer or a failure, so long none is asked for again, whatever the name.
+    /// After an answer or a failure, so long none is asked for again, whatever the name; longer where the apiserver says so.
     pub refresh_interval_min: Duration,
 }
 
@@ -159,7 +159,10 @@ impl Discovery {
     }
 
     async fn refresh(&self, state: &mut State) {
-        let too_soon = |(last, _): &(Instant, _)| last.elapsed() < self.options.refresh_interval_min;
+        let too_soon = |(last, result): &(Instant, Result<(), UpstreamError>)| {
+            let asked = result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
+            last.elapsed() < self.options.refresh_interval_min.max(asked)
+        };
         if state.last_try.as_ref().is_some_and(too_soon) {
             return;
         }

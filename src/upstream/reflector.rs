@@ -55,8 +55,8 @@ pub struct ReflectorOptions {
 
 /// How long a watch is asked to last: a random time between this and its double, as client-go asks.
 const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
-/// A watch that ends sooner than this without an event is a fault, not a timeout: without this a broken server would be asked in
-/// a tight loop (`VeryShortWatchError` in client-go).
+/// A watch that ends sooner than this and has brought nothing new is a fault, not a timeout: without this a broken server would be
+/// asked in a tight loop (`VeryShortWatchError` in client-go, which a bookmark that says nothing new gets past).
 const WATCH_SHORT: Duration = Duration::from_secs(1);
 
 /// Where the reflector stands.
@@ -76,7 +76,8 @@ enum State {
 struct OpenWatch {
     lines: Lines<BodyStream>,
     opened: Instant,
-    heard: bool,
+    /// It has brought a version beyond the one it started from.
+    moved: bool,
     _counted: UpstreamWatchGuard,
 }
 
@@ -107,8 +108,8 @@ pub enum ReflectorError {
     /// An object could not be read.
     #[error("upstream sent a broken object: {0}")]
     Object(#[from] ObjectError),
-    /// The watch ended at once, without an event.
-    #[error("the watch ended within {WATCH_SHORT:?} without an event")]
+    /// The watch ended at once and brought nothing new.
+    #[error("the watch ended within {WATCH_SHORT:?} and brought nothing new")]
     VeryShortWatch,
 }
 
@@ -142,7 +143,7 @@ pub struct Reflector<R> {
     state: State,
     /// Read but not yet given out.
     ready: VecDeque<(Update, Instant)>,
-    /// The server has refused `sendInitialEvents`.
+    /// The server has refused `sendInitialEvents`, or an object is too long for a line.
     watch_list_refused: bool,
     /// A page expired under way: the next list is asked for in one piece.
     unpaged: bool,
@@ -272,7 +273,11 @@ impl<R: Rng> Reflector<R> {
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => return Err(ReflectorError::List(ended_early())),
-            Err(error) => return Err(ReflectorError::List(error)),
+            Err(error) => {
+                // A list's page may be longer than a line: only a list gets past this object.
+                self.watch_list_refused |= matches!(error, UpstreamError::LineTooLong { .. });
+                return Err(ReflectorError::List(error));
+            }
         };
         let received = Instant::now();
         let update = match self.read(&line).map_err(ReflectorError::into_list)? {
@@ -294,52 +299,55 @@ impl<R: Rng> Reflector<R> {
         Ok(Step::Update { update, received })
     }
 
-    async fn page(&mut self, next: Option<String>, version: Option<ResourceVersion>) -> Result<Step, ReflectorError> {
-        let limit = self.options.page_size.to_string();
-        let mut query = Vec::new();
-        if !self.unpaged {
-            query.push(("limit", limit.as_str()));
-        }
-        if let Some(next) = &next {
-            query.push(("continue", next));
-        }
-        let path = self.path(&query);
-        let body = match self.upstream.get(Verb::List, &path).await {
-            Ok(body) => body,
-            Err(error) => {
-                // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
-                let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
-                self.unpaged |= expired;
-                self.state = State::Empty { reason: if expired { "continue_expired" } else { "list_failed" } };
-                return Err(ReflectorError::List(error));
-            }
-        };
-        let received = Instant::now();
-        let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
-        let page_version = page
-            .metadata
-            .resource_version
-            .parse()
-            .map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
-        let version = version.unwrap_or(page_version);
-        let api_version = self.target.gvr.api_version();
-        for item in page.items.unwrap_or_default() {
-            let object = self.parser.from_list_item(item.get(), &self.target.kind, &api_version)?;
-            self.ready.push_back((Update::ListItem(object), received));
-        }
-        match page.metadata.next.filter(|next| !next.is_empty()) {
-            Some(next) => self.state = State::Paging { next: Some(next), version: Some(version) },
-            None => {
+    async fn page(
+        &mut self,
+        mut next: Option<String>,
+        mut version: Option<ResourceVersion>,
+    ) -> Result<Step, ReflectorError> {
+        // Until there is something to give: with a selector a page may be empty and not the last.
+        loop {
+            let body = self.get_page(next.as_deref()).await.map_err(ReflectorError::List)?;
+            let received = Instant::now();
+            let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
+            let page_version = page.metadata.resource_version.parse();
+            let page_version = page_version.map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+            let list_version = *version.get_or_insert(page_version);
+            let api_version = self.target.gvr.api_version();
+            let item = |item: &RawValue| {
+                let object = self.parser.from_list_item(item.get(), &self.target.kind, &api_version)?;
+                Ok((Update::ListItem(object), received))
+            };
+            let items: Result<VecDeque<_>, ObjectError> =
+                page.items.unwrap_or_default().into_iter().map(item).collect();
+            self.ready = items?;
+            next = page.metadata.next.filter(|next| !next.is_empty());
+            if next.is_none() {
                 self.unpaged = false;
-                self.state = State::Listed { version };
-                self.ready.push_back((Update::ListEnd(version), received));
+                self.ready.push_back((Update::ListEnd(list_version), received));
+            }
+            if let Some((update, received)) = self.ready.pop_front() {
+                self.state = match next {
+                    Some(_) => State::Paging { next, version },
+                    None => State::Listed { version: list_version },
+                };
+                return Ok(Step::Update { update, received });
             }
         }
-        match self.ready.pop_front() {
-            Some((update, received)) => Ok(Step::Update { update, received }),
-            // A page without items, which is not the last.
-            None => Ok(Step::Ended),
+    }
+
+    async fn get_page(&mut self, next: Option<&str>) -> Result<Bytes, UpstreamError> {
+        let limit = self.options.page_size.to_string();
+        let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
+        let query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
+        let path = self.path(&query);
+        let result = self.upstream.get(Verb::List, &path).await;
+        if let Err(error) = &result {
+            // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
+            let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
+            self.unpaged |= expired;
+            self.state = State::Empty { reason: if expired { "continue_expired" } else { "list_failed" } };
         }
+        result
     }
 
     async fn begin_watch(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
@@ -366,14 +374,13 @@ impl<R: Rng> Reflector<R> {
             Ok(Some(line)) => line,
             Ok(None) => {
                 self.state = State::Listed { version };
-                let short = !watch.heard && watch.opened.elapsed() < WATCH_SHORT;
+                let short = !watch.moved && watch.opened.elapsed() < WATCH_SHORT;
                 return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended) };
             }
             Err(error) => return Err(self.watch_failed(version, error)),
         };
         let received = Instant::now();
-        watch.heard = true;
-        let (version, update) = match self.read(&line) {
+        let (reached, update) = match self.read(&line) {
             Ok(Line::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
             Ok(Line::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
             Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(version, error)),
@@ -383,7 +390,8 @@ impl<R: Rng> Reflector<R> {
                 return Err(error);
             }
         };
-        self.state = State::Watching { watch, version };
+        watch.moved |= reached > version;
+        self.state = State::Watching { watch, version: reached };
         Ok(Step::Update { update, received })
     }
 
@@ -407,7 +415,7 @@ impl<R: Rng> Reflector<R> {
             ..LineOptions::default()
         };
         let lines = self.upstream.watch(&self.path(query), options).await?;
-        Ok(OpenWatch { lines, opened: Instant::now(), heard: false, _counted: (self.open_watch)() })
+        Ok(OpenWatch { lines, opened: Instant::now(), moved: false, _counted: (self.open_watch)() })
     }
 
     fn path(&self, query: &[(&str, &str)]) -> String {

@@ -11,6 +11,7 @@ mod harness;
 mod harness_works;
 mod memory;
 mod resume;
+mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
@@ -22,5 +23,6 @@ fn main() -> std::process::ExitCode {
         harness_works::TESTS,
         memory::TESTS,
         resume::TESTS,
+        upstream_faults::TESTS,
     ])
 }

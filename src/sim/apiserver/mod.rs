@@ -34,7 +34,11 @@ use hyper_util::{
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{faults::Faults, stats::Counters, store::Store, write::Part};
@@ -163,21 +167,29 @@ impl SimApiserver {
             };
             // Latency is the point; a socket that cannot do it still serves.
             let _ = stream.set_nodelay(true);
-            let inner = self.inner.clone();
-            let dropped = inner.connection_token();
-            connections.spawn(async move {
-                let service = service_fn(move |request: Request<Incoming>| http::handle(inner.clone(), request));
-                let server = auto::Builder::new(TokioExecutor::new());
-                let connection = server.serve_connection(TokioIo::new(stream), service);
-                tokio::select! {
-                    // However it ends, it ends alone.
-                    _ = connection => {}
-                    () = dropped.cancelled() => {}
-                }
-            });
+            connections.spawn(self.clone().serve_connection(stream));
         }
         connections.shutdown().await;
         Ok(())
+    }
+
+    /// Serves one connection until either side closes it: over memory too, so that a test can decide what time it is.
+    pub fn serve_connection(
+        self,
+        connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ) -> impl Future<Output = ()> + Send {
+        let inner = self.inner;
+        let dropped = inner.connection_token();
+        async move {
+            let service = service_fn(move |request: Request<Incoming>| http::handle(inner.clone(), request));
+            let server = auto::Builder::new(TokioExecutor::new());
+            let connection = server.serve_connection(TokioIo::new(connection), service);
+            tokio::select! {
+                // However it ends, it ends alone.
+                _ = connection => {}
+                () = dropped.cancelled() => {}
+            }
+        }
     }
 
     fn cell(&self, gvr: &GroupVersionResource) -> Result<Arc<store::Cell>, Status> {

@@ -7,6 +7,7 @@
 //! pub(crate) const TESTS: &[Test] = tests! {
 //!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
 //!     local: a_bad_flag_is_named;                                 // needs nothing
+//!     paused: a_429_is_waited_out;                                // in this process, on a clock that stands still
 //! };
 //! ```
 //!
@@ -22,15 +23,20 @@ pub(crate) mod assets;
 pub(crate) mod kubefan;
 pub(crate) mod link;
 pub(crate) mod load;
+pub(crate) mod network;
 pub(crate) mod objects;
 mod pki;
 pub(crate) mod process;
 pub(crate) mod record;
 mod rest;
+pub(crate) mod rig;
 pub(crate) mod wait;
 
 /// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.
 const TEST_SECONDS_MAX: u64 = 600;
+
+/// The same on a clock that stands still, where waiting takes no time.
+const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
 
 /// What a test cannot run without.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,6 +45,8 @@ pub(crate) enum Needs {
     ApiServer,
     /// Nothing but this machine.
     Nothing,
+    /// Nothing but a clock that moves only when every task waits: no network, no other process.
+    PausedTime,
 }
 
 /// One registered test; made by [`tests!`].
@@ -49,12 +57,14 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file under what they need: `apiserver:` and then `local:`, each optional, each closed by a semicolon.
+/// Lists the tests of a file under what they need: `apiserver:`, then `local:`, then `paused:`, each optional, each closed by a
+/// semicolon.
 macro_rules! tests {
-    ($(apiserver: $($real:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?) => {
+    ($(apiserver: $($real:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)? $(paused: $($paused:ident),+ $(,)?;)?) => {
         &[
             $($($crate::harness::tests!(@one $real ApiServer),)+)?
             $($($crate::harness::tests!(@one $local Nothing),)+)?
+            $($($crate::harness::tests!(@one $paused PausedTime),)+)?
         ]
     };
     (@one $test:ident $needs:ident) => {
@@ -84,6 +94,7 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
     match test.needs {
         Needs::ApiServer => trial.with_kind("apiserver").with_ignored_flag(skip_apiserver),
         Needs::Nothing => trial,
+        Needs::PausedTime => trial.with_kind("paused"),
     }
 }
 
@@ -91,10 +102,15 @@ fn block_on(test: Test) -> Result<(), Failed> {
     if test.needs == Needs::ApiServer {
         assets::get()?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let ended =
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(TEST_SECONDS_MAX), (test.run)()).await });
+    use tokio::runtime::Builder;
+    let paused = test.needs == Needs::PausedTime;
+    let runtime = match paused {
+        true => Builder::new_current_thread().enable_all().start_paused(true).build()?,
+        false => Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
+    };
+    let limit = Duration::from_secs(if paused { PAUSED_SECONDS_MAX } else { TEST_SECONDS_MAX });
+    let ended = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
     // A task that the test left behind must not hold up the others.
     runtime.shutdown_background();
-    ended.map_err(|_| format!("did not finish within {TEST_SECONDS_MAX} s").into())
+    ended.map_err(|_| format!("did not finish within {} s", limit.as_secs()).into())
 }

@@ -1,7 +1,8 @@
 //! Records what watches tell, kubefan's over gRPC and the apiserver's own, in one form, so that the two can be compared.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
+use futures::{Stream, StreamExt};
 use kubefan::proto::v1alpha1::{
     DeleteReason, EventType, Target, WatchRequest, WatchResponse, watch_response::Message,
     watch_service_client::WatchServiceClient,
@@ -66,15 +67,20 @@ fn kind(text: &str) -> &'static str {
     }
 }
 
+/// Reads one line of a watch; `None` for a bookmark.
+pub(crate) fn recorded(line: &[u8]) -> Option<Recorded> {
+    let line: Line<'_> = serde_json::from_slice(line).expect("a line of a watch is JSON");
+    let event = |line: Line<'_>| Recorded { kind: kind(line.kind), object: line.object.get().to_owned() };
+    (line.kind != "BOOKMARK").then(|| event(line))
+}
+
 /// The apiserver's own watch, for `seconds`: its events without bookmarks. `parameters` such as `&resourceVersion=5`.
 pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &str, seconds: u32) -> Vec<Recorded> {
     let path = format!("{}&watch=true&timeoutSeconds={seconds}{parameters}", query.pods_path());
     let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
     assert!(response.status().is_success(), "{path}: {}", response.status());
     let body = response.text().await.unwrap();
-    let lines = body.lines().map(|line| serde_json::from_str::<Line<'_>>(line).unwrap());
-    let events = lines.filter(|line| line.kind != "BOOKMARK");
-    events.map(|line| Recorded { kind: kind(line.kind), object: line.object.get().to_owned() }).collect()
+    body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
 }
 
 /// What the apiserver lists, by key, in the form that a watch sends.
@@ -96,9 +102,12 @@ pub(crate) async fn connect(address: std::net::SocketAddr) -> WatchServiceClient
     WatchServiceClient::new(endpoint.connect().await.unwrap()).max_decoding_message_size(64 << 20)
 }
 
+/// What a watch answers, over the network or in the process.
+pub(crate) type Responses = Pin<Box<dyn Stream<Item = Result<WatchResponse, tonic::Status>> + Send>>;
+
 /// One watch through kubefan, with what it has told so far.
 pub(crate) struct Watch {
-    stream: tonic::Streaming<WatchResponse>,
+    stream: Responses,
     /// The objects of the snapshot.
     pub(crate) snapshot: Vec<Recorded>,
     /// The events outside of snapshots and gaps.
@@ -109,6 +118,8 @@ pub(crate) struct Watch {
     pub(crate) resume_version: String,
     /// The versions between which each marked gap lies.
     pub(crate) gaps: Vec<(String, String)>,
+    /// Why each of them is there.
+    pub(crate) gap_reasons: Vec<String>,
     /// Deletes of objects that only left the selector.
     pub(crate) left: usize,
     inside: Inside,
@@ -134,27 +145,33 @@ impl Watch {
             timeout_seconds: 0,
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
         };
-        let stream = client.watch(request).await?.into_inner();
-        Ok(Watch {
+        Ok(Watch::over(Box::pin(client.watch(request).await?.into_inner()), resource_version))
+    }
+
+    /// Records any stream of responses.
+    pub(crate) fn over(stream: Responses, resource_version: &str) -> Watch {
+        Watch {
             stream,
             snapshot: Vec::new(),
             events: Vec::new(),
             state: BTreeMap::new(),
             resume_version: resource_version.to_owned(),
             gaps: Vec::new(),
+            gap_reasons: Vec::new(),
             left: 0,
             inside: Inside::Nothing,
-        })
+        }
     }
 
     /// Takes the next message; `None` at a clean end.
     pub(crate) async fn step(&mut self) -> Result<Option<WatchResponse>, tonic::Status> {
-        let Some(response) = self.stream.message().await? else { return Ok(None) };
+        let Some(response) = self.stream.next().await.transpose()? else { return Ok(None) };
         match response.message.as_ref().expect("every response says something") {
             Message::SnapshotBegin(_) => self.inside = Inside::Snapshot,
             Message::GapBegin(begin) => {
                 self.inside = Inside::Gap;
                 self.gaps.push((begin.resource_version.clone(), String::new()));
+                self.gap_reasons.push(begin.reason.clone());
             }
             Message::GapEnd(_) => {
                 self.inside = Inside::Nothing;

@@ -1,0 +1,148 @@
+//! The way from kubefan to a simulated apiserver, in memory. It keeps a record of every request and can refuse, delay or forge
+//! answers, so that a test can say exactly what happens and when: on a clock that stands still nothing here takes time.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http_body_util::{BodyExt, Full, StreamBody};
+use kubefan::{
+    sim::apiserver::SimApiserver,
+    upstream::{
+        Upstream,
+        client::{HttpService, UpstreamBody, UpstreamOptions},
+    },
+};
+use tokio::time::{Duration, Instant};
+use tower::{BoxError, service_fn};
+
+/// The size of the pipe between the two sides, in bytes.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// A request that was made.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// When.
+    pub(crate) at: Instant,
+    /// Path and query.
+    pub(crate) path: String,
+}
+
+impl Asked {
+    /// Whether it is a watch.
+    pub(crate) fn is_watch(&self) -> bool {
+        Asked::is_watch_path(&self.path)
+    }
+
+    /// Whether a path and query are those of a watch.
+    pub(crate) fn is_watch_path(path: &str) -> bool {
+        path.contains("watch=1")
+    }
+}
+
+type Answer = http::Response<UpstreamBody>;
+type Rule = Box<dyn FnMut(&str) -> Option<Answer> + Send>;
+
+#[derive(Default)]
+struct State {
+    asked: Vec<Asked>,
+    refused: bool,
+    rules: VecDeque<Rule>,
+}
+
+/// A handle to the network; clones are handles to the same one.
+#[derive(Clone)]
+pub(crate) struct Network {
+    sim: SimApiserver,
+    state: Arc<Mutex<State>>,
+}
+
+impl Network {
+    /// A network that leads to `sim`.
+    pub(crate) fn to(sim: SimApiserver) -> Network {
+        Network { sim, state: Arc::default() }
+    }
+
+    /// A client over this network.
+    pub(crate) fn upstream(&self) -> Upstream {
+        let network = self.clone();
+        let service = service_fn(move |request| network.clone().send(request));
+        let base = http::Uri::from_static("http://apiserver.test");
+        Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
+    }
+
+    /// From here on connections are refused, or no longer.
+    pub(crate) fn refuse(&self, refused: bool) {
+        self.state.lock().unwrap().refused = refused;
+    }
+
+    /// Looks at every request before it is sent, by its path and query; `Some` answers it here. The rule that was added first
+    /// goes first.
+    pub(crate) fn rule(&self, rule: impl FnMut(&str) -> Option<Answer> + Send + 'static) {
+        self.state.lock().unwrap().rules.push_back(Box::new(rule));
+    }
+
+    /// Takes all rules back.
+    pub(crate) fn clear_rules(&self) {
+        self.state.lock().unwrap().rules.clear();
+    }
+
+    /// Answers the next request that `fits`, once.
+    pub(crate) fn answer_once(&self, fits: impl Fn(&str) -> bool + Send + 'static, answer: Answer) {
+        let mut answer = Some(answer);
+        self.rule(move |path| if fits(path) { answer.take() } else { None });
+    }
+
+    /// The requests for a collection so far, in order.
+    pub(crate) fn asked(&self, collection: &str) -> Vec<Asked> {
+        let state = self.state.lock().unwrap();
+        let ours = |asked: &&Asked| asked.path.split('?').next() == Some(collection);
+        state.asked.iter().filter(ours).cloned().collect()
+    }
+
+    async fn send(self, request: http::Request<Bytes>) -> Result<Answer, BoxError> {
+        let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+        {
+            let mut state = self.state.lock().unwrap();
+            state.asked.push(Asked { at: Instant::now(), path: path.clone() });
+            if state.refused {
+                return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+            }
+            if let Some(answer) = state.rules.iter_mut().find_map(|rule| rule(&path)) {
+                return Ok(answer);
+            }
+        }
+        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        tokio::spawn(self.sim.clone().serve_connection(theirs));
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(ours)).await?;
+        tokio::spawn(connection);
+        let (mut parts, body) = request.into_parts();
+        parts.uri = path.parse()?;
+        parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("apiserver.test"));
+        let response = sender.send_request(http::Request::from_parts(parts, Full::new(body))).await?;
+        Ok(response.map(|body| body.map_err(BoxError::from).boxed_unsync()))
+    }
+}
+
+/// An answer made by the test: a code, and a JSON body that never ends where `then_silence`.
+pub(crate) fn answer(code: u16, lines: Vec<String>, then_silence: bool) -> Answer {
+    let chunks = lines.into_iter().map(|line| Ok(http_body::Frame::data(Bytes::from(line + "\n"))));
+    let chunks = futures::stream::iter(chunks);
+    let chunks: std::pin::Pin<Box<dyn Stream<Item = _> + Send>> = match then_silence {
+        true => Box::pin(chunks.chain(futures::stream::pending())),
+        false => Box::pin(chunks),
+    };
+    let body = StreamBody::new(chunks).boxed_unsync();
+    let response = http::Response::builder().status(code).header(http::header::CONTENT_TYPE, "application/json");
+    response.body(body).expect("the answer is well formed")
+}
+
+/// The times between requests, in order.
+pub(crate) fn waits(asked: &[Asked]) -> Vec<Duration> {
+    asked.windows(2).map(|pair| pair[1].at - pair[0].at).collect()
+}

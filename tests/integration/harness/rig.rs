@@ -1,0 +1,277 @@
+//! kubefan inside the test: the library's registry and gRPC service over a simulated apiserver, without a network and without a
+//! process, for tests on a clock that stands still. What a subscriber sees is recorded by the same [`Watch`] as everywhere else.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use futures::StreamExt;
+use kubefan::{
+    app::{
+        informer::{Shared, SizeLimits},
+        registry::{OnDemand, Registry, RegistryOptions},
+    },
+    cache::RingLimits,
+    model::GroupVersionResource,
+    proto::{
+        service::watch_service_server::WatchService,
+        v1alpha1::{ListRequest, ListResponse, Target, WatchRequest, WatchResponse},
+    },
+    server::grpc::Service,
+    sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
+    telemetry::metrics::Metrics,
+    upstream::{
+        discovery::{Discovery, DiscoveryOptions},
+        lines::LineOptions,
+        reflector::ReflectorOptions,
+    },
+};
+use prost::Message;
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Request, Status};
+
+use super::{
+    network::Network,
+    record::{Recorded, Watch, recorded},
+};
+
+/// The collection that most tests watch.
+pub(crate) const PODS: &str = "/api/v1/pods";
+
+/// How kubefan and the apiserver before it behave.
+pub(crate) struct Setup {
+    pub(crate) sim: SimOptions,
+    pub(crate) reflector: ReflectorOptions,
+    pub(crate) registry: RegistryOptions,
+    pub(crate) schema_check_interval: Duration,
+}
+
+impl Setup {
+    /// kubefan's defaults, with these resources and nothing on demand.
+    pub(crate) fn of(resources: &[&str]) -> Setup {
+        Setup {
+            sim: SimOptions::default(),
+            reflector: ReflectorOptions {
+                page_size: 500,
+                watch_list: true,
+                upstream_idle_timeout: Duration::from_secs(90),
+                line_bytes_max: 16 << 20,
+            },
+            registry: RegistryOptions {
+                resources: resources.iter().map(|name| name.to_string()).collect(),
+                namespaces: Vec::new(),
+                ring: RingLimits {
+                    ring_bytes_max: None,
+                    ring_events_max: 100_000,
+                    ring_age_max: Duration::from_secs(24 * 3600),
+                },
+                on_demand: None,
+            },
+            // Its requests would be in the way of those that tests count.
+            schema_check_interval: Duration::from_secs(24 * 3600),
+        }
+    }
+
+    /// With the initial state by LIST instead of by WatchList.
+    pub(crate) fn by_list(mut self) -> Setup {
+        self.reflector.watch_list = false;
+        self
+    }
+
+    pub(crate) fn namespaces(mut self, namespaces: &[&str]) -> Setup {
+        self.registry.namespaces = namespaces.iter().map(|name| name.to_string()).collect();
+        self
+    }
+
+    /// With an apiserver of this setup's own.
+    pub(crate) fn sim(&self) -> SimApiserver {
+        SimApiserver::new(self.sim.clone())
+    }
+}
+
+/// Generous limits for what is cached on demand.
+pub(crate) fn on_demand() -> OnDemand {
+    OnDemand {
+        on_demand_resources_max: 16,
+        size: SizeLimits { on_demand_objects_max: 100_000, on_demand_bytes_max: 512 << 20 },
+        on_demand_idle_timeout: Duration::from_secs(600),
+    }
+}
+
+/// A running kubefan and its apiserver.
+pub(crate) struct Rig {
+    pub(crate) sim: SimApiserver,
+    pub(crate) network: Network,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) metrics: Arc<Metrics>,
+    service: Service<Arc<Registry>>,
+    _stop: DropGuard,
+}
+
+impl Rig {
+    /// Starts kubefan before `sim`; nothing is synced yet.
+    pub(crate) fn start(sim: SimApiserver, setup: Setup) -> Rig {
+        Rig::over(Network::to(sim.clone()), sim, setup)
+    }
+
+    /// The same over a network that the test has prepared.
+    pub(crate) fn over(network: Network, sim: SimApiserver, setup: Setup) -> Rig {
+        let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
+        let counted = metrics.clone();
+        let upstream = network.upstream().with_observer(Arc::new(move |verb, code| {
+            counted.upstream_request(
+                verb.as_str(),
+                code.map_or("error".to_owned(), |code| code.as_u16().to_string()).as_str(),
+            );
+        }));
+        let shared = Shared {
+            upstream: upstream.clone(),
+            discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
+            reflector: setup.reflector,
+            upstream_field_selector: String::new(),
+            schema_check_interval: setup.schema_check_interval,
+        };
+        let stop = CancellationToken::new();
+        let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
+        tokio::spawn(registry.clone().run());
+        let service = Service::new(Arc::new(registry.clone()), CancellationToken::new(), usize::MAX >> 4);
+        Rig { sim, network, registry, metrics, service, _stop: stop.drop_guard() }
+    }
+
+    /// Starts kubefan and waits until it is ready.
+    pub(crate) async fn synced(sim: SimApiserver, setup: Setup) -> Rig {
+        let rig = Rig::start(sim, setup);
+        rig.ready().await;
+        rig
+    }
+
+    /// Waits until every configured resource is synced.
+    pub(crate) async fn ready(&self) {
+        let mut changes = self.registry.changes();
+        let ready = async {
+            while !self.registry.readiness().0 {
+                changes.changed().await.unwrap();
+            }
+        };
+        let limit = Duration::from_secs(600);
+        assert!(tokio::time::timeout(limit, ready).await.is_ok(), "not ready: {}", self.readyz());
+    }
+
+    /// The lines of /readyz.
+    pub(crate) fn readyz(&self) -> String {
+        let (_, lines) = self.registry.readiness();
+        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Waits until a line of /readyz has this text.
+    pub(crate) async fn readyz_has(&self, text: &str) {
+        let limit = Duration::from_secs(600);
+        let found = async {
+            while !self.readyz().contains(text) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        assert!(tokio::time::timeout(limit, found).await.is_ok(), "no {text:?} in {}", self.readyz());
+    }
+
+    /// Starts a watch as a subscriber does.
+    pub(crate) async fn watch(&self, target: Target, resource_version: &str) -> Result<Watch, Status> {
+        let request = WatchRequest {
+            target: Some(target),
+            resource_version: resource_version.to_owned(),
+            timeout_seconds: 0,
+            bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        };
+        let frames = self.service.watch(Request::new(request)).await?.into_inner();
+        let responses = frames.map(|frame| {
+            let frame = frame?;
+            let mut bytes = BytesMut::new();
+            frame.write(&mut bytes);
+            Ok(WatchResponse::decode(bytes).expect("a frame is a message"))
+        });
+        Ok(Watch::over(Box::pin(responses), resource_version))
+    }
+
+    /// Starts a watch of a resource in all namespaces, and takes its snapshot.
+    pub(crate) async fn watch_all(&self, resource: &str) -> Watch {
+        let mut watch = self.watch(target(resource), "").await.unwrap();
+        watch.until_resumable().await;
+        watch
+    }
+
+    /// Lists as a subscriber does.
+    pub(crate) async fn list(&self, target: Target) -> Result<Vec<ListResponse>, Status> {
+        let request = ListRequest { target: Some(target), resource_version: String::new() };
+        let chunks = self.service.list(Request::new(request)).await?.into_inner();
+        chunks.collect::<Vec<_>>().await.into_iter().collect()
+    }
+
+    /// Breaks every connection to the apiserver, and waits until kubefan has noticed.
+    pub(crate) async fn cut(&self) {
+        self.sim.drop_connections();
+        self.readyz_has(" stale: ").await;
+    }
+
+    /// Makes the next requests of a kind fail.
+    pub(crate) fn fault(&self, verb: Verb, fault: Fault, requests: usize) {
+        self.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: Some(pods()), requests });
+    }
+
+    /// What the apiserver holds, by key, in the bytes of a watch.
+    pub(crate) async fn truth(&self, collection: &str) -> BTreeMap<String, String> {
+        let upstream = Network::to(self.sim.clone()).upstream();
+        let path = format!("{collection}?watch=1&timeoutSeconds=1");
+        let mut lines = upstream.watch(&path, LineOptions::default()).await.unwrap();
+        let mut state = BTreeMap::new();
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if let Some(Recorded { kind: "ADDED", object }) = recorded(&line) {
+                state.insert(key_of(&object), object);
+            }
+        }
+        state
+    }
+
+    /// The value of one line of the metrics, by name and labels as they are written; 0 where there is none.
+    pub(crate) fn metric(&self, line: &str) -> f64 {
+        self.registry.refresh_gauges();
+        let text = prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap();
+        let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().expect("a metric's value is a number"))
+    }
+}
+
+fn key_of(object: &str) -> String {
+    let object: Value = serde_json::from_str(object).expect("JSON");
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    format!("{}/{}", text("namespace"), text("name"))
+}
+
+/// All objects of a resource.
+pub(crate) fn target(resource: &str) -> Target {
+    Target { resource: resource.to_owned(), ..Target::default() }
+}
+
+pub(crate) fn pods() -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", "pods")
+}
+
+/// A pod in the namespace `default`.
+pub(crate) fn pod(name: &str, stage: &str) -> Value {
+    pod_in("default", name, stage)
+}
+
+pub(crate) fn pod_in(namespace: &str, name: &str, stage: &str) -> Value {
+    json!({
+        "metadata": { "namespace": namespace, "name": name, "labels": { "stage": stage } },
+        "spec": { "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] },
+    })
+}
+
+/// The versions of the objects of events, in order.
+pub(crate) fn versions(events: &[Recorded]) -> Vec<u64> {
+    let version = |event: &Recorded| {
+        let object: Value = serde_json::from_str(&event.object).expect("JSON");
+        super::objects::version_of(&object)
+    };
+    events.iter().map(version).collect()
+}
