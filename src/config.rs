@@ -156,7 +156,7 @@ impl Default for ServeConfig {
                 field_selector: None,
                 watch_list: WatchListMode::Auto,
                 page_size: 500,
-                // The apiserver sends a bookmark about once a minute.
+                // The apiserver sends a bookmark about once a minute while anything changes.
                 idle_timeout: seconds(90),
                 request_timeout: seconds(60),
                 schema_check_interval: seconds(30),

@@ -5,10 +5,10 @@
 use std::{sync::Arc, time::Duration};
 
 use rand::{SeedableRng, rngs::StdRng};
-use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
+use super::on_demand::Allowance;
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
@@ -17,7 +17,6 @@ use crate::{
     upstream::{
         Reflector, Upstream, UpstreamError,
         backoff::{Backoff, BackoffOptions},
-        client::{Verb, encode_query},
         discovery::{Discovery, DiscoveryError, SchemaFingerprint},
         reflector::{ReflectorError, ReflectorOptions, Step, Target},
     },
@@ -26,15 +25,6 @@ use crate::{
 /// How long a 403 is taken for a passing one while there is something to serve: an apiserver that has just started answers 403
 /// until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-
-/// What an informer may hold that a reader has started.
-#[derive(Debug, Clone, Copy)]
-pub struct SizeLimits {
-    /// Objects.
-    pub on_demand_objects_max: usize,
-    /// JSON bytes.
-    pub on_demand_bytes_max: usize,
-}
 
 /// What all informers share.
 #[derive(Clone)]
@@ -64,7 +54,7 @@ pub enum Stopped {
 pub struct Informer {
     shared: Shared,
     served: Served,
-    limits: Option<SizeLimits>,
+    allowance: Option<Allowance>,
     reflector: Reflector<StdRng>,
     writer: CacheWriter,
     backoff: Backoff,
@@ -73,8 +63,8 @@ pub struct Informer {
 }
 
 impl Informer {
-    /// An informer that has not begun; with `limits` it stops when it holds more.
-    pub fn new(shared: Shared, served: Served, limits: Option<SizeLimits>) -> Self {
+    /// An informer that has not begun; with an allowance it stops when it holds more.
+    pub fn new(shared: Shared, served: Served, allowance: Option<Allowance>) -> Self {
         let target = Target {
             gvr: served.gvr.clone(),
             kind: served.hub.resource().kind.clone(),
@@ -93,7 +83,7 @@ impl Informer {
         Self {
             shared,
             served,
-            limits,
+            allowance,
             reflector,
             writer: CacheWriter::default(),
             backoff: Backoff::new(BackoffOptions::default()),
@@ -109,8 +99,8 @@ impl Informer {
 
     /// Runs until the resource is gone or too large. May be dropped at any time; [`Self::relist`] must come before it is run again.
     pub async fn run(&mut self) -> Stopped {
-        if let Some(limits) = self.limits
-            && let Err(stopped) = check_size(&self.shared, &self.served, limits).await
+        if let Some(allowance) = &self.allowance
+            && let Err(stopped) = allowance.look(&self.shared, &self.served).await
         {
             return stopped;
         }
@@ -122,8 +112,8 @@ impl Informer {
                     self.served.hub.live();
                     None
                 }
-                Ok(Step::Ended) => {
-                    self.served.hub.metrics().watch_restart("timeout");
+                Ok(Step::Ended { reason }) => {
+                    self.served.hub.metrics().watch_restart(reason);
                     None
                 }
                 Err(error) => self.handle(error).await,
@@ -162,25 +152,8 @@ impl Informer {
                 self.wait(None).await;
             }
         }
-        self.too_large()
-    }
-
-    fn too_large(&self) -> Option<Stopped> {
-        let limits = self.limits?;
         let (objects, bytes) = self.writer.held();
-        let over = |what: &str, limit: usize, flag: &str| {
-            let resource = &self.served.gvr;
-            Some(Stopped::TooLarge(format!(
-                "{resource} has more than {limit} {what}, the most that is cached on demand; raise {flag}, or name it with --resource"
-            )))
-        };
-        if objects > limits.on_demand_objects_max {
-            return over("objects", limits.on_demand_objects_max, "--on-demand-objects-max");
-        }
-        if bytes > limits.on_demand_bytes_max {
-            return over("bytes", limits.on_demand_bytes_max, "--on-demand-bytes-max");
-        }
-        None
+        self.allowance.as_mut()?.hold(&self.served.gvr, objects, bytes).err()
     }
 
     /// The one place that decides what a failure means.
@@ -225,37 +198,6 @@ impl Informer {
     }
 }
 
-/// Asks for one object and the number of the others, so that what is far too large is not begun.
-async fn check_size(shared: &Shared, served: &Served, limits: SizeLimits) -> Result<(), Stopped> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Meta {
-        remaining_item_count: Option<usize>,
-    }
-    #[derive(Deserialize)]
-    struct First {
-        metadata: Meta,
-    }
-    let path = served.gvr.collection_path(&served.scope) + &encode_query([("limit", "1")]);
-    // A failure here fails the list that follows too, and is handled there.
-    let Ok(body) = shared.upstream.get(Verb::List, &path).await else { return Ok(()) };
-    let Ok(First { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
-    let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
-    let SizeLimits { on_demand_objects_max, on_demand_bytes_max } = limits;
-    // One object says little about the others' size: only a clear case is refused here.
-    let clearly_too_large = objects.saturating_mul(body.len()) / 4 > on_demand_bytes_max;
-    if objects > on_demand_objects_max || clearly_too_large {
-        return Err(Stopped::TooLarge(format!(
-            "{} has {objects} objects, the first of {} bytes; on demand at most {on_demand_objects_max} objects and \
-             {on_demand_bytes_max} bytes are cached; raise --on-demand-objects-max or --on-demand-bytes-max, or name it \
-             with --resource",
-            served.gvr,
-            body.len()
-        )));
-    }
-    Ok(())
-}
-
 /// Whether discovery agrees that the resource is not served: a 404 alone may come from an apiserver that is starting.
 async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.invalidate().await;
@@ -263,10 +205,13 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
 }
 
-/// Completes when the schema of a resource, or the server's version, is another than when it was first asked for: then the bytes of
-/// objects may have changed without their versions.
-pub async fn schema_changed(shared: Shared, gvr: GroupVersionResource) -> SchemaFingerprint {
-    let mut known = None;
+/// Completes when the schema of a resource, or the server's version, is another than `known`, or than when it was first asked for:
+/// then the bytes of objects may have changed without their versions.
+pub async fn schema_changed(
+    shared: Shared,
+    gvr: GroupVersionResource,
+    mut known: Option<SchemaFingerprint>,
+) -> SchemaFingerprint {
     loop {
         // A failure tells nothing about the schema.
         if let Ok(now) = shared.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {

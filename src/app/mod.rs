@@ -1,6 +1,8 @@
 //! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
 
+mod catalog;
 pub mod informer;
+pub mod on_demand;
 pub mod registry;
 
 use std::{collections::HashMap, future::Future, io, sync::Arc, time::Duration};
@@ -12,8 +14,9 @@ use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tracing::{info, warn};
 
 use self::{
-    informer::{Shared, SizeLimits},
-    registry::{OnDemand, Registry, RegistryOptions},
+    informer::Shared,
+    on_demand::{OnDemand, SizeLimits},
+    registry::{Registry, RegistryOptions},
 };
 use crate::{
     cache::RingLimits,

@@ -96,7 +96,7 @@ pub struct ServeOptions {
     /// Objects per page of a LIST.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PAGE_SIZE", help_heading = "Upstream", value_name = "COUNT"))]
     pub page_size: Option<u32>,
-    /// A watch that brings nothing for this long, not even its bookmark once a minute, is started again.
+    /// A watch that brings nothing for this long, not even the bookmark that comes about once a minute, is started again.
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_UPSTREAM_IDLE_TIMEOUT", help_heading = "Upstream", value_name = "DURATION")

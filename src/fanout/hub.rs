@@ -227,6 +227,8 @@ impl Hub {
         self.enter(phase);
         drop(inner);
         views.iter().for_each(|view| view.close(end.clone()));
+        // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
+        self.metrics.set(CacheGauges::default());
     }
 
     /// The version up to which every view is complete.

@@ -47,7 +47,7 @@ pub struct ReflectorOptions {
     pub page_size: u32,
     /// Whether the initial state is asked for as a watch (`sendInitialEvents`), where the server has it.
     pub watch_list: bool,
-    /// The longest silence of a watch; bookmarks come about once a minute.
+    /// The longest silence of a watch; bookmarks come about once a minute while the cluster's version moves.
     pub upstream_idle_timeout: Duration,
     /// The longest event, in bytes.
     pub line_bytes_max: usize,
@@ -92,8 +92,11 @@ pub enum Step {
     },
     /// A watch was opened: upstream is reachable and answers.
     Watching,
-    /// The watch ended as agreed; the next step opens another.
-    Ended,
+    /// The watch ended as agreed, or was silent for too long; the next step opens another.
+    Ended {
+        /// Which of the two, as a metric's label: `timeout` or `idle`.
+        reason: &'static str,
+    },
 }
 
 /// Why a step failed. The phase is named, because it tells what was not reached.
@@ -375,7 +378,13 @@ impl<R: Rng> Reflector<R> {
             Ok(None) => {
                 self.state = State::Listed { version };
                 let short = !watch.moved && watch.opened.elapsed() < WATCH_SHORT;
-                return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended) };
+                return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended { reason: "timeout" }) };
+            }
+            // A half-open connection, or a resource that is quiet: an apiserver sends no bookmark before the version has moved beyond
+            // the one that the watch began with. If it is the former, opening the next watch fails.
+            Err(UpstreamError::Idle { .. }) => {
+                self.state = State::Listed { version };
+                return Ok(Step::Ended { reason: "idle" });
             }
             Err(error) => return Err(self.watch_failed(version, error)),
         };

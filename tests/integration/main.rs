@@ -10,7 +10,9 @@ mod failures;
 mod harness;
 mod harness_works;
 mod memory;
+mod on_demand;
 mod resume;
+mod scopes;
 mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
@@ -22,7 +24,9 @@ fn main() -> std::process::ExitCode {
         harness::process::TESTS,
         harness_works::TESTS,
         memory::TESTS,
+        on_demand::TESTS,
         resume::TESTS,
+        scopes::TESTS,
         upstream_faults::TESTS,
     ])
 }

@@ -20,7 +20,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told,
         retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing,
-        a_silent_connection_is_given_up_and_the_watch_goes_on, compression_and_fragments_change_nothing,
+        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure, compression_and_fragments_change_nothing,
         an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
         a_line_that_is_too_long_is_listed_instead, an_object_too_long_for_a_watch_comes_by_list,
         a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
@@ -211,6 +211,19 @@ async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
     assert!(silence >= Duration::from_secs(90) && silence < Duration::from_secs(95), "{silence:?}");
     let restarts = r#"kubefan_upstream_watch_restarts_total{group="",namespace="",reason="idle",resource="pods"}"#;
     assert_eq!(rig.metric(restarts), 1.0);
+}
+
+async fn a_quiet_resource_is_no_failure() {
+    // No bookmark comes before the version has moved.
+    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
+    let mut phase = rig.registry.hubs().remove(0).1.phase();
+    let half_an_hour = Duration::from_secs(1800);
+    let stale = phase.wait_for(|phase| *phase != kubefan::fanout::Phase::Synced);
+    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it stays synced");
+    let asked = &rig.network.asked(PODS)[before..];
+    assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
+    let expected = write(&rig, "b");
+    assert_bridged("quiet", &rig, &mut watch, &expected).await;
 }
 
 async fn compression_and_fragments_change_nothing() {

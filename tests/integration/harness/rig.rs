@@ -7,14 +7,17 @@ use bytes::BytesMut;
 use futures::StreamExt;
 use kubefan::{
     app::{
-        informer::{Shared, SizeLimits},
-        registry::{OnDemand, Registry, RegistryOptions},
+        informer::Shared,
+        on_demand::{OnDemand, SizeLimits},
+        registry::{Registry, RegistryOptions},
     },
     cache::RingLimits,
     model::GroupVersionResource,
     proto::{
         service::watch_service_server::WatchService,
-        v1alpha1::{ListRequest, ListResponse, Target, WatchRequest, WatchResponse},
+        v1alpha1::{
+            ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest, WatchResponse,
+        },
     },
     server::grpc::Service,
     sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
@@ -44,6 +47,7 @@ pub(crate) struct Setup {
     pub(crate) reflector: ReflectorOptions,
     pub(crate) registry: RegistryOptions,
     pub(crate) schema_check_interval: Duration,
+    pub(crate) upstream_field_selector: String,
 }
 
 impl Setup {
@@ -69,6 +73,7 @@ impl Setup {
             },
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
+            upstream_field_selector: String::new(),
         }
     }
 
@@ -80,6 +85,12 @@ impl Setup {
 
     pub(crate) fn namespaces(mut self, namespaces: &[&str]) -> Setup {
         self.registry.namespaces = namespaces.iter().map(|name| name.to_string()).collect();
+        self
+    }
+
+    /// With other resources cached when they are asked for.
+    pub(crate) fn on_demand(mut self, on_demand: OnDemand) -> Setup {
+        self.registry.on_demand = Some(on_demand);
         self
     }
 
@@ -128,7 +139,7 @@ impl Rig {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             reflector: setup.reflector,
-            upstream_field_selector: String::new(),
+            upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
         };
         let stop = CancellationToken::new();
@@ -204,6 +215,11 @@ impl Rig {
         let request = ListRequest { target: Some(target), resource_version: String::new() };
         let chunks = self.service.list(Request::new(request)).await?.into_inner();
         chunks.collect::<Vec<_>>().await.into_iter().collect()
+    }
+
+    /// What `ListResources` answers.
+    pub(crate) async fn resources(&self) -> Vec<ResourceStatus> {
+        self.service.list_resources(Request::new(ListResourcesRequest {})).await.unwrap().into_inner().resources
     }
 
     /// Breaks every connection to the apiserver, and waits until kubefan has noticed.

@@ -1,0 +1,134 @@
+//! How servers find caches: a name becomes a cache, or a refusal that says what to do.
+
+use std::{sync::Arc, time::SystemTime};
+
+use super::registry::{Cache, Registry};
+use crate::{
+    fanout::{Catalog, Phase, Refusal, Served},
+    model::{GroupVersionResource, ResourceVersion, Scope},
+    proto::v1alpha1::{ResourceState, ResourceStatus},
+    upstream::discovery::DiscoveryError,
+};
+
+impl Catalog for Arc<Registry> {
+    async fn find(&self, group: &str, version: &str, resource: &str, namespace: &str) -> Result<Served, Refusal> {
+        // What is cached under this name is answered without asking anyone: upstream may be away just now.
+        if let Some(served) = self.by_name(group, version, resource, namespace)? {
+            return Ok(served);
+        }
+        let discovery = &self.shared.discovery;
+        let info = match (group, version) {
+            ("", "") => discovery.resolve(resource).await,
+            _ => discovery.find(group, version, resource).await,
+        };
+        let info = info.map_err(refusal)?;
+        let id = (info.gvr.clone(), self.scope_of(info.namespaced, namespace)?);
+        if let Some(cache) = self.caches.get(&id) {
+            return Ok(cache.served.clone());
+        }
+        if let Some(missing) = self.missing.get(resource).or_else(|| self.missing.get(&info.gvr.to_string())) {
+            return Err(not_synced(resource, &missing.message));
+        }
+        self.may_start(&id)?;
+        let resolved = self.resolve(&info.gvr.group, &info.gvr.version, &info.gvr.resource).await.map_err(refusal)?;
+        self.start_for_reader(&resolved, id.1).await
+    }
+
+    fn list(&self) -> Vec<ResourceStatus> {
+        let mut all: Vec<_> = self.caches.iter().map(|cache| status(&cache)).collect();
+        all.extend(self.missing.iter().map(|missing| ResourceStatus {
+            name: missing.key().clone(),
+            state: state(missing.phase).into(),
+            message: missing.message.clone(),
+            ..ResourceStatus::default()
+        }));
+        all.sort_by(|a, b| (&a.name, &a.namespace).cmp(&(&b.name, &b.namespace)));
+        all
+    }
+}
+
+impl Registry {
+    /// A configured resource by the name it was configured by, or any cached one by its full name.
+    fn by_name(&self, group: &str, version: &str, resource: &str, namespace: &str) -> Result<Option<Served>, Refusal> {
+        let short = group.is_empty() && version.is_empty();
+        let wanted = GroupVersionResource::new(group, version, resource);
+        let named = |cache: &Cache| match short {
+            true => !cache.on_demand && cache.name == resource,
+            false => cache.served.gvr == wanted,
+        };
+        let found = self.caches.iter().find(|cache| named(cache)).map(|cache| cache.served.clone());
+        let Some(served) = found else {
+            // Not found is for discovery to say, which may know better by now.
+            let missing = self.missing.get(resource).filter(|missing| short && missing.phase == Phase::Syncing);
+            return missing.map_or(Ok(None), |missing| Err(not_synced(resource, &missing.message)));
+        };
+        let scope = self.scope_of(served.namespaced, namespace)?;
+        Ok(self.caches.get(&(served.gvr, scope)).map(|cache| cache.served.clone()))
+    }
+
+    /// Which of the scopes a request is for.
+    fn scope_of(&self, namespaced: bool, namespace: &str) -> Result<Scope, Refusal> {
+        let namespaces = &self.options.namespaces;
+        if namespaces.is_empty() || !namespaced {
+            return Ok(Scope::Cluster);
+        }
+        if namespaces.iter().any(|known| known == namespace) {
+            return Ok(Scope::Namespace(namespace.to_owned()));
+        }
+        let known = namespaces.join(", ");
+        match namespace {
+            "" => Err(Refusal::Invalid {
+                field: "target.namespace",
+                message: format!(
+                    "this kubefan caches single namespaces, and versions do not compare across them; name one of {known}"
+                ),
+            }),
+            namespace => Err(Refusal::NotCached(format!(
+                "namespace {namespace:?} is not cached (only {known}); start kubefan with --namespace {namespace}"
+            ))),
+        }
+    }
+}
+
+fn not_synced(resource: &str, message: &str) -> Refusal {
+    Refusal::NotSynced { resource: resource.to_owned(), message: message.to_owned() }
+}
+
+fn refusal(error: DiscoveryError) -> Refusal {
+    let message = error.to_string();
+    match error {
+        DiscoveryError::UnknownResource { .. } => Refusal::NotFound(message),
+        DiscoveryError::NotWatchable { .. } => Refusal::Invalid { field: "target.resource", message },
+        DiscoveryError::GroupUnavailable { .. } | DiscoveryError::Upstream(_) => Refusal::Unavailable(message),
+    }
+}
+
+fn status(cache: &Cache) -> ResourceStatus {
+    let status = cache.served.hub.status();
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let text = |version: Option<ResourceVersion>| version.map_or_else(String::new, |v| v.to_string());
+    ResourceStatus {
+        name: cache.name.clone(),
+        resource: Some(cache.served.hub.resource().clone()),
+        namespace: cache.served.scope.namespace().to_owned(),
+        state: state(status.phase).into(),
+        message: status.message,
+        resource_version: text(status.version),
+        oldest_resource_version: text(status.oldest),
+        object_count: count(status.objects),
+        object_bytes: count(status.object_bytes),
+        synced_since: status.synced_since.map(|since: SystemTime| since.into()),
+        subscribers: count(status.subscribers),
+        on_demand: cache.on_demand,
+    }
+}
+
+fn state(phase: Phase) -> ResourceState {
+    match phase {
+        Phase::Syncing => ResourceState::Syncing,
+        Phase::Synced => ResourceState::Synced,
+        Phase::Stale => ResourceState::Stale,
+        Phase::NotFound => ResourceState::NotFound,
+        Phase::Forbidden => ResourceState::Forbidden,
+    }
+}

@@ -1,0 +1,330 @@
+//! What nobody configured and somebody asks for: cached within limits, told with the flag that raises them, and let go when nobody
+//! reads it any more.
+
+use std::time::Duration;
+
+use kubefan::{
+    app::on_demand::{OnDemand, SizeLimits},
+    proto::v1alpha1::Target,
+    sim::apiserver::{Fault, Verb},
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    network::Network,
+    objects::version_of,
+    record::{Query, Watch, connect},
+    rig::{PODS, Rig, Setup, on_demand, pod, pods, target, versions},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_custom_resource_is_selected_by_its_selectable_fields;
+    paused: a_resource_is_cached_when_it_is_asked_for, every_name_of_a_resource_leads_to_one_cache,
+        what_nobody_configured_names_the_flags, the_number_of_resources_is_limited,
+        what_is_clearly_too_large_is_not_begun, a_first_sync_that_grows_too_large_is_given_up,
+        what_grows_too_large_later_ends_its_streams, the_bytes_of_all_are_limited_together,
+        what_nobody_reads_is_let_go_and_comes_back, a_reader_waits_for_the_first_sync_and_no_longer,
+        a_narrowed_cache_is_measured_as_narrowed;
+};
+
+fn limited(objects: usize, bytes: usize) -> OnDemand {
+    OnDemand { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }
+}
+
+fn fill(rig: &Rig, from: usize, to: usize) {
+    for n in from..to {
+        rig.sim.create(&pods(), pod(&format!("p{n}"), "new")).unwrap();
+    }
+}
+
+async fn refused(rig: &Rig, resource: &str) -> Status {
+    rig.watch(target(resource), "").await.err().expect("it is refused")
+}
+
+fn assert_exhausted(status: &Status, flag: &str) {
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert!(status.message().contains(flag), "{status}");
+    assert!(status.get_details_retry_info().is_some());
+}
+
+async fn a_resource_is_cached_when_it_is_asked_for() {
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 3);
+    assert_eq!(rig.network.asked(PODS).len(), 0, "nobody has asked");
+    let mut watch = rig.watch_all("pods").await;
+    assert_eq!(watch.state, rig.truth(PODS).await);
+    let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    watch.until(last).await;
+    assert_eq!(versions(&watch.events), [last]);
+    let resources = rig.resources().await;
+    assert!(resources.len() == 1 && resources[0].on_demand && resources[0].subscribers == 1, "{resources:?}");
+    assert_eq!(rig.readyz(), "", "readiness is about what is configured");
+}
+
+async fn every_name_of_a_resource_leads_to_one_cache() {
+    let setup = Setup::of(&["deploy"]).on_demand(on_demand());
+    let sim = setup.sim();
+    let rig = Rig::synced(sim, setup).await;
+    let mut watches = Vec::new();
+    for name in ["pods", "po", "pod", "Pod", "pods.v1."] {
+        watches.push(rig.watch_all(name).await);
+    }
+    let by_full_name = Target { version: "v1".into(), ..target("pods") };
+    watches.push(rig.watch(by_full_name, "").await.unwrap());
+    for name in ["deployments", "deploy", "deployment.apps", "deployments.v1.apps"] {
+        watches.push(rig.watch_all(name).await);
+    }
+    assert_eq!(rig.sim.stats().open_watches.len(), 2);
+    assert_eq!(rig.sim.stats().watches_started, 2, "one watch each");
+    let resources = rig.resources().await;
+    let names: Vec<_> = resources.iter().map(|one| (one.name.as_str(), one.on_demand, one.subscribers)).collect();
+    assert_eq!(names, [("deploy", false, 4), ("pods", true, 6)]);
+}
+
+async fn what_nobody_configured_names_the_flags() {
+    let setup = Setup::of(&["nodes"]);
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let status = refused(&rig, "deploy").await;
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "NOT_CACHED");
+    assert!(
+        status.message().contains("--resource deployments.apps") && status.message().contains("--on-demand"),
+        "{status}"
+    );
+    let status = refused(&rig, "podz").await;
+    assert_eq!(status.code(), Code::NotFound, "{status}");
+    assert!(status.message().contains("did you mean \"pods\""), "{status}");
+}
+
+async fn the_number_of_resources_is_limited() {
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_resources_max: 2, ..on_demand() });
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let _pods = rig.watch_all("pods").await;
+    let _services = rig.watch_all("services").await;
+    assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-resources-max");
+    rig.watch_all("svc").await;
+    rig.watch_all("nodes").await;
+    assert_eq!(rig.network.asked("/api/v1/configmaps").len(), 0);
+}
+
+async fn what_is_clearly_too_large_is_not_begun() {
+    let setup = Setup::of(&[]).on_demand(limited(5, 1 << 30));
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 20);
+    let begun = Instant::now();
+    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert!(begun.elapsed() < Duration::from_secs(1), "the reader is told at once, not after {:?}", begun.elapsed());
+    let asked = rig.network.asked(PODS);
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(asked[0].path.contains("limit=1"), "{asked:?}");
+    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert_eq!(rig.network.asked(PODS).len(), 1, "the answer is remembered");
+
+    for n in 3..20 {
+        rig.sim.delete(&pods(), "default", &format!("p{n}")).unwrap();
+    }
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(rig.watch_all("pods").await.state.len(), 3, "for a minute");
+}
+
+async fn a_first_sync_that_grows_too_large_is_given_up() {
+    for (limits, flag) in
+        [(limited(5, 1 << 30), "--on-demand-objects-max"), (limited(100, 3000), "--on-demand-bytes-max")]
+    {
+        for watch_list in [true, false] {
+            let mut setup = Setup::of(&[]).on_demand(limits);
+            setup.reflector.watch_list = watch_list;
+            setup.reflector.page_size = 3;
+            let sim = setup.sim();
+            let rig = Rig::synced(sim, setup).await;
+            fill(&rig, 0, 40);
+            // The look before it fails, as it does where a list is not allowed.
+            rig.fault(Verb::List, Fault::InternalError, 1);
+            let begun = Instant::now();
+            assert_exhausted(&refused(&rig, "pods").await, flag);
+            assert!(begun.elapsed() < Duration::from_secs(1), "{flag}: {:?}", begun.elapsed());
+            let asked = rig.network.asked(PODS).len();
+            assert!(asked <= 5, "{flag}: it stops where the limit is passed, not after all pages: {asked}");
+            assert_eq!(rig.sim.stats().open_watches.len(), 0, "{flag}");
+            assert!(rig.resources().await.is_empty(), "{flag}");
+        }
+    }
+}
+
+async fn what_grows_too_large_later_ends_its_streams() {
+    let setup = Setup::of(&["nodes"]).on_demand(limited(5, 1 << 30));
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 5);
+    let mut nodes = rig.watch_all("nodes").await;
+    let mut watch = rig.watch_all("pods").await;
+    fill(&rig, 5, 6);
+    let status = loop {
+        match watch.step().await {
+            Ok(step) => assert!(step.is_some(), "it says why"),
+            Err(status) => break status,
+        }
+    };
+    assert!(status.message().contains("--on-demand-objects-max"), "{status}");
+    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert_eq!(rig.sim.stats().open_watches.len(), 1, "the nodes'");
+    let node = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    let created = rig.sim.create(&node, json!({ "metadata": { "name": "n1" } })).unwrap();
+    nodes.until(created).await;
+}
+
+async fn the_bytes_of_all_are_limited_together() {
+    let setup = Setup::of(&[]).on_demand(limited(1000, 10_000));
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 15);
+    let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+    let big =
+        |name: &str| json!({ "metadata": { "namespace": "default", "name": name }, "data": { "a": "x".repeat(3000) } });
+    for name in ["one", "two"] {
+        rig.sim.create(&configmaps, big(name)).unwrap();
+    }
+    let mut watch = rig.watch_all("pods").await;
+    let held = rig.resources().await[0].object_bytes;
+    assert!((4_000..10_000).contains(&held), "each alone would fit: {held}");
+    assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-bytes-max");
+    let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    watch.until(last).await;
+    drop(watch);
+    // What is let go makes room.
+    sleep(Duration::from_secs(900)).await;
+    assert_eq!(rig.watch_all("configmaps").await.state.len(), 2);
+}
+
+async fn what_nobody_reads_is_let_go_and_comes_back() {
+    let idle = Duration::from_secs(60);
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_idle_timeout: idle, ..on_demand() });
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 3);
+    let labels = r#"{group="",namespace="",resource="pods"}"#;
+    let gauges = [
+        "kubefan_cached_objects",
+        "kubefan_cached_object_bytes",
+        "kubefan_ring_events",
+        "kubefan_synced",
+        "kubefan_subscribers",
+    ];
+    for _ in 0..2 {
+        let mut watch = rig.watch_all("pods").await;
+        sleep(idle * 10).await;
+        let last = rig.sim.create(&pods(), pod("kept", "new")).unwrap();
+        watch.until(last).await;
+        rig.sim.delete(&pods(), "default", "kept").unwrap();
+        watch.until(rig.sim.revision()).await;
+        assert_eq!(watch.gaps, [], "who reads keeps it");
+        assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), 3.0);
+        drop(watch);
+        for _ in 0..5 {
+            sleep(idle / 2).await;
+            rig.list(target("po")).await.unwrap();
+        }
+        assert_eq!(rig.resources().await.len(), 2, "a list is a reader too");
+        sleep(idle * 2).await;
+        assert_eq!(rig.sim.stats().open_watches.len(), 1, "only the nodes' watch is left");
+        assert_eq!(rig.resources().await.len(), 1);
+        for gauge in gauges {
+            assert_eq!(rig.metric(&format!("{gauge}{labels}")), 0.0, "{gauge}");
+        }
+        assert_eq!(rig.readyz(), "nodes synced", "what was configured stays");
+    }
+}
+
+async fn a_reader_waits_for_the_first_sync_and_no_longer() {
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let sim = setup.sim();
+    let rig = Rig::synced(sim, setup).await;
+    rig.fault(Verb::Watch, Fault::ServiceUnavailable, 4);
+    let begun = Instant::now();
+    let status = refused(&rig, "pods").await;
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.get_details_retry_info().is_some() && status.message().contains("503"), "{status}");
+    assert_eq!(begun.elapsed().as_secs(), 5);
+    sleep(Duration::from_secs(60)).await;
+    rig.watch_all("pods").await;
+    assert_eq!(rig.resources().await.len(), 1);
+}
+
+async fn a_narrowed_cache_is_measured_as_narrowed() {
+    let mut setup = Setup::of(&[]).on_demand(limited(5, 1 << 30));
+    setup.upstream_field_selector = "spec.nodeName=n1".to_owned();
+    let sim = setup.sim();
+    for n in 0..20 {
+        let mut pod = pod(&format!("p{n}"), "new");
+        pod["spec"]["nodeName"] = if n < 3 { "n1".into() } else { "n2".into() };
+        sim.create(&pods(), pod).unwrap();
+    }
+    let rig = Rig::over(Network::to(sim.clone()), sim, setup);
+    rig.ready().await;
+    assert_eq!(rig.watch_all("pods").await.state.len(), 3);
+    assert!(rig.network.asked(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
+}
+
+async fn a_custom_resource_is_selected_by_its_selectable_fields() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("paints").await;
+    let schema = json!({ "type": "object", "properties": {
+        "spec": { "type": "object", "properties": { "color": { "type": "string" }, "size": { "type": "integer" } } },
+    }});
+    let crd = json!({
+        "metadata": { "name": "paints.kubefan.example.org" },
+        "spec": {
+            "group": "kubefan.example.org", "scope": "Namespaced",
+            "names": { "plural": "paints", "singular": "paint", "kind": "Paint" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema },
+                "selectableFields": [{ "jsonPath": ".spec.color" }, { "jsonPath": ".spec.size" }],
+            }],
+        },
+    });
+    api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
+    let paints = format!("/apis/kubefan.example.org/v1/namespaces/{namespace}/paints");
+    crate::harness::wait::until("the paints", crate::harness::wait::SOON, || async {
+        (api.request(reqwest::Method::GET, &paints, None).await.0 == 200).then_some(())
+    })
+    .await;
+    // No --resource: on a loopback address readers choose.
+    let kubefan = Kubefan::start(&api, &["--schema-check-interval", "1s"]).await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let selected = |fields: &'static str| Target {
+        namespace: namespace.clone(),
+        ..Query { fields, ..Query::default() }.target("paints.kubefan.example.org")
+    };
+    // Asked again while the OpenAPI document is still without the new resource.
+    let mut watch = crate::harness::wait::until("the selectable fields", crate::harness::wait::SOON, || {
+        let mut client = client.clone();
+        let target = selected("spec.color=blue,spec.size!=3");
+        async move { Watch::start(&mut client, target, "").await.ok() }
+    })
+    .await;
+    watch.until_resumable().await;
+    let paint = |name: &str, color: &str, size: u32| {
+        json!({
+            "apiVersion": "kubefan.example.org/v1", "kind": "Paint", "metadata": { "name": name },
+            "spec": { "color": color, "size": size },
+        })
+    };
+    api.create(&paints, &paint("red", "red", 1)).await;
+    let blue = version_of(&api.create(&paints, &paint("blue", "blue", 1)).await);
+    let grown = version_of(&api.patch(&format!("{paints}/blue"), &json!({ "spec": { "size": 3 } })).await);
+    let turned = version_of(&api.patch(&format!("{paints}/red"), &json!({ "spec": { "color": "blue" } })).await);
+    watch.until(turned).await;
+    assert_eq!(versions(&watch.events), [blue, grown, turned]);
+    assert_eq!((watch.left, watch.state.len()), (1, 1));
+    let direct = format!("{paints}?fieldSelector=spec.color%3Dblue,spec.size!%3D3");
+    assert_eq!(api.get_json(&direct).await["items"].as_array().unwrap().len(), 1, "the apiserver agrees");
+
+    let status = Watch::start(&mut client, selected("spec.shape=round"), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert!(status.message().contains("spec.shape"), "{status}");
+}

@@ -1,0 +1,169 @@
+//! `--namespace`: each namespace is a cache with versions, an upstream watch, metrics and a readiness of its own, and a subscription
+//! names one, because across them there is no common order to promise.
+
+use kubefan::{
+    proto::v1alpha1::{ResourceState, Target},
+    sim::apiserver::SimApiserver,
+};
+use serde_json::json;
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::harness::{
+    Test,
+    network::{Asked, Network, answer},
+    rig::{PODS, Rig, Setup, pod_in, pods, target, versions},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    paused: each_namespace_is_a_cache_of_its_own, a_watch_across_namespaces_is_refused_with_their_names,
+        a_namespace_that_is_not_cached_names_the_flag, a_namespace_that_is_denied_leaves_the_others,
+        cluster_scoped_resources_are_cached_once, a_version_of_one_namespace_means_nothing_in_another,
+        two_names_of_one_resource_are_one_cache;
+};
+
+const ALPHA: &str = "/api/v1/namespaces/alpha/pods";
+const BETA: &str = "/api/v1/namespaces/beta/pods";
+
+fn setup(resources: &[&str]) -> (SimApiserver, Setup) {
+    let setup = Setup::of(resources).namespaces(&["alpha", "beta"]);
+    let sim = setup.sim();
+    let namespaces = kubefan::model::GroupVersionResource::new("", "v1", "namespaces");
+    for name in ["alpha", "beta", "gamma"] {
+        sim.create(&namespaces, json!({ "metadata": { "name": name } })).unwrap();
+        sim.create(&pods(), pod_in(name, "first", "new")).unwrap();
+    }
+    (sim, setup)
+}
+
+fn in_namespace(namespace: &str, labels: &str) -> Target {
+    Target { namespace: namespace.to_owned(), label_selector: labels.to_owned(), ..target("pods") }
+}
+
+async fn each_namespace_is_a_cache_of_its_own() {
+    let (sim, setup) = setup(&["pods"]);
+    let rig = Rig::synced(sim, setup).await;
+    assert_eq!(rig.readyz(), "pods/alpha synced\npods/beta synced");
+    let mut alpha = rig.watch(in_namespace("alpha", ""), "").await.unwrap();
+    let mut beta = rig.watch(in_namespace("beta", ""), "").await.unwrap();
+    alpha.until_resumable().await;
+    beta.until_resumable().await;
+    assert_eq!(alpha.state.keys().collect::<Vec<_>>(), ["alpha/first"]);
+    let (mut in_alpha, mut in_beta) = (Vec::new(), Vec::new());
+    for name in ["b", "c", "d"] {
+        in_alpha.push(rig.sim.create(&pods(), pod_in("alpha", name, "new")).unwrap());
+        in_beta.push(rig.sim.create(&pods(), pod_in("beta", name, "new")).unwrap());
+        rig.sim.create(&pods(), pod_in("gamma", name, "new")).unwrap();
+    }
+    alpha.until(in_alpha[2]).await;
+    beta.until(in_beta[2]).await;
+    assert_eq!((versions(&alpha.events), versions(&beta.events)), (in_alpha, in_beta));
+    assert_eq!(alpha.state, rig.truth(ALPHA).await);
+    assert_eq!(beta.state, rig.truth(BETA).await);
+
+    let mut more = Vec::new();
+    for n in 0..20 {
+        more.push(rig.watch(in_namespace("alpha", &format!("stage!=s{n}")), "").await.unwrap());
+    }
+    assert_eq!(rig.sim.stats().open_watches[&pods()], 2, "one watch upstream for each namespace, whoever subscribes");
+    assert_eq!(rig.network.asked(PODS).len(), 0, "and none for all of them");
+    for (namespace, objects, subscribers) in [("alpha", 4.0, 21.0), ("beta", 4.0, 1.0)] {
+        let labels = format!(r#"{{group="",namespace="{namespace}",resource="pods"}}"#);
+        assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), objects);
+        assert_eq!(rig.metric(&format!("kubefan_subscribers{labels}")), subscribers);
+        assert_eq!(rig.metric(&format!("kubefan_synced{labels}")), 1.0);
+    }
+    let resources = rig.resources().await;
+    let names: Vec<_> =
+        resources.iter().map(|one| (one.name.as_str(), one.namespace.as_str(), one.subscribers)).collect();
+    assert_eq!(names, [("pods", "alpha", 21), ("pods", "beta", 1)]);
+}
+
+async fn a_watch_across_namespaces_is_refused_with_their_names() {
+    let (sim, setup) = setup(&["pods"]);
+    let rig = Rig::synced(sim, setup).await;
+    let status = rig.watch(target("pods"), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "target.namespace");
+    assert!(status.message().contains("alpha, beta"), "{status}");
+    assert_eq!(rig.list(target("pods")).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+async fn a_namespace_that_is_not_cached_names_the_flag() {
+    let (sim, setup) = setup(&["pods"]);
+    let rig = Rig::synced(sim, setup).await;
+    let status = rig.watch(in_namespace("gamma", ""), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("alpha, beta") && status.message().contains("--namespace gamma"), "{status}");
+}
+
+async fn a_namespace_that_is_denied_leaves_the_others() {
+    let (sim, setup) = setup(&["pods"]);
+    let network = Network::to(sim.clone());
+    network.rule(|path| {
+        let denied = json!({ "kind": "Status", "code": 403, "reason": "Forbidden", "message": "pods is forbidden: no, not there" });
+        path.starts_with(BETA).then(|| answer(403, vec![denied.to_string()], false))
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.readyz_has("pods/beta forbidden: ").await;
+    rig.readyz_has("pods/alpha synced").await;
+    assert!(!rig.registry.readiness().0);
+    let mut alpha = rig.watch(in_namespace("alpha", ""), "").await.unwrap();
+    alpha.until_resumable().await;
+    let status = rig.watch(in_namespace("beta", ""), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert!(status.message().contains("no, not there"), "{status}");
+    let states: Vec<_> = rig.resources().await.iter().map(|one| one.state()).collect();
+    assert_eq!(states, [ResourceState::Synced, ResourceState::Forbidden]);
+
+    rig.network.clear_rules();
+    rig.ready().await;
+    let last = rig.sim.create(&pods(), pod_in("alpha", "later", "new")).unwrap();
+    alpha.until(last).await;
+    assert_eq!(alpha.gaps, [], "the other namespace's trouble was not this one's");
+}
+
+async fn cluster_scoped_resources_are_cached_once() {
+    let (sim, setup) = setup(&["pods", "nodes"]);
+    let nodes = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    let created = sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
+    let rig = Rig::synced(sim, setup).await;
+    assert_eq!(rig.readyz(), "nodes synced\npods/alpha synced\npods/beta synced");
+    let mut watch = rig.watch_all("nodes").await;
+    watch.until(created).await;
+    assert_eq!(watch.state.keys().collect::<Vec<_>>(), ["/n1"]);
+    let asked: Vec<Asked> = rig.network.asked("/api/v1/nodes");
+    assert_eq!(asked.len(), 1);
+    let status = rig.watch(Target { namespace: "alpha".into(), ..target("nodes") }, "").await.err().unwrap();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert!(status.message().contains("not namespaced"), "{status}");
+}
+
+async fn a_version_of_one_namespace_means_nothing_in_another() {
+    let (sim, setup) = setup(&["pods"]);
+    let rig = Rig::synced(sim, setup).await;
+    let mut beta = rig.watch(in_namespace("beta", ""), "").await.unwrap();
+    let ahead = rig.sim.create(&pods(), pod_in("beta", "ahead", "new")).unwrap();
+    beta.until(ahead).await;
+    // It is met by alpha's own progress, and nothing of alpha's is skipped.
+    let next = rig.sim.create(&pods(), pod_in("alpha", "next", "new")).unwrap();
+    let mut alpha = rig.watch(in_namespace("alpha", ""), &beta.resume_version).await.unwrap();
+    alpha.until(next).await;
+    assert_eq!(versions(&alpha.events), [next]);
+}
+
+async fn two_names_of_one_resource_are_one_cache() {
+    let setup = Setup::of(&["pods", "po"]);
+    let sim = setup.sim();
+    sim.create(&pods(), pod_in("default", "first", "new")).unwrap();
+    let rig = Rig::synced(sim, setup).await;
+    let mut watch = rig.watch_all("po").await;
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    let last = rig.sim.create(&pods(), pod_in("default", "later", "new")).unwrap();
+    watch.until(last).await;
+    assert_eq!(versions(&watch.events), [last]);
+    assert_eq!(rig.network.asked(PODS).len(), 1, "one list and watch, and no turn by turn");
+    assert_eq!(rig.readyz().matches("synced").count(), 1);
+    assert!(rig.registry.readiness().0);
+}
