@@ -77,7 +77,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
             match fetch(&client, target, &args.resource_version).await {
                 Ok(one) => found.push(one),
                 // One that is not there leaves the others.
-                Err(error @ ClientError::Status { .. }) => {
+                Err(error @ ClientError::Status(_)) => {
                     eprintln!("{}", describe(&error).replace('\n', " "));
                     failed = true;
                 }

@@ -119,7 +119,8 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
 
 /// The command with the defaults of `serve` in its help.
 fn command() -> clap::Command {
-    let command = Cli::command();
+    // Names of variables belong into the help, their values do not.
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
     #[cfg(feature = "server")]
     let command = command.mut_subcommand("serve", serve::with_defaults);
     command
