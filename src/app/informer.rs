@@ -88,7 +88,7 @@ impl Informer {
             served.parser.clone(),
             shared.reflector,
             Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
-            StdRng::from_rng(&mut rand::rng()),
+            generator(),
         );
         Self {
             shared,
@@ -97,7 +97,7 @@ impl Informer {
             reflector,
             writer: CacheWriter::default(),
             backoff: Backoff::new(BackoffOptions::default()),
-            random: StdRng::from_rng(&mut rand::rng()),
+            random: generator(),
             forbidden_since: None,
         }
     }
@@ -261,6 +261,12 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.invalidate().await;
     let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
+}
+
+/// A generator for jitter, for one informer.
+#[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+fn generator() -> StdRng {
+    StdRng::from_rng(&mut rand::rng())
 }
 
 /// Completes when the schema of a resource, or the server's version, is another than when it was first asked for: then the bytes of

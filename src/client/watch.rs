@@ -121,7 +121,7 @@ impl WatchStream {
             resume_version: options.resource_version.clone(),
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
-            rng: options.seed.map_or_else(|| SmallRng::from_rng(&mut rand::rng()), SmallRng::seed_from_u64),
+            rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
             broken: false,
             state: State::Waiting(None),
             options,
@@ -234,6 +234,12 @@ impl WatchStream {
         self.broken = true;
         Ok(WatchItem::Disconnected { error, retry_in })
     }
+}
+
+/// Chance for jitter, where the caller gave no seed.
+#[expect(clippy::disallowed_methods, reason = "a program that uses the client need not bring a generator")]
+fn generator() -> SmallRng {
+    SmallRng::from_rng(&mut rand::rng())
 }
 
 #[cfg(all(test, feature = "server"))]

@@ -42,7 +42,8 @@ async fn a_cache_costs_little_more_than_its_json() {
     let json = gauge(&kubefan, "kubefan_cached_object_bytes").await;
     let synced = memory(&kubefan, "VmRSS");
 
-    let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, Query::default().target("pods"), "").await.unwrap();
+    let mut watch =
+        Watch::start(&mut connect(kubefan.grpc_addr).await, Query::default().target("pods"), "").await.unwrap();
     for _ in 0..scale.updates {
         load::apply(&api, workload.next_change()).await;
     }

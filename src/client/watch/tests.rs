@@ -1,5 +1,7 @@
 //! The watch against a server that plays a script, one part per stream.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex},
