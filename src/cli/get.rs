@@ -6,7 +6,6 @@ use std::{
 };
 
 use clap::Args;
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 

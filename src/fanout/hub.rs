@@ -247,7 +247,10 @@ impl Hub {
         match tokio::time::timeout(limit, reached).await {
             Ok(_) => Ok(()),
             Err(_) => match self.head() {
-                Some(current) if current < version => Err(Refusal::Future { requested: version, current }),
+                Some(current) if current < version => {
+                    self.metrics.resume(Resume::Future);
+                    Err(Refusal::Future { requested: version, current })
+                }
                 _ => Ok(()),
             },
         }
