@@ -4,6 +4,8 @@
 //! against a real one: a simulator that is kinder than the real thing would prove nothing. A row makes a namespace or a resource
 //! of its own, so that rows can share a server and run at the same time.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 mod api;
 mod custom;
 mod list;
