@@ -1,1 +1,11 @@
-//! The watch cache: state, history, and the one writer of both.
+//! The watch cache: the current objects, the recent events, and the one writer of both.
+//!
+//! Everything here is plain data without locks, clocks or I/O; [`crate::fanout::Hub`] publishes it to readers.
+
+pub mod ring;
+pub mod store;
+pub mod writer;
+
+pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
+pub use store::Store;
+pub use writer::{CacheWriter, Commit, Update, UpdateError};

@@ -117,6 +117,13 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
+/// The time by which ages are shown.
+#[cfg(feature = "client")]
+#[expect(clippy::disallowed_methods, reason = "the command line is where the wall clock comes in")]
+fn now() -> jiff::Timestamp {
+    jiff::Timestamp::now()
+}
+
 /// The command with the defaults of `serve` in its help.
 fn command() -> clap::Command {
     // Names of variables belong into the help, their values do not.

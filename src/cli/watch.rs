@@ -130,7 +130,9 @@ pub(super) fn notice(item: &WatchItem) -> Option<String> {
             "kubefan had to list again ({reason}): what changed after version {resource_version} comes in its latest state only"
         )),
         WatchItem::GapEnd => Some("every change from here on".to_owned()),
-        WatchItem::SnapshotBegin { .. } | WatchItem::SnapshotEnd | WatchItem::Event(_) | WatchItem::Bookmark => None,
+        WatchItem::SnapshotBegin { .. } | WatchItem::SnapshotEnd { .. } | WatchItem::Event(_) | WatchItem::Bookmark => {
+            None
+        }
     }
 }
 

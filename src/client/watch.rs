@@ -54,13 +54,14 @@ pub enum WatchItem {
     SnapshotBegin {
         /// The version of the state.
         resource_version: String,
-        /// The number of events that follow.
-        object_count: i64,
         /// The resource as kubefan resolved it.
         resource: Option<ResolvedResource>,
     },
     /// The snapshot is complete.
-    SnapshotEnd,
+    SnapshotEnd {
+        /// The number of objects that were sent.
+        object_count: i64,
+    },
     /// An object was added, modified or deleted.
     Event(Event),
     /// A marked gap starts: the events up to `GapEnd` lead to the state after it. It may come again after a break inside it.
@@ -123,7 +124,7 @@ impl WatchStream {
             resume_version: options.resource_version.clone(),
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
-            rng: options.seed.map_or_else(|| SmallRng::from_rng(&mut rand::rng()), SmallRng::seed_from_u64),
+            rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
             broken: false,
             state: State::Waiting(None),
             options,
@@ -206,12 +207,10 @@ impl WatchStream {
             self.resume_version = response.resume_version;
         }
         Some(match response.message? {
-            Message::SnapshotBegin(begin) => WatchItem::SnapshotBegin {
-                resource_version: begin.resource_version,
-                object_count: begin.object_count,
-                resource: begin.resource,
-            },
-            Message::SnapshotEnd(_) => WatchItem::SnapshotEnd,
+            Message::SnapshotBegin(begin) => {
+                WatchItem::SnapshotBegin { resource_version: begin.resource_version, resource: begin.resource }
+            }
+            Message::SnapshotEnd(end) => WatchItem::SnapshotEnd { object_count: end.object_count },
             Message::Event(event) => WatchItem::Event(event),
             Message::GapBegin(begin) => {
                 WatchItem::GapBegin { resource_version: begin.resource_version, reason: begin.reason }
@@ -249,6 +248,12 @@ async fn message_before(
         None => stream.message().await,
         Some(deadline) => timeout_at(deadline + TIMEOUT_GRACE, stream.message()).await.unwrap_or(Ok(None)),
     }
+}
+
+/// Chance for jitter, where the caller gave no seed.
+#[expect(clippy::disallowed_methods, reason = "a program that uses the client need not bring a generator")]
+fn generator() -> SmallRng {
+    SmallRng::from_rng(&mut rand::rng())
 }
 
 #[cfg(all(test, feature = "server"))]

@@ -1,1 +1,21 @@
-//! From one event to many subscribers.
+//! From one event to many subscribers: views shared by equal subscriptions, and cursors into their logs.
+//!
+//! The hub is the only place where state, history and views change, all in one critical section per commit. Nobody waits for a
+//! subscriber: a subscription pulls, and a wake-up carries no data.
+
+pub mod catalog;
+pub mod frame;
+pub mod hub;
+pub mod log;
+pub mod outcome;
+pub mod subscription;
+pub mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use catalog::{Catalog, Served};
+pub use frame::Frame;
+pub use hub::{Hub, HubStatus, Phase};
+pub use outcome::{Refusal, StreamEnd};
+pub use subscription::{Start, Subscription};

@@ -4,6 +4,7 @@ pub mod event;
 pub mod fields;
 pub mod object;
 pub mod resource;
+pub mod selection;
 pub mod selector;
 pub mod version;
 

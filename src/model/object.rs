@@ -1,1 +1,410 @@
-//! One Kubernetes object: its key and labels, and its bytes.
+//! One Kubernetes object: immutable, shared, parsed once to what routing needs; the rest stays the bytes it came as.
+//!
+//! The bytes are in the watch's form, the only one that is kept. Items of a list lack `kind` and `apiVersion` where the type is
+//! built in; [`Object::from_list_item`] puts them where the apiserver's encoder puts them, so that both ways give the same bytes.
+//! Labels and fields are spans of those bytes: a decoded object would cost five times its JSON.
+
+use std::{borrow::Cow, fmt, ops::Range};
+
+use bytes::Bytes;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::{
+    ObjectKey, ResourceVersion,
+    fields::{FieldRef, FieldTable},
+};
+
+/// An object as the cache holds it.
+pub struct Object {
+    key: ObjectKey,
+    version: ResourceVersion,
+    uid: Span,
+    version_text: Span,
+    labels: Box<[(Span, Span)]>,
+    fields: Box<[Span]>,
+    bytes: Bytes,
+}
+
+/// Why bytes are no object of a resource.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// Not JSON, or not an object.
+    #[error("object is not valid JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A field that every object must have.
+    #[error("object has no usable metadata.{0}")]
+    Metadata(&'static str),
+    /// Spans are 32 bits wide; an apiserver's objects are below 3 MiB.
+    #[error("object of {0} bytes is too large")]
+    TooLarge(usize),
+}
+
+/// A range of the object's bytes; empty where the object has no such field.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    start: u32,
+    len: u32,
+}
+
+impl Span {
+    fn range(self) -> Range<usize> {
+        let start = self.start as usize;
+        start..start + self.len as usize
+    }
+}
+
+/// Which parts of an object are looked at: the metadata, and the selectable fields of its resource. Made once per resource.
+#[derive(Debug)]
+pub struct ObjectParser {
+    root: Node,
+    /// For each field, the slots that may hold it, in order of preference.
+    fields: Vec<Vec<usize>>,
+    slots: usize,
+    defaults: Vec<&'static str>,
+}
+
+/// A tree of field names; a leaf's value is kept as the span of its JSON.
+#[derive(Debug, Default)]
+struct Node {
+    children: Vec<(String, Node)>,
+    slot: Option<usize>,
+}
+
+const NAME: usize = 0;
+const NAMESPACE: usize = 1;
+const UID: usize = 2;
+const VERSION: usize = 3;
+const LABELS: usize = 4;
+const METADATA: [&str; 5] = ["name", "namespace", "uid", "resourceVersion", "labels"];
+
+impl Node {
+    fn insert(&mut self, path: &[impl AsRef<str>], slot: &mut usize) -> usize {
+        let Some((first, rest)) = path.split_first() else {
+            return *self.slot.get_or_insert_with(|| {
+                *slot += 1;
+                *slot - 1
+            });
+        };
+        let at = self.children.iter().position(|(name, _)| name == first.as_ref()).unwrap_or_else(|| {
+            self.children.push((first.as_ref().to_owned(), Node::default()));
+            self.children.len() - 1
+        });
+        self.children[at].1.insert(rest, slot)
+    }
+}
+
+impl ObjectParser {
+    /// A parser for the objects of a resource with these selectable fields.
+    pub fn new(table: &FieldTable) -> Self {
+        let (mut root, mut slots) = (Node::default(), 0);
+        for name in METADATA {
+            root.insert(&["metadata", name], &mut slots);
+        }
+        let fields = table.fields().iter();
+        let fields = fields.map(|f| f.paths.iter().map(|path| root.insert(path, &mut slots)).collect()).collect();
+        Self { root, fields, slots, defaults: table.fields().iter().map(|field| field.default).collect() }
+    }
+
+    /// An object from the bytes of a watch event or a GET. They are copied, so that a network buffer is not kept alive.
+    pub fn parse(&self, json: &[u8]) -> Result<Object, ObjectError> {
+        self.parse_owned(Bytes::copy_from_slice(json))
+    }
+
+    /// An object from an item of a list: `kind` and `api_version` are put in front where the item has none.
+    pub fn from_list_item(&self, json: &str, kind: &str, api_version: &str) -> Result<Object, ObjectError> {
+        let body = json.trim_start().strip_prefix('{').unwrap_or(json).trim_start();
+        if body.starts_with("\"kind\":") || body.starts_with("\"apiVersion\":") {
+            return self.parse(json.as_bytes());
+        }
+        let comma = if body.starts_with('}') { "" } else { "," };
+        let canonical = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}{body}");
+        self.parse_owned(Bytes::from(canonical.into_bytes().into_boxed_slice()))
+    }
+
+    fn parse_owned(&self, bytes: Bytes) -> Result<Object, ObjectError> {
+        if u32::try_from(bytes.len()).is_err() {
+            return Err(ObjectError::TooLarge(bytes.len()));
+        }
+        let mut slots = vec![None; self.slots];
+        let mut json = serde_json::Deserializer::from_slice(&bytes);
+        Walk { node: &self.root, slots: &mut slots }.deserialize(&mut json)?;
+        json.end()?;
+
+        let text = |slot: usize| slots[slot].and_then(|raw: &str| plain_string(raw)).filter(|text| !text.is_empty());
+        let span = |text: &str| Span {
+            start: (text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
+            len: text.len() as u32,
+        };
+        let name = text(NAME).ok_or(ObjectError::Metadata("name"))?;
+        let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
+        let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+        let labels = match slots[LABELS] {
+            Some(raw) => label_pairs(raw)?.into_iter().map(|(key, value)| (span(key), span(value))).collect(),
+            None => Box::default(),
+        };
+        let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
+        let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span)).collect();
+        Ok(Object {
+            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), name),
+            version,
+            uid: text(UID).map_or(Span::default(), span),
+            version_text: span(version_text),
+            labels,
+            fields,
+            bytes: bytes.clone(),
+        })
+    }
+
+    /// The value that a field selector compares with.
+    pub fn field<'a>(&self, object: &'a Object, field: FieldRef) -> Cow<'a, str> {
+        match field {
+            FieldRef::Name => Cow::Borrowed(object.key.name()),
+            FieldRef::Namespace => Cow::Borrowed(object.key.namespace()),
+            FieldRef::Index(index) => {
+                let raw = object.fields.get(index).map_or("", |span| object.text(*span));
+                match raw {
+                    "" => Cow::Borrowed(self.defaults.get(index).copied().unwrap_or_default()),
+                    raw => field_text(raw),
+                }
+            }
+        }
+    }
+}
+
+impl Object {
+    /// Namespace and name.
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// `metadata.resourceVersion`.
+    pub fn version(&self) -> ResourceVersion {
+        self.version
+    }
+
+    /// `metadata.uid`; empty where there is none.
+    pub fn uid(&self) -> &str {
+        self.text(self.uid)
+    }
+
+    /// The value of a label.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.labels.iter().find(|(k, _)| self.text(*k) == key).map(|(_, value)| self.text(*value))
+    }
+
+    /// All labels, in the order of the JSON.
+    pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.labels.iter().map(|(key, value)| (self.text(*key), self.text(*value)))
+    }
+
+    /// The object as JSON, in the form a watch sends.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The object as JSON with another `metadata.resourceVersion`: the last state of an object that left a selector carries the
+    /// version of the event that took it away (`updateResourceVersion` in the apiserver's `cache_watcher.go`).
+    pub fn bytes_at(&self, version: ResourceVersion) -> Bytes {
+        let Range { start, end } = self.version_text.range();
+        let digits = version.to_string();
+        let mut bytes = Vec::with_capacity(self.bytes.len() - (end - start) + digits.len());
+        bytes.extend_from_slice(&self.bytes[..start]);
+        bytes.extend_from_slice(digits.as_bytes());
+        bytes.extend_from_slice(&self.bytes[end..]);
+        bytes.into()
+    }
+
+    /// What the object costs in memory, in bytes: its JSON and what was parsed out of it.
+    pub fn cost_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.bytes.len()
+            + self.key.as_str().len()
+            + size_of_val(&*self.labels)
+            + size_of_val(&*self.fields)
+    }
+
+    fn text(&self, span: Span) -> &str {
+        // The bytes were valid JSON, and spans lie on the borders of its strings.
+        std::str::from_utf8(&self.bytes[span.range()]).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.key, self.version)
+    }
+}
+
+/// The text of a JSON string without escapes, which names, versions and labels never have.
+fn plain_string(raw: &str) -> Option<&str> {
+    let text = raw.strip_prefix('"')?.strip_suffix('"')?;
+    (!text.contains('\\')).then_some(text)
+}
+
+/// A field's JSON as selectors compare it: strings without quotes, numbers and booleans as they stand.
+fn field_text(raw: &str) -> Cow<'_, str> {
+    match (plain_string(raw), raw.starts_with('"')) {
+        (Some(text), _) => Cow::Borrowed(text),
+        (None, true) => serde_json::from_str(raw).map_or(Cow::Borrowed(""), Cow::Owned),
+        (None, false) => Cow::Borrowed(raw),
+    }
+}
+
+fn label_pairs(raw: &str) -> Result<Vec<(&str, &str)>, ObjectError> {
+    struct Pairs;
+    impl<'de> Visitor<'de> for Pairs {
+        type Value = Vec<(&'de str, &'de str)>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of labels")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut pairs = Vec::new();
+            while let Some(pair) = map.next_entry()? {
+                pairs.push(pair);
+            }
+            Ok(pairs)
+        }
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+    }
+    Ok(serde_json::Deserializer::from_str(raw).deserialize_any(Pairs)?)
+}
+
+/// Walks an object along the tree, keeping the JSON of its leaves and skipping the rest.
+struct Walk<'t, 'de, 's> {
+    node: &'t Node,
+    slots: &'s mut [Option<&'de str>],
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_, 'de, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        match self.node.slot {
+            Some(slot) => {
+                let raw: &RawValue = serde::Deserialize::deserialize(deserializer)?;
+                self.slots[slot] = Some(raw.get());
+                Ok(())
+            }
+            None => deserializer.deserialize_any(self),
+        }
+    }
+}
+
+/// A value of another type than a map (say `"spec": null`) holds none of the fields: it is skipped.
+impl<'de> Visitor<'de> for Walk<'_, 'de, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            match self.node.children.iter().find(|(name, _)| *name == key) {
+                Some((_, node)) => map.next_value_seed(Walk { node, slots: self.slots })?,
+                None => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::GroupVersionResource;
+
+    fn pods() -> (GroupVersionResource, FieldTable) {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        (gvr, table)
+    }
+
+    const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"web-1","namespace":"default","uid":"u-1","resourceVersion":"99","labels":{"app":"web","tier":"front"}},"spec":{"nodeName":"n1","hostNetwork":true},"status":{"phase":"Run\u006eing"}}"#;
+
+    #[test]
+    fn what_routing_needs_is_read_and_the_bytes_stay() {
+        let (gvr, table) = pods();
+        let parser = ObjectParser::new(&table);
+        let pod = parser.parse(POD.as_bytes()).unwrap();
+        assert_eq!((pod.key().as_str(), pod.uid(), pod.version().get()), ("default/web-1", "u-1", 99));
+        assert_eq!((pod.label("tier"), pod.label("none")), (Some("front"), None));
+        let field = |name| parser.field(&pod, table.resolve(name, &gvr).unwrap()).into_owned();
+        assert_eq!(field("spec.nodeName"), "n1");
+        assert_eq!(field("spec.host"), "n1");
+        assert_eq!(field("spec.hostNetwork"), "true");
+        assert_eq!(field("status.phase"), "Running", "escapes are resolved");
+        assert_eq!(field("status.podIP"), "");
+        assert_eq!(field("metadata.name"), "web-1");
+        assert_eq!(pod.bytes(), POD.as_bytes());
+    }
+
+    #[test]
+    fn a_missing_field_has_the_zero_value_of_its_type() {
+        let (gvr, table) = pods();
+        let parser = ObjectParser::new(&table);
+        let pod = parser.parse(br#"{"metadata":{"name":"x","resourceVersion":"1"},"spec":null,"status":7}"#).unwrap();
+        assert_eq!(parser.field(&pod, table.resolve("spec.hostNetwork", &gvr).unwrap()), "false");
+        assert_eq!(pod.key().as_str(), "x");
+    }
+
+    #[test]
+    fn a_list_item_becomes_what_a_watch_would_have_sent() {
+        let parser = ObjectParser::new(&pods().1);
+        let item = POD.replace(r#""kind":"Pod","apiVersion":"v1","#, "");
+        assert_eq!(parser.from_list_item(&item, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
+        assert_eq!(parser.from_list_item(POD, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
+    }
+
+    #[test]
+    fn an_object_that_leaves_carries_the_version_of_the_event() {
+        let parser = ObjectParser::new(&pods().1);
+        let pod = parser.parse(POD.as_bytes()).unwrap();
+        let moved = pod.bytes_at(ResourceVersion::new(1000).unwrap());
+        assert_eq!(moved, POD.replace("\"99\"", "\"1000\"").as_bytes());
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        let parser = ObjectParser::new(&pods().1);
+        for json in ["", "{", "[]", "7", r#"{"metadata":{"name":"x"}}"#, r#"{"metadata":{"resourceVersion":"1"}}"#] {
+            assert!(parser.parse(json.as_bytes()).is_err(), "{json}");
+        }
+        let trailing = format!("{POD} x");
+        assert!(parser.parse(trailing.as_bytes()).is_err());
+    }
+}

@@ -32,6 +32,16 @@ impl GroupVersionResource {
         }
     }
 
+    /// The path of the resource's collection in a scope.
+    pub fn collection_path(&self, scope: &Scope) -> String {
+        match scope {
+            Scope::Cluster => format!("{}/{}", self.group_version_path(), self.resource),
+            Scope::Namespace(namespace) => {
+                format!("{}/namespaces/{namespace}/{}", self.group_version_path(), self.resource)
+            }
+        }
+    }
+
     /// `v1` or `apps/v1`, as in an object's `apiVersion`.
     pub fn api_version(&self) -> String {
         match self.group.as_str() {

@@ -1,4 +1,5 @@
 //! Metrics and logs.
 
+pub mod metrics;
 #[cfg(feature = "cli")]
 pub mod tracing;

@@ -13,6 +13,7 @@ use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
 };
+use crate::model::GroupVersionResource;
 
 use super::resource_index::{AggregatedDiscovery, LegacyResourceList};
 pub use super::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
@@ -229,6 +230,25 @@ impl Discovery {
         })
     }
 
+    /// The `selectableFields` of a custom resource, such as `.spec.color`, as the apiserver publishes them in OpenAPI v3
+    /// (`x-kubernetes-selectable-fields`). Empty for built-in types, and where schemas may not be read.
+    pub async fn selectable_fields(
+        &self,
+        gvr: &GroupVersionResource,
+        kind: &str,
+    ) -> Result<Vec<String>, UpstreamError> {
+        // A CRD's group has a dot; of the built-in groups those without one have the large documents.
+        if !gvr.group.contains('.') {
+            return Ok(Vec::new());
+        }
+        let path = format!("/openapi/v3/apis/{}/{}", gvr.group, gvr.version);
+        let document: Option<OpenApiSchemas> = self.get_where_allowed(&path).await?;
+        let schemas = document.into_iter().flat_map(|document| document.components.schemas.into_values());
+        let of_kind = |schema: &OpenApiSchema| schema.kinds.iter().any(|k| k.kind == kind && k.group == gvr.group);
+        let fields = schemas.filter(of_kind).flat_map(|schema| schema.selectable_fields);
+        Ok(fields.map(|field| field.field_path).collect())
+    }
+
     async fn get_where_allowed<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, UpstreamError> {
         match self.upstream.get_limited(Verb::Get, path, "application/json", DOCUMENT_BYTES_MAX).await {
             Ok(response) => parse(path, response.body()).map(Some),
@@ -302,6 +322,38 @@ impl OpenApi {
         let (_, query) = self.paths.get(path)?.server_relative_url.split_once('?')?;
         form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash").map(|(_, hash)| hash.into_owned())
     }
+}
+
+#[derive(Deserialize)]
+struct OpenApiSchemas {
+    #[serde(default)]
+    components: OpenApiComponents,
+}
+
+#[derive(Deserialize, Default)]
+struct OpenApiComponents {
+    #[serde(default)]
+    schemas: std::collections::HashMap<String, OpenApiSchema>,
+}
+
+#[derive(Deserialize)]
+struct OpenApiSchema {
+    #[serde(default, rename = "x-kubernetes-group-version-kind")]
+    kinds: Vec<OpenApiKind>,
+    #[serde(default, rename = "x-kubernetes-selectable-fields")]
+    selectable_fields: Vec<SelectableField>,
+}
+
+#[derive(Deserialize)]
+struct OpenApiKind {
+    group: String,
+    kind: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SelectableField {
+    field_path: String,
 }
 
 #[cfg(test)]

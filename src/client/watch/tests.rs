@@ -1,5 +1,7 @@
 //! The watch against a server that plays a script, one part per stream.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex},
@@ -14,9 +16,10 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::*;
 use crate::{
     client::{ClientOptions, error::ERROR_DOMAIN},
-    proto::v1alpha1::{
-        self as pb,
-        watch_service_server::{WatchService, WatchServiceServer},
+    fanout::Frame,
+    proto::{
+        service::watch_service_server::{WatchService, WatchServiceServer},
+        v1alpha1 as pb,
     },
 };
 
@@ -31,13 +34,16 @@ struct Scripted {
 
 #[tonic::async_trait]
 impl WatchService for Scripted {
-    type WatchStream = BoxStream<'static, Step>;
+    type WatchStream = BoxStream<'static, Result<Frame, Status>>;
     type ListStream = BoxStream<'static, Result<pb::ListResponse, Status>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         self.requests.lock().unwrap().push(request.into_inner());
         match self.scripts.lock().unwrap().pop_front() {
-            Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
+            Some(steps) => {
+                let frames = steps.into_iter().map(|step| step.map(Frame::from));
+                Ok(Response::new(futures::stream::iter(frames.collect::<Vec<_>>()).boxed()))
+            }
             None => Err(Status::unimplemented("the script is at its end")),
         }
     }
@@ -93,14 +99,11 @@ fn event(resume_version: &str, name: &str) -> Step {
 }
 
 fn begin() -> Step {
-    message(
-        "",
-        Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), object_count: 1, resource: None }),
-    )
+    message("", Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), resource: None }))
 }
 
 fn end() -> Step {
-    message("5", Message::SnapshotEnd(pb::SnapshotEnd {}))
+    message("5", Message::SnapshotEnd(pb::SnapshotEnd { object_count: 1 }))
 }
 
 fn drained() -> Step {
@@ -117,7 +120,7 @@ async fn told(mut watch: WatchStream) -> Vec<String> {
             Ok(WatchItem::Reconnected { from }) => format!("back from {from:?}"),
             Ok(WatchItem::Restarted { error }) => format!("restart: {error}"),
             Ok(WatchItem::SnapshotBegin { .. }) => "begin".to_owned(),
-            Ok(WatchItem::SnapshotEnd) => "end".to_owned(),
+            Ok(WatchItem::SnapshotEnd { .. }) => "end".to_owned(),
             Ok(WatchItem::Bookmark) => "bookmark".to_owned(),
             Ok(WatchItem::GapBegin { .. }) => "gap".to_owned(),
             Ok(WatchItem::GapEnd) => "gap end".to_owned(),

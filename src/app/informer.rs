@@ -1,0 +1,286 @@
+//! One informer: reflector → writer → hub, for one resource and scope, for as long as it is wanted.
+//!
+//! Every way upstream can fail ends in one place, [`Informer::handle`], which decides what readers are told and what is tried next.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::{SeedableRng, rngs::StdRng};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use crate::{
+    cache::{CacheWriter, Update},
+    fanout::{Phase, Served, StreamEnd},
+    model::GroupVersionResource,
+    telemetry::metrics::WatchPurpose,
+    upstream::{
+        Reflector, Upstream, UpstreamError,
+        backoff::{Backoff, BackoffOptions},
+        client::{Verb, encode_query},
+        discovery::{Discovery, DiscoveryError, SchemaFingerprint},
+        reflector::{ReflectorError, ReflectorOptions, Step, Target},
+    },
+};
+
+/// How long a 403 is taken for a passing one while there is something to serve: an apiserver that has just started answers 403
+/// until its authorizer has read its rules.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
+
+/// What an informer may hold that a reader has started.
+#[derive(Debug, Clone, Copy)]
+pub struct SizeLimits {
+    /// Objects.
+    pub on_demand_objects_max: usize,
+    /// JSON bytes.
+    pub on_demand_bytes_max: usize,
+}
+
+/// What all informers share.
+#[derive(Clone)]
+pub struct Shared {
+    /// The apiserver.
+    pub upstream: Upstream,
+    /// What it serves.
+    pub discovery: Arc<Discovery>,
+    /// How it is listed and watched.
+    pub reflector: ReflectorOptions,
+    /// Narrows every cache; empty for everything.
+    pub upstream_field_selector: String,
+    /// How often the schema is compared.
+    pub schema_check_interval: Duration,
+}
+
+/// Why an informer stopped by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stopped {
+    /// The apiserver does not serve the resource (any more).
+    NotFound(String),
+    /// It holds more than it may.
+    TooLarge(String),
+}
+
+/// A running list and watch, and the cache it feeds.
+pub struct Informer {
+    shared: Shared,
+    served: Served,
+    limits: Option<SizeLimits>,
+    reflector: Reflector<StdRng>,
+    writer: CacheWriter,
+    backoff: Backoff,
+    random: StdRng,
+    forbidden_since: Option<Instant>,
+}
+
+impl Informer {
+    /// An informer that has not begun; with `limits` it stops when it holds more.
+    pub fn new(shared: Shared, served: Served, limits: Option<SizeLimits>) -> Self {
+        let target = Target {
+            gvr: served.gvr.clone(),
+            kind: served.hub.resource().kind.clone(),
+            scope: served.scope.clone(),
+            field_selector: shared.upstream_field_selector.clone(),
+        };
+        let hub = served.hub.clone();
+        let reflector = Reflector::new(
+            shared.upstream.clone(),
+            target,
+            served.parser.clone(),
+            shared.reflector,
+            Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
+            generator(),
+        );
+        Self {
+            shared,
+            served,
+            limits,
+            reflector,
+            writer: CacheWriter::default(),
+            backoff: Backoff::new(BackoffOptions::default()),
+            random: generator(),
+            forbidden_since: None,
+        }
+    }
+
+    /// Lists again at the next step, comparing bytes; subscribers see a marked gap.
+    pub fn relist(&mut self, reason: &'static str) {
+        self.reflector.relist(reason);
+    }
+
+    /// Runs until the resource is gone or too large. May be dropped at any time; [`Self::relist`] must come before it is run again.
+    pub async fn run(&mut self) -> Stopped {
+        if let Some(limits) = self.limits
+            && let Err(stopped) = check_size(&self.shared, &self.served, limits).await
+        {
+            return stopped;
+        }
+        loop {
+            let stopped = match self.reflector.step().await {
+                Ok(Step::Update { update, received }) => self.apply(update, received).await,
+                Ok(Step::Watching) => {
+                    self.forbidden_since = None;
+                    self.served.hub.live();
+                    None
+                }
+                Ok(Step::Ended) => {
+                    self.served.hub.metrics().watch_restart("timeout");
+                    None
+                }
+                Err(error) => self.handle(error).await,
+            };
+            if let Some(stopped) = stopped {
+                return stopped;
+            }
+        }
+    }
+
+    async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {
+        let hub = &self.served.hub;
+        match &update {
+            Update::ListBegin { reason } => {
+                hub.metrics().relist(reason);
+                info!(resource = %self.served.gvr, reason, "listing");
+            }
+            Update::Event(kind, _) => hub.metrics().received(*kind),
+            _ => {}
+        }
+        let first = self.writer.version().is_none();
+        match self.writer.apply(update) {
+            Ok(Some(commit)) => {
+                if first {
+                    let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
+                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), version = %commit.version, objects, bytes, "synced");
+                }
+                hub.commit(commit, received);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                // Passing it on would repeat or reorder; only a list tells what is true.
+                warn!(resource = %self.served.gvr, %error, "listing again");
+                hub.trouble(error.to_string());
+                self.reflector.relist("out_of_order");
+                self.wait(None).await;
+            }
+        }
+        self.too_large()
+    }
+
+    fn too_large(&self) -> Option<Stopped> {
+        let limits = self.limits?;
+        let (objects, bytes) = self.writer.held();
+        let over = |what: &str, limit: usize, flag: &str| {
+            let resource = &self.served.gvr;
+            Some(Stopped::TooLarge(format!(
+                "{resource} has more than {limit} {what}, the most that is cached on demand; raise {flag}, or name it with --resource"
+            )))
+        };
+        if objects > limits.on_demand_objects_max {
+            return over("objects", limits.on_demand_objects_max, "--on-demand-objects-max");
+        }
+        if bytes > limits.on_demand_bytes_max {
+            return over("bytes", limits.on_demand_bytes_max, "--on-demand-bytes-max");
+        }
+        None
+    }
+
+    /// The one place that decides what a failure means.
+    async fn handle(&mut self, error: ReflectorError) -> Option<Stopped> {
+        let hub = &self.served.hub;
+        if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
+            hub.metrics().watch_restart(error.reason());
+        }
+        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), reason = error.reason(), %error, "upstream failed");
+        let retry_after = error.upstream().and_then(UpstreamError::retry_after);
+        match error.upstream() {
+            Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {
+                let resource = &self.served.gvr;
+                return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}")));
+            }
+            Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
+            _ => {
+                self.forbidden_since = None;
+                hub.trouble(error.to_string());
+            }
+        }
+        self.wait(retry_after).await;
+        None
+    }
+
+    fn forbidden(&mut self, message: &str) {
+        let hub = &self.served.hub;
+        let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
+        let since = *self.forbidden_since.get_or_insert_with(Instant::now);
+        if hub.head().is_some() && since.elapsed() < FORBIDDEN_GRACE {
+            hub.trouble(message);
+            return;
+        }
+        // What may not be read is not served from memory either.
+        hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
+        self.writer = CacheWriter::default();
+        self.reflector.relist("forbidden");
+    }
+
+    async fn wait(&mut self, retry_after: Option<Duration>) {
+        sleep(self.backoff.next_delay(Instant::now(), retry_after, &mut self.random)).await;
+    }
+}
+
+/// Asks for one object and the number of the others, so that what is far too large is not begun.
+async fn check_size(shared: &Shared, served: &Served, limits: SizeLimits) -> Result<(), Stopped> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Meta {
+        remaining_item_count: Option<usize>,
+    }
+    #[derive(Deserialize)]
+    struct First {
+        metadata: Meta,
+    }
+    let path = served.gvr.collection_path(&served.scope) + &encode_query([("limit", "1")]);
+    // A failure here fails the list that follows too, and is handled there.
+    let Ok(body) = shared.upstream.get(Verb::List, &path).await else { return Ok(()) };
+    let Ok(First { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
+    let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
+    let SizeLimits { on_demand_objects_max, on_demand_bytes_max } = limits;
+    // One object says little about the others' size: only a clear case is refused here.
+    let clearly_too_large = objects.saturating_mul(body.len()) / 4 > on_demand_bytes_max;
+    if objects > on_demand_objects_max || clearly_too_large {
+        return Err(Stopped::TooLarge(format!(
+            "{} has {objects} objects, the first of {} bytes; on demand at most {on_demand_objects_max} objects and \
+             {on_demand_bytes_max} bytes are cached; raise --on-demand-objects-max or --on-demand-bytes-max, or name it \
+             with --resource",
+            served.gvr,
+            body.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Whether discovery agrees that the resource is not served: a 404 alone may come from an apiserver that is starting.
+async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
+    discovery.invalidate().await;
+    let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
+    matches!(found, Err(DiscoveryError::UnknownResource { .. }))
+}
+
+/// A generator for jitter, for one informer.
+#[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+fn generator() -> StdRng {
+    StdRng::from_rng(&mut rand::rng())
+}
+
+/// Completes when the schema of a resource, or the server's version, is another than when it was first asked for: then the bytes of
+/// objects may have changed without their versions.
+pub async fn schema_changed(shared: Shared, gvr: GroupVersionResource) -> SchemaFingerprint {
+    let mut known = None;
+    loop {
+        // A failure tells nothing about the schema.
+        if let Ok(now) = shared.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
+            match &known {
+                Some(before) if *before != now => return now,
+                _ => known = Some(now),
+            }
+        }
+        sleep(shared.schema_check_interval).await;
+    }
+}

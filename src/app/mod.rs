@@ -1,0 +1,291 @@
+//! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
+
+pub mod informer;
+pub mod registry;
+
+use std::{collections::HashMap, future::Future, io, sync::Arc, time::Duration};
+
+use prometheus::Registry as PrometheusRegistry;
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tracing::{info, warn};
+
+use self::{
+    informer::{Shared, SizeLimits},
+    registry::{OnDemand, Registry, RegistryOptions},
+};
+use crate::{
+    cache::RingLimits,
+    config::{ServeConfig, TlsFiles, WatchListMode},
+    proto::{DESCRIPTORS, service::watch_service_server::WatchServiceServer},
+    server::{
+        admin::{self, Admin},
+        grpc::Service,
+        health,
+        listen::{BindError, Bound, Listener},
+    },
+    telemetry::metrics::Metrics,
+    upstream::{
+        Upstream, UpstreamError,
+        client::{UpstreamOptions, Verb},
+        discovery::{Discovery, DiscoveryOptions},
+        lines::LINE_BYTES_MAX,
+        reflector::ReflectorOptions,
+        settings::SettingsError,
+    },
+};
+
+/// Why kubefan cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The way to the apiserver cannot be read.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The apiserver must be reachable, and is not.
+    #[error("{0} (--require-upstream)")]
+    Upstream(#[source] UpstreamError),
+    /// A port cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The certificate or its key cannot be used.
+    #[error("--tls-cert-file {cert}, --tls-private-key-file {key}: {message}")]
+    Tls {
+        /// The certificate's file.
+        cert: String,
+        /// The key's file.
+        key: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// A server failed.
+    #[error("{what} failed: {message}")]
+    Server {
+        /// Which one.
+        what: &'static str,
+        /// How.
+        message: String,
+    },
+    /// Metrics could not be registered: two kubefans share a registry.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// The largest header list of a request, in bytes.
+const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+
+/// A kubefan whose ports are bound and which does not serve yet.
+pub struct App {
+    config: ServeConfig,
+    upstream: Upstream,
+    metrics: Arc<Metrics>,
+    data: Listener,
+    admin: Listener,
+    tls: Option<ServerTlsConfig>,
+}
+
+/// Binds, says where on stderr, and serves until `shutdown` completes and every stream was told.
+pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+    let app = App::bind(config).await?;
+    let (data, admin) = app.bound()?;
+    eprintln!("kubefan: serving gRPC on {data}");
+    eprintln!("kubefan: serving admin on {admin}");
+    app.serve(shutdown).await
+}
+
+impl App {
+    /// Reads credentials and certificates and binds both ports. The apiserver is not waited for, unless it is required.
+    pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
+        let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
+        let tls = match &config.tls {
+            Some(files) => Some(read_tls(files)?),
+            None => None,
+        };
+        let options =
+            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
+        let counted = metrics.clone();
+        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?.with_observer(
+            Arc::new(move |verb, code| match code {
+                Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
+                None => counted.upstream_request(verb.as_str(), "error"),
+            }),
+        );
+        if config.upstream.required {
+            upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
+        }
+        let data = Listener::bind(&config.listen, "--listen").await?;
+        let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
+        Ok(Self { config, upstream, metrics, data, admin, tls })
+    }
+
+    /// Where the data port and the admin port are.
+    pub fn bound(&self) -> Result<(Bound, Bound), AppError> {
+        let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
+        Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
+    }
+
+    /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
+    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+        let Self { config, upstream, metrics, data, admin, tls } = self;
+        let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
+        // Whatever way this function is left, everything that it started ends.
+        let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
+        let registry = registry(&config, &upstream, &metrics, &stop);
+        let informers = tokio::spawn(registry.clone().run());
+        let mut admin = serve_admin(admin, &registry, &metrics, &stop);
+        let mut data = serve_data(data, tls, &config, &registry, &drain)?;
+        info!(apiserver = upstream.server(), "started");
+
+        let ended = tokio::select! {
+            () = shutdown => Ok(()),
+            result = &mut data => Err(server_error("the gRPC server", result)),
+            result = &mut admin => Err(server_error("the admin server", result)),
+        };
+        if ended.is_ok() {
+            info!(timeout = ?config.drain_timeout, "draining");
+            drain.cancel();
+            if timeout(config.drain_timeout, &mut data).await.is_err() {
+                warn!("some connections did not end within the drain timeout");
+                data.abort();
+            }
+        }
+        stop.cancel();
+        // Bounded: the tasks only wait for cancellation.
+        let _ = timeout(Duration::from_secs(2), informers).await;
+        admin.abort();
+        ended
+    }
+}
+
+fn registry(
+    config: &ServeConfig,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Arc<Registry> {
+    let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let shared = Shared {
+        upstream: upstream.clone(),
+        discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
+        reflector: ReflectorOptions {
+            page_size: config.upstream.page_size,
+            watch_list: config.upstream.watch_list == WatchListMode::Auto,
+            upstream_idle_timeout: config.upstream.idle_timeout,
+            line_bytes_max: LINE_BYTES_MAX,
+        },
+        upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
+        schema_check_interval: config.upstream.schema_check_interval,
+    };
+    let options = RegistryOptions {
+        resources: config.resources.clone(),
+        namespaces: config.namespaces.clone(),
+        ring: RingLimits {
+            ring_bytes_max: config.ring.bytes_max.map(limit),
+            ring_events_max: config.ring.events_max,
+            ring_age_max: config.ring.age_max,
+        },
+        on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
+            on_demand_resources_max: on_demand.resources_max,
+            size: SizeLimits {
+                on_demand_objects_max: on_demand.objects_max,
+                on_demand_bytes_max: limit(on_demand.bytes_max),
+            },
+            on_demand_idle_timeout: on_demand.idle_timeout,
+        }),
+    };
+    Registry::new(shared, options, metrics.clone(), stop.clone())
+}
+
+type ServerTask = JoinHandle<Result<(), String>>;
+
+fn serve_admin(
+    listener: Listener,
+    registry: &Arc<Registry>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> ServerTask {
+    let (refreshed, ready) = (registry.clone(), registry.clone());
+    let router = admin::router(Admin {
+        catalog: registry.clone(),
+        registry: metrics.registry().clone(),
+        refresh: Box::new(move || refreshed.refresh_gauges()),
+        readiness: Box::new(move || ready.readiness()),
+    });
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        // axum's router under tonic's server: one kind of listener for both ports.
+        let server = Server::builder().accept_http1(true).add_routes(router.into());
+        server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
+    })
+}
+
+fn serve_data(
+    listener: Listener,
+    tls: Option<ServerTlsConfig>,
+    config: &ServeConfig,
+    registry: &Arc<Registry>,
+    drain: &CancellationToken,
+) -> Result<ServerTask, AppError> {
+    let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
+    let service = Service::new(Arc::new(registry.clone()), drain.clone(), config.subscribers_max);
+    let service = WatchServiceServer::new(service).max_decoding_message_size(config.message_bytes_max);
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| failed(&error))?;
+    let mut server = Server::builder()
+        .max_concurrent_streams(config.max_concurrent_streams)
+        .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .http2_keepalive_interval(Some(config.keepalive_interval))
+        .http2_keepalive_timeout(Some(config.keepalive_timeout));
+    if let Some(tls) = tls {
+        server = server.tls_config(tls).map_err(|error| failed(&error))?;
+    }
+    let router = server.add_service(service).add_service(health_service).add_service(reflection);
+    let (registry, drain) = (registry.clone(), drain.clone());
+    let following = tokio::spawn(health::follow(registry.changes(), move || readiness(&registry), reporter));
+    Ok(tokio::spawn(async move {
+        let served = router.serve_with_incoming_shutdown(listener.incoming(), drain.cancelled_owned()).await;
+        following.abort();
+        served.map_err(|error| chain(&error))
+    }))
+}
+
+fn readiness(registry: &Registry) -> health::Health {
+    let hubs = registry.hubs().into_iter();
+    let resources: HashMap<_, _> = hubs.map(|(name, hub)| (name, hub.phase().borrow().serves())).collect();
+    (registry.readiness().0, resources)
+}
+
+fn read_tls(files: &TlsFiles) -> Result<ServerTlsConfig, AppError> {
+    let failed = |message: String| AppError::Tls {
+        cert: files.cert_file.display().to_string(),
+        key: files.private_key_file.display().to_string(),
+        message,
+    };
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|error| failed(format!("cannot read {}: {error}", path.display())))
+    };
+    let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.private_key_file)?);
+    let tls = ServerTlsConfig::new().identity(identity);
+    // Tried here, so that a broken certificate is told before anything is started.
+    Server::builder().tls_config(tls.clone()).map_err(|error| failed(chain(&error)))?;
+    Ok(tls)
+}
+
+fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {
+    let message = match result {
+        Ok(Ok(())) => "it ended by itself".to_owned(),
+        Ok(Err(message)) => message,
+        Err(error) => error.to_string(),
+    };
+    AppError::Server { what, message }
+}
+
+/// An error with its causes, which libraries often keep out of their own text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,240 @@
+//! The recent history of one resource and scope: every record after the floor, in order.
+//!
+//! Bounded by bytes, by count and by age. What falls out raises the floor, and a reader below the floor is told so: history is
+//! either complete or [`Expired`], never thinned out.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::model::{ResourceVersion, event::WatchEvent};
+
+/// One step of history.
+#[derive(Debug, Clone)]
+pub enum Record {
+    /// One change at one version.
+    Event(Arc<WatchEvent>),
+    /// Upstream was listed again: what happened on the way is not known one by one.
+    Gap(Arc<Gap>),
+}
+
+/// A span of history of which only the end is exact.
+#[derive(Debug)]
+pub struct Gap {
+    /// Up to here history is exact.
+    pub from: ResourceVersion,
+    /// From here history is exact again.
+    pub to: ResourceVersion,
+    /// Why upstream was listed again; also the metric's label.
+    pub reason: &'static str,
+    /// What leads from the state before to the state after: deletes, then adds and changes in the order of their versions.
+    pub events: Vec<Arc<WatchEvent>>,
+}
+
+impl Record {
+    /// The version that history has reached with this record.
+    pub fn version(&self) -> ResourceVersion {
+        match self {
+            Self::Event(event) => event.version(),
+            Self::Gap(gap) => gap.to,
+        }
+    }
+
+    /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
+    fn cost_bytes(&self) -> usize {
+        let of =
+            |event: &WatchEvent| size_of::<WatchEvent>() + event.previous().map_or(0, |previous| previous.cost_bytes());
+        match self {
+            Self::Event(event) => of(event),
+            Self::Gap(gap) => size_of::<Gap>() + gap.events.iter().map(|event| of(event)).sum::<usize>(),
+        }
+    }
+}
+
+/// How much history is kept; whichever limit is reached first counts. The newest record is kept whatever its size, so that a
+/// subscriber that keeps up never falls behind the floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingLimits {
+    /// Bytes of replaced objects. `None`: a quarter of the current objects' bytes, at least [`RingLimits::BYTES_LEAST`].
+    pub ring_bytes_max: Option<usize>,
+    /// Records.
+    pub ring_events_max: usize,
+    /// Age of a record.
+    pub ring_age_max: Duration,
+}
+
+impl RingLimits {
+    /// What a ring may always hold where its bytes follow those of the objects.
+    pub const BYTES_LEAST: usize = 8 << 20;
+
+    fn bytes_max(&self, store_bytes: usize) -> usize {
+        self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 4))
+    }
+}
+
+/// The events after a version are no longer held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too old resource version: {requested} ({oldest})")]
+pub struct Expired {
+    /// What was asked for.
+    pub requested: ResourceVersion,
+    /// The oldest version whose later events are all held.
+    pub oldest: ResourceVersion,
+}
+
+/// The records after `floor`, oldest first.
+pub struct EventRing {
+    limits: RingLimits,
+    floor: ResourceVersion,
+    records: VecDeque<Entry>,
+    bytes: usize,
+}
+
+struct Entry {
+    record: Record,
+    cost_bytes: usize,
+    at: Instant,
+}
+
+impl EventRing {
+    /// An empty ring whose history starts after `floor`.
+    pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
+        Self { limits, floor, records: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Appends a record and lets go of what is over the limits.
+    pub fn push(&mut self, record: Record, now: Instant, store_bytes: usize) {
+        debug_assert!(self.records.back().is_none_or(|last| last.record.version() < record.version()));
+        let cost_bytes = record.cost_bytes();
+        self.bytes += cost_bytes;
+        self.records.push_back(Entry { record, cost_bytes, at: now });
+        self.evict(now, store_bytes);
+    }
+
+    /// Lets go of what is over the limits by `now`.
+    pub fn evict(&mut self, now: Instant, store_bytes: usize) {
+        let bytes_max = self.limits.bytes_max(store_bytes);
+        while let Some(oldest) = self.records.front() {
+            let over = self.bytes > bytes_max
+                || self.records.len() > self.limits.ring_events_max
+                || now.duration_since(oldest.at) > self.limits.ring_age_max;
+            if !over || self.records.len() == 1 {
+                break;
+            }
+            self.bytes -= oldest.cost_bytes;
+            self.floor = oldest.record.version();
+            self.records.pop_front();
+        }
+    }
+
+    /// Every record after `version`, oldest first.
+    pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &Record>, Expired> {
+        let expired = |oldest| Err(Expired { requested: version, oldest });
+        if version < self.floor {
+            return expired(self.floor);
+        }
+        let start = self.records.partition_point(|entry| entry.record.version() <= version);
+        match self.records.get(start).map(|entry| &entry.record) {
+            // Inside a gap there is no exact state to go on from.
+            Some(Record::Gap(gap)) if version > gap.from => expired(gap.to),
+            _ => Ok(self.records.range(start..).map(|entry| &entry.record)),
+        }
+    }
+
+    /// The oldest version whose later events are all held.
+    pub fn floor(&self) -> ResourceVersion {
+        self.floor
+    }
+
+    /// The bytes that history keeps beyond the current objects.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The number of records.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// How old the oldest record is; zero if there is none.
+    pub fn age(&self, now: Instant) -> Duration {
+        self.records.front().map_or(Duration::ZERO, |oldest| now.duration_since(oldest.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        event::EventType,
+        fields::FieldTable,
+        object::{Object, ObjectParser},
+    };
+
+    fn version(number: u64) -> ResourceVersion {
+        ResourceVersion::new(number).unwrap()
+    }
+
+    fn object(number: u64) -> Arc<Object> {
+        let json = format!(r#"{{"metadata":{{"name":"x","resourceVersion":"{number}"}}}}"#);
+        Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
+    }
+
+    fn event(number: u64) -> Record {
+        let previous = Some(object(number - 1));
+        Record::Event(Arc::new(WatchEvent::new(EventType::Modified, version(number), object(number), previous)))
+    }
+
+    fn limits() -> RingLimits {
+        RingLimits { ring_bytes_max: Some(1 << 20), ring_events_max: 3, ring_age_max: Duration::from_secs(60) }
+    }
+
+    fn since(ring: &EventRing, number: u64) -> Result<Vec<u64>, u64> {
+        ring.since(version(number))
+            .map(|records| records.map(|record| record.version().get()).collect())
+            .map_err(|expired| expired.oldest.get())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn history_is_complete_or_expired() {
+        let mut ring = EventRing::new(limits(), version(10));
+        for number in [11, 13, 15, 17] {
+            ring.push(event(number), Instant::now(), 0);
+        }
+        assert_eq!(since(&ring, 10), Err(11), "the fourth record pushed the first out");
+        assert_eq!(since(&ring, 11), Ok(vec![13, 15, 17]));
+        assert_eq!(since(&ring, 14), Ok(vec![15, 17]), "a version of another object's event is as good");
+        assert_eq!(since(&ring, 17), Ok(vec![]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn age_and_bytes_bound_the_ring_but_the_newest_record_stays() {
+        let mut ring = EventRing::new(RingLimits { ring_bytes_max: Some(1), ..limits() }, version(10));
+        ring.push(event(11), Instant::now(), 0);
+        assert_eq!(since(&ring, 10), Ok(vec![11]));
+        ring.push(event(12), Instant::now(), 0);
+        assert_eq!(since(&ring, 10), Err(11));
+
+        let mut ring = EventRing::new(limits(), version(10));
+        ring.push(event(11), Instant::now(), 0);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        ring.push(event(12), Instant::now(), 0);
+        assert_eq!((since(&ring, 10), ring.len()), (Err(11), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_resumes_inside_a_gap() {
+        let mut ring = EventRing::new(limits(), version(10));
+        ring.push(event(12), Instant::now(), 0);
+        let gap = Gap { from: version(12), to: version(20), reason: "expired", events: vec![] };
+        ring.push(Record::Gap(Arc::new(gap)), Instant::now(), 0);
+        assert_eq!(since(&ring, 12), Ok(vec![20]));
+        assert_eq!(since(&ring, 15), Err(20));
+        assert_eq!(since(&ring, 20), Ok(vec![]));
+    }
+}

@@ -1,0 +1,102 @@
+//! Every way a request can be refused and a stream can end, each once: logs, metrics and status codes share these names.
+
+use crate::{cache::Expired, model::ResourceVersion};
+
+/// Why a subscription or a read cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The first list is not complete.
+    #[error("{resource} is not synced: {message}")]
+    NotSynced {
+        /// The resource.
+        resource: String,
+        /// What is under way, or the last error upstream.
+        message: String,
+    },
+    /// The apiserver does not serve the resource.
+    #[error("{0}")]
+    NotFound(String),
+    /// The apiserver denies kubefan the resource.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The events after the version are gone.
+    #[error(transparent)]
+    Expired(#[from] Expired),
+    /// This cache has not reached the version.
+    #[error("too large resource version: {requested}, current: {current}")]
+    Future {
+        /// What was asked for.
+        requested: ResourceVersion,
+        /// What is held.
+        current: ResourceVersion,
+    },
+    /// The request is wrong.
+    #[error("{message}")]
+    Invalid {
+        /// The field at fault, as a path in the request message.
+        field: &'static str,
+        /// What is wrong with it and what would be right.
+        message: String,
+    },
+    /// kubefan was not told to cache this.
+    #[error("{0}")]
+    NotCached(String),
+    /// A limit is reached.
+    #[error("{0}")]
+    Exhausted(String),
+    /// Upstream could not be asked.
+    #[error("{0}")]
+    Unavailable(String),
+    /// kubefan is shutting down.
+    #[error("kubefan is shutting down; try again, another replica may answer")]
+    Draining,
+}
+
+/// Why a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamEnd {
+    /// `timeout_seconds` is over.
+    #[error("the watch reached its timeout")]
+    Timeout,
+    /// The subscriber went away.
+    #[error("the subscriber went away")]
+    Cancelled,
+    /// The subscriber fell behind what is held.
+    #[error(transparent)]
+    Expired(#[from] Expired),
+    /// The apiserver stopped serving the resource.
+    #[error("{0}")]
+    NotFound(String),
+    /// The apiserver began to deny kubefan the resource.
+    #[error("{0}")]
+    Forbidden(String),
+    /// Upstream's versions went back (etcd was restored), or its schema changed without a new version: state must be read anew.
+    #[error("upstream's history was rewritten: {0}; start over with a snapshot")]
+    Rewritten(String),
+    /// kubefan stopped caching the resource.
+    #[error("{0}")]
+    Stopped(String),
+    /// kubefan is shutting down.
+    #[error("kubefan is shutting down; resume, another replica may answer")]
+    Draining,
+}
+
+impl StreamEnd {
+    /// Every label, for pre-created metrics.
+    pub const ALL: [&str; 8] =
+        ["timeout", "cancelled", "expired", "not_found", "forbidden", "rewritten", "stopped", "draining"];
+
+    /// The label in metrics and logs.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Cancelled => "cancelled",
+            Self::Expired(_) => "expired",
+            Self::NotFound(_) => "not_found",
+            Self::Forbidden(_) => "forbidden",
+            Self::Rewritten(_) => "rewritten",
+            Self::Stopped(_) => "stopped",
+            Self::Draining => "draining",
+        }
+    }
+}

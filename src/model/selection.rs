@@ -1,0 +1,70 @@
+//! Which objects of a resource a subscriber asked for: namespace, name, and both selectors, bound to the resource's field table.
+
+use std::sync::Arc;
+
+use super::{
+    GroupVersionResource,
+    fields::{FieldRef, FieldTable, UnsupportedField},
+    object::{Object, ObjectParser},
+    selector::{FieldOperator, FieldSelector, LabelSelector},
+};
+
+/// A bound selection. Equal selections compare equal, so that their subscribers share one view.
+#[derive(Clone)]
+pub struct Selection {
+    spec: SelectionSpec,
+    parser: Arc<ObjectParser>,
+}
+
+/// What a selection is made of; its identity.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct SelectionSpec {
+    /// Empty: every namespace.
+    pub namespace: String,
+    /// Empty: every name.
+    pub name: String,
+    /// By label.
+    pub labels: LabelSelector,
+    /// By field, resolved.
+    fields: Vec<(FieldRef, FieldOperator, Box<str>)>,
+}
+
+impl Selection {
+    /// Binds selectors to a resource; refuses fields that the resource does not let selectors name.
+    pub fn bind(
+        namespace: &str,
+        name: &str,
+        labels: LabelSelector,
+        fields: &FieldSelector,
+        table: &FieldTable,
+        parser: Arc<ObjectParser>,
+        resource: &GroupVersionResource,
+    ) -> Result<Self, UnsupportedField> {
+        let terms =
+            fields.terms().iter().map(|term| Ok((table.resolve(&term.path, resource)?, term.op, term.value.clone())));
+        let fields = terms.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { spec: SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields }, parser })
+    }
+
+    /// Its identity: equal specs of one resource select the same.
+    pub fn spec(&self) -> &SelectionSpec {
+        &self.spec
+    }
+
+    /// Whether every object is selected.
+    pub fn is_everything(&self) -> bool {
+        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
+        namespace.is_empty() && name.is_empty() && labels.is_everything() && fields.is_empty()
+    }
+
+    /// Whether `object` is selected.
+    pub fn matches(&self, object: &Object) -> bool {
+        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
+        (namespace.is_empty() || namespace == object.key().namespace())
+            && (name.is_empty() || name == object.key().name())
+            && fields.iter().all(|(field, operator, value)| {
+                (*self.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
+            })
+            && (labels.is_everything() || labels.matches(|key| object.label(key)))
+    }
+}

@@ -1,0 +1,211 @@
+//! Field selectors, read as apimachinery's `fields.ParseSelector` does. Which paths a resource has is not known here.
+
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use super::{SelectorError, check_length};
+
+/// Which objects, by their fields: all terms must hold. The default selects everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct FieldSelector {
+    terms: Arc<[FieldTerm]>,
+}
+
+/// One term, such as `spec.nodeName=n1`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FieldTerm {
+    /// The field's path as written, such as `spec.nodeName`. Not checked against what a resource has.
+    pub path: Box<str>,
+    /// How the field compares to the value.
+    pub op: FieldOperator,
+    /// The value, with escapes resolved.
+    pub value: Box<str>,
+}
+
+/// How a term compares a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FieldOperator {
+    /// `=` or `==`.
+    Equals,
+    /// `!=`.
+    NotEquals,
+}
+
+impl FieldSelector {
+    /// Reads `path=value,path!=value`; `\`, `,` and `=` in a value are escaped with `\`. Empty text selects everything.
+    ///
+    /// # Errors
+    /// A term without an operator, an unknown escape, an `=` that is not escaped, or more than [`super::SELECTOR_BYTES_MAX`] bytes.
+    pub fn parse(text: &str) -> Result<Self, SelectorError> {
+        check_length(text)?;
+        let mut parts = split_terms(text);
+        // Of several faults the apiserver reports the one that sorts first.
+        parts.sort_unstable_by_key(|(_, part)| *part);
+        let mut terms = Vec::new();
+        for (start, term) in parts {
+            if term.is_empty() {
+                continue;
+            }
+            let Some((path, op, value)) = split_term(term) else {
+                let message = format!("invalid selector: '{text}'; can't understand '{term}'");
+                return Err(SelectorError::new(start, message));
+            };
+            let value_start = start + term.len() - value.len();
+            let value = unescape(value).map_err(|(at, message)| {
+                SelectorError::new(value_start + at, format!("invalid field selector: {message}"))
+            })?;
+            // The apiserver drops a term that has neither path nor value.
+            if !path.is_empty() || !value.is_empty() {
+                terms.push(FieldTerm { path: path.into(), op, value: value.into() });
+            }
+        }
+        terms.sort_unstable();
+        terms.dedup();
+        Ok(Self { terms: terms.into() })
+    }
+
+    /// Whether there are no terms.
+    pub fn is_everything(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// The terms, sorted, each once.
+    pub fn terms(&self) -> &[FieldTerm] {
+        &self.terms
+    }
+
+    /// Whether all terms hold for the fields that `get` reads; a field it does not have counts as empty.
+    pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<Cow<'a, str>>) -> bool {
+        self.terms.iter().all(|term| {
+            let value = get(&term.path).unwrap_or_default();
+            (*value == *term.value) == (term.op == FieldOperator::Equals)
+        })
+    }
+}
+
+/// The canonical text; it reads back as the same selector.
+impl fmt::Display for FieldSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, term) in self.terms.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            let op = if term.op == FieldOperator::Equals { "=" } else { "!=" };
+            let value = term.value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
+            write!(f, "{comma}{}{op}{value}", term.path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The terms between commas that are not escaped, with their positions.
+fn split_terms(text: &str) -> Vec<(usize, &str)> {
+    let (mut terms, mut start, mut escaped) = (Vec::new(), 0, false);
+    for (i, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                terms.push((start, &text[start..i]));
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    terms.push((start, &text[start..]));
+    terms
+}
+
+/// Splits at the first operator; a path knows no escapes.
+fn split_term(term: &str) -> Option<(&str, FieldOperator, &str)> {
+    let equals = term.find('=')?;
+    let (path, rest) = term.split_at(equals);
+    match (path.strip_suffix('!'), rest.strip_prefix("==")) {
+        (Some(path), _) => Some((path, FieldOperator::NotEquals, &rest[1..])),
+        (None, Some(value)) => Some((path, FieldOperator::Equals, value)),
+        (None, None) => Some((path, FieldOperator::Equals, &rest[1..])),
+    }
+}
+
+fn unescape(text: &str) -> Result<String, (usize, String)> {
+    let mut value = String::with_capacity(text.len());
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some((_, c @ ('\\' | ',' | '='))) => value.push(c),
+                Some((_, c)) => return Err((at, format!("invalid escape sequence: \\{c}"))),
+                None => return Err((at, "invalid escape sequence: \\".to_owned())),
+            },
+            // Upstream prints the character's number.
+            ',' | '=' => return Err((at, format!("unescaped character in value: {}", c as u32))),
+            c => value.push(c),
+        }
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> FieldSelector {
+        FieldSelector::parse(text).unwrap()
+    }
+
+    fn matches(text: &str, fields: &[(&str, &str)]) -> bool {
+        let get = |path: &str| fields.iter().find(|(p, _)| *p == path).map(|(_, v)| Cow::Owned((*v).to_owned()));
+        parse(text).matches(get)
+    }
+
+    #[test]
+    fn terms_compare_and_all_must_hold() {
+        let pod = [("spec.nodeName", "n1"), ("status.phase", "Running")];
+        assert!(matches("spec.nodeName=n1,status.phase!=Failed", &pod));
+        assert!(matches("spec.nodeName==n1", &pod));
+        assert!(!matches("spec.nodeName=n1,status.phase=Failed", &pod));
+        assert!(matches("", &pod));
+    }
+
+    #[test]
+    fn a_missing_field_is_empty() {
+        assert!(matches("spec.nodeName=", &[]));
+        assert!(matches("spec.nodeName!=n1", &[]));
+        assert!(!matches("spec.nodeName!=", &[]));
+    }
+
+    #[test]
+    fn escapes_are_resolved_and_written_again() {
+        let selector = parse(r"a=x\,y\=z\\");
+        assert_eq!(&*selector.terms()[0].value, r"x,y=z\");
+        assert_eq!(selector.to_string(), r"a=x\,y\=z\\");
+    }
+
+    #[test]
+    fn two_texts_for_one_selection_are_equal() {
+        assert_eq!(parse("b!=2,,a==1,b!=2"), parse("a=1,b!=2"));
+        assert_eq!(parse("=,!="), FieldSelector::default());
+        assert!(parse("").is_everything() && parse(",").is_everything());
+    }
+
+    #[test]
+    fn errors_say_where_and_what() {
+        let error = |text: &str| {
+            let error = FieldSelector::parse(text).unwrap_err();
+            (error.position(), error.message().to_owned())
+        };
+        assert_eq!(error("a=1,b"), (4, "invalid selector: 'a=1,b'; can't understand 'b'".into()));
+        assert_eq!(error("a=1=2"), (3, "invalid field selector: unescaped character in value: 61".into()));
+        assert_eq!(error(r"a=\x"), (2, r"invalid field selector: invalid escape sequence: \x".into()));
+        assert_eq!(error(r"b=,a=1\"), (6, r"invalid field selector: invalid escape sequence: \".into()));
+        assert_eq!(error(&"a".repeat(20_000)).0, super::super::SELECTOR_BYTES_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_and_canonical_text_reads_back(text in "[a-c=!,\\\\ é.]{0,24}") {
+            if let Ok(selector) = FieldSelector::parse(&text) {
+                prop_assert_eq!(FieldSelector::parse(&selector.to_string()), Ok(selector));
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Listeners: TCP and Unix sockets behind one type, so that the servers above need not know.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use futures::Stream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+};
+use tonic::transport::server::Connected;
+
+use crate::config::ListenAddress;
+
+/// A bound listener.
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A Unix socket; its file is removed when the listener is dropped.
+    Unix(UnixListener, PathBuf),
+}
+
+/// An address could not be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} ({flag}): {error}{}", hint(.error))]
+pub struct BindError {
+    address: ListenAddress,
+    flag: &'static str,
+    error: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; another process has it, perhaps another kubefan: choose another address, or port 0"
+        }
+        io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a path that may be written",
+        _ => "",
+    }
+}
+
+/// Where a listener is bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bound {
+    /// TCP, with the port that the system chose.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Listener {
+    /// Binds an address; `flag` is the one it came from, for the message. A Unix socket left behind by a process that is gone is
+    /// taken over; one that is in use is not.
+    pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
+        let bound = match address {
+            ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            ListenAddress::Unix(path) => bind_unix(path).await.map(|listener| Self::Unix(listener, path.clone())),
+        };
+        bound.map_err(|error| BindError { address: address.clone(), flag, error })
+    }
+
+    /// Where it is bound.
+    pub fn bound(&self) -> io::Result<Bound> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map(Bound::Tcp),
+            Self::Unix(_, path) => Ok(Bound::Unix(path.clone())),
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Connection> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                // Events are small and must not wait for the one before to be acknowledged.
+                stream.set_nodelay(true)?;
+                Ok(Connection::Tcp(stream, peer))
+            }
+            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
+        }
+    }
+
+    /// Connections, for as long as the listener lives. A failure to accept (say, no file handles left) is logged and waited out: it
+    /// must not end the server.
+    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
+        futures::stream::unfold(self, |listener| async {
+            loop {
+                match listener.accept().await {
+                    Ok(connection) => return Some((Ok(connection), listener)),
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        })
+    }
+}
+
+async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if UnixStream::connect(path).await.is_ok() {
+                return Err(error);
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A connection of either kind.
+pub enum Connection {
+    /// TCP, and the peer.
+    Tcp(TcpStream, SocketAddr),
+    /// A Unix socket.
+    Unix(UnixStream),
+}
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// `None` for a Unix socket.
+    pub address: Option<SocketAddr>,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        match self {
+            Self::Tcp(_, peer) => Peer { address: Some(*peer) },
+            Self::Unix(_) => Peer { address: None },
+        }
+    }
+}
+
+macro_rules! either {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Self::Tcp($stream, _) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+            Self::Unix($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_read(cx, buffer))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write_vectored(cx, slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_shutdown(cx))
+    }
+}

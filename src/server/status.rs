@@ -1,0 +1,104 @@
+//! The only place where outcomes become gRPC status codes.
+//!
+//! Every error carries an ErrorInfo (domain `kubefan.dev`, a stable reason); one that passes by itself a RetryInfo; a bad argument a
+//! BadRequest that names the field (google.rpc `error_details.proto`).
+
+use std::{collections::HashMap, time::Duration};
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::{
+    cache::Expired,
+    fanout::{Refusal, StreamEnd},
+};
+
+const DOMAIN: &str = "kubefan.dev";
+
+/// What clients wait before they ask again for what is not ready yet; they add jitter of their own.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The status of a request that was refused.
+pub fn refused(refusal: &Refusal) -> Status {
+    let message = refusal.to_string();
+    match refusal {
+        Refusal::NotSynced { .. } => retriable(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
+        Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
+        Refusal::Expired(expired) => too_old(expired),
+        Refusal::Future { .. } => retriable(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
+        Refusal::Invalid { field, message } => {
+            let mut details = ErrorDetails::with_bad_request_violation(*field, message);
+            details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
+            Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
+        }
+        Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
+        Refusal::Exhausted(_) => retriable(Code::ResourceExhausted, "LIMIT_REACHED", message),
+        Refusal::Unavailable(_) => retriable(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
+        Refusal::Draining => retriable(Code::Unavailable, "DRAINING", message),
+    }
+}
+
+/// The status that a stream ends with; `None` for a clean end.
+pub fn ended(end: &StreamEnd) -> Option<Status> {
+    let message = end.to_string();
+    match end {
+        StreamEnd::Timeout | StreamEnd::Cancelled => None,
+        StreamEnd::Expired(expired) => Some(too_old(expired)),
+        StreamEnd::NotFound(_) => Some(failed(Code::NotFound, "RESOURCE_NOT_FOUND", message)),
+        StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
+        StreamEnd::Rewritten(_) => Some(failed(Code::OutOfRange, "HISTORY_REWRITTEN", message)),
+        StreamEnd::Stopped(_) => Some(retriable(Code::Unavailable, "STOPPED", message)),
+        StreamEnd::Draining => Some(retriable(Code::Unavailable, "DRAINING", message)),
+    }
+}
+
+/// The status of a Get that found nothing.
+pub fn object_not_found(resource: &str, name: &str) -> Status {
+    failed(Code::NotFound, "OBJECT_NOT_FOUND", format!("{resource} {name:?} not found"))
+}
+
+/// Kubernetes' 410 Expired, with the oldest version that can be resumed from.
+fn too_old(expired: &Expired) -> Status {
+    let metadata = HashMap::from([
+        ("requested_resource_version".to_owned(), expired.requested.to_string()),
+        ("oldest_resource_version".to_owned(), expired.oldest.to_string()),
+    ]);
+    let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_OLD", DOMAIN, metadata);
+    Status::with_error_details(Code::OutOfRange, expired.to_string(), details)
+}
+
+fn failed(code: Code, reason: &str, message: String) -> Status {
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    Status::with_error_details(code, message, details)
+}
+
+fn retriable(code: Code, reason: &str, message: String) -> Status {
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    details.set_retry_info(Some(RETRY_DELAY));
+    Status::with_error_details(code, message, details)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ResourceVersion;
+
+    #[test]
+    fn a_version_too_old_names_the_oldest_as_kubernetes_does() {
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let status = refused(&Expired { requested: version(5), oldest: version(9) }.into());
+        assert_eq!((status.code(), status.message()), (Code::OutOfRange, "too old resource version: 5 (9)"));
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("RESOURCE_VERSION_TOO_OLD", "kubefan.dev"));
+        assert_eq!(info.metadata["oldest_resource_version"], "9");
+    }
+
+    #[test]
+    fn a_bad_argument_names_the_field_and_what_passes_names_a_delay() {
+        let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "bad".into() });
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "target.label_selector");
+        assert!(refused(&Refusal::Draining).get_details_retry_info().is_some());
+        assert!(ended(&StreamEnd::Timeout).is_none());
+    }
+}

@@ -1,0 +1,213 @@
+//! The Status object: how kube-apiserver says no, to the byte.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// A `v1.Status`, serialized with its fields in kube-apiserver's order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    kind: &'static str,
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    metadata: ListMeta,
+    status: &'static str,
+    /// What went wrong, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// What went wrong, for programs, such as `NotFound`; empty where the apiserver gives none.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub reason: &'static str,
+    /// The object and the causes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Box<Details>>,
+    /// The HTTP status; 0 in a success, where it is left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub code: u16,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+struct ListMeta {
+    #[serde(rename = "continue", skip_serializing_if = "str::is_empty")]
+    continue_token: Box<str>,
+}
+
+/// What a Status is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Details {
+    /// The object's name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The resource's group.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub group: String,
+    /// The resource's plural name, or the kind.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// The object's uid.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// One per field at fault.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<Cause>,
+    /// When to come back, in seconds; also sent as the `Retry-After` header.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub retry_after_seconds: u16,
+}
+
+/// One reason among several.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Cause {
+    /// Such as `FieldValueInvalid`.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+    /// The field at fault.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub field: &'static str,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u16) -> bool {
+    *number == 0
+}
+
+impl Status {
+    /// A failure.
+    pub fn failure(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            kind: "Status",
+            api_version: "v1",
+            metadata: ListMeta::default(),
+            status: "Failure",
+            message: message.into(),
+            reason,
+            details: None,
+            code,
+        }
+    }
+
+    /// The same with details.
+    #[must_use]
+    pub fn with_details(mut self, details: Details) -> Self {
+        self.details = Some(Box::new(details));
+        self
+    }
+
+    /// 400.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::failure(400, "BadRequest", message)
+    }
+
+    /// 500 without a reason: what upstream answers for errors it did not think of as an API's.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::failure(500, "", message)
+    }
+
+    /// 404 for an object.
+    pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
+        let message = format!("{} \"{name}\" not found", qualified(group, resource));
+        Self::failure(404, "NotFound", message).with_details(about(group, resource, name))
+    }
+
+    /// 404 for a resource that a known group does not have.
+    pub fn no_such_resource() -> Self {
+        Self::failure(404, "NotFound", "the server could not find the requested resource")
+            .with_details(Details::default())
+    }
+
+    /// 405.
+    pub fn method_not_allowed() -> Self {
+        Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+            .with_details(Details::default())
+    }
+
+    /// 406 for a list; a watch has another text.
+    pub fn not_acceptable(watch: bool) -> Self {
+        let message = if watch {
+            "only the following media types are accepted: application/json;stream=watch"
+        } else {
+            "only the following media types are accepted: application/json"
+        };
+        Self::failure(406, "NotAcceptable", message)
+    }
+
+    /// 409 for a create.
+    pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
+        let message = format!("{} \"{name}\" already exists", qualified(group, resource));
+        Self::failure(409, "AlreadyExists", message).with_details(about(group, resource, name))
+    }
+
+    /// 409 for an update.
+    pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", qualified(group, resource));
+        Self::failure(409, "Conflict", message).with_details(about(group, resource, name))
+    }
+
+    /// 410: a version that is no longer held.
+    pub fn expired(message: impl Into<String>) -> Self {
+        Self::failure(410, "Expired", message)
+    }
+
+    /// 410 in the middle of a paged list, with the token that goes on at the latest state.
+    pub fn expired_continue(token: String) -> Self {
+        let mut status = Self::expired(
+            "The provided continue parameter is too old to display a consistent list result. You can start a new list \
+             without the continue parameter, or use the continue token in this response to retrieve the remainder of the \
+             results. Continuing with the provided token results in an inconsistent list - objects that were created, \
+             modified, or deleted between the time the first chunk was returned and now may show up in the list.",
+        );
+        status.metadata.continue_token = token.into();
+        status
+    }
+
+    /// 422: each cause is a field, a reason and a message.
+    pub fn invalid(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
+        let faults: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        let mut message = format!("{} \"{name}\" is invalid: ", qualified(group, kind));
+        match &*faults {
+            [fault] => message.push_str(fault),
+            faults => {
+                // Writing to a String cannot fail.
+                let _ = write!(message, "[{}]", faults.join(", "));
+            }
+        }
+        let details = Details { causes, ..about(group, kind, name) };
+        Self::failure(422, "Invalid", message).with_details(details)
+    }
+
+    /// 504: a version from the future, after the wait.
+    pub fn too_large_version(asked: u64, current: u64) -> Self {
+        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+        let cause =
+            Cause { reason: "ResourceVersionTooLarge", message: "Too large resource version".into(), field: "" };
+        let details = Details { causes: vec![cause], retry_after_seconds: 1, ..Details::default() };
+        Self::failure(504, "Timeout", message).with_details(details)
+    }
+
+    /// 429 as a Status.
+    pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u16) -> Self {
+        let details = Details { retry_after_seconds, ..Details::default() };
+        Self::failure(429, "TooManyRequests", message).with_details(details)
+    }
+
+    /// 200 for a delete that does not send the object back.
+    pub fn deleted(group: &str, resource: &str, name: &str, uid: &str) -> Self {
+        let details = Details { uid: uid.to_owned(), ..about(group, resource, name) };
+        Self { status: "Success", ..Self::failure(0, "", "") }.with_details(details)
+    }
+
+    /// The HTTP status.
+    pub fn http_code(&self) -> u16 {
+        if self.code == 0 { 200 } else { self.code }
+    }
+}
+
+fn qualified(group: &str, resource: &str) -> String {
+    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+}
+
+fn about(group: &str, resource: &str, name: &str) -> Details {
+    Details { name: name.to_owned(), group: group.to_owned(), kind: resource.to_owned(), ..Details::default() }
+}

@@ -1,0 +1,366 @@
+//! Every metric kubefan has, in one place; `docs/METRICS.md` lists them, and a test holds the two together.
+//!
+//! One registry is passed in, so that two servers in one process do not collide. Label values that are known are created up front,
+//! so that a counter starts at zero. No label names a client.
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+};
+
+use crate::{
+    fanout::StreamEnd,
+    model::{GroupVersionResource, Scope, event::EventType},
+};
+
+/// The labels of everything that belongs to one cache.
+const CACHE: [&str; 3] = ["group", "resource", "namespace"];
+
+/// All metrics of one kubefan.
+pub struct Metrics {
+    registry: Registry,
+    events_received: IntCounterVec,
+    events_dispatched: IntCounterVec,
+    deliveries: IntCounterVec,
+    sent_bytes: IntCounterVec,
+    snapshot_objects_sent: IntCounterVec,
+    subscriptions_started: IntCounterVec,
+    subscriptions_finished: IntCounterVec,
+    resumes: IntCounterVec,
+    relists: IntCounterVec,
+    watch_restarts: IntCounterVec,
+    latency: HistogramVec,
+    subscribers: IntGaugeVec,
+    views: IntGaugeVec,
+    ring_bytes: IntGaugeVec,
+    ring_events: IntGaugeVec,
+    ring_age: GaugeVec,
+    objects: IntGaugeVec,
+    object_bytes: IntGaugeVec,
+    version: GaugeVec,
+    synced: IntGaugeVec,
+    upstream_watches: IntGaugeVec,
+    upstream_watches_started: IntCounterVec,
+    upstream_requests: IntCounterVec,
+}
+
+/// How a request to go on from a version was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// From the ring.
+    Ring,
+    /// The events are no longer held.
+    Expired,
+    /// The version is not reached yet.
+    Future,
+}
+
+impl Resume {
+    /// Every label.
+    pub const ALL: [&str; 3] = ["ring", "expired", "future"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Expired => "expired",
+            Self::Future => "future",
+        }
+    }
+}
+
+/// What a watch upstream is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchPurpose {
+    /// The one that feeds the cache.
+    Standing,
+}
+
+impl WatchPurpose {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Standing => "standing",
+        }
+    }
+}
+
+type Registered<T> = Result<T, prometheus::Error>;
+
+impl Metrics {
+    /// Registers all metrics. Fails only if the registry already has one of them.
+    pub fn new(registry: Registry) -> Registered<Self> {
+        let with = |extra: &[&'static str]| [&CACHE[..], extra].concat();
+        let counter = |name: &str, help: &str, labels: &[&str]| -> Registered<IntCounterVec> {
+            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let int_gauge = |name: &str, help: &str, labels: &[&str]| -> Registered<IntGaugeVec> {
+            let gauge = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let gauge = |name: &str, help: &str, labels: &[&str]| -> Registered<GaugeVec> {
+            let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let buckets = vec![0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+        let latency = HistogramVec::new(
+            HistogramOpts::new(
+                "kubefan_dispatch_latency_seconds",
+                "From reading an event's line upstream to handing it to a subscriber's connection; the oldest of each batch.",
+            )
+            .buckets(buckets),
+            &CACHE,
+        )?;
+        registry.register(Box::new(latency.clone()))?;
+        let build = gauge("kubefan_build_info", "Always 1; the version is the label.", &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        #[cfg(target_os = "linux")]
+        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        Ok(Self {
+            events_received: counter(
+                "kubefan_events_received_total",
+                "Events received from upstream.",
+                &with(&["type"]),
+            )?,
+            events_dispatched: counter(
+                "kubefan_events_dispatched_total",
+                "Messages appended to views: what an event costs before subscribers are counted.",
+                &CACHE,
+            )?,
+            deliveries: counter("kubefan_deliveries_total", "Messages handed to subscribers' connections.", &CACHE)?,
+            sent_bytes: counter(
+                "kubefan_sent_bytes_total",
+                "Bytes of messages handed to subscribers' connections, before compression and TLS.",
+                &CACHE,
+            )?,
+            snapshot_objects_sent: counter(
+                "kubefan_snapshot_objects_sent_total",
+                "Objects sent as part of a snapshot or a list.",
+                &CACHE,
+            )?,
+            subscriptions_started: counter(
+                "kubefan_subscriptions_started_total",
+                "Watches started by subscribers.",
+                &CACHE,
+            )?,
+            subscriptions_finished: counter(
+                "kubefan_subscriptions_finished_total",
+                "Watches that ended, by reason.",
+                &with(&["reason"]),
+            )?,
+            resumes: counter(
+                "kubefan_resumes_total",
+                "Requests to go on from a resource version, by how they were answered.",
+                &with(&["result"]),
+            )?,
+            relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
+            watch_restarts: counter(
+                "kubefan_upstream_watch_restarts_total",
+                "Times the upstream watch ended and was started again from its last version, by reason.",
+                &with(&["reason"]),
+            )?,
+            subscribers: int_gauge("kubefan_subscribers", "Watches of subscribers now.", &CACHE)?,
+            views: int_gauge("kubefan_views", "Distinct selections now; equal subscriptions share one.", &CACHE)?,
+            ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes that history keeps beyond the cached objects.", &CACHE)?,
+            ring_events: int_gauge("kubefan_ring_events", "Records of history held.", &CACHE)?,
+            ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record of history.", &CACHE)?,
+            objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
+            object_bytes: int_gauge("kubefan_cached_object_bytes", "Bytes of JSON of the objects cached.", &CACHE)?,
+            version: gauge(
+                "kubefan_resource_version",
+                "The resource version of the cache. Compare between replicas, not between resources.",
+                &CACHE,
+            )?,
+            synced: int_gauge("kubefan_synced", "1 if the resource is served.", &CACHE)?,
+            upstream_watches: int_gauge(
+                "kubefan_upstream_watches",
+                "Watches open upstream now, by purpose; 'standing' is at most 1.",
+                &with(&["purpose"]),
+            )?,
+            upstream_watches_started: counter(
+                "kubefan_upstream_watches_started_total",
+                "Watches started upstream, by purpose.",
+                &with(&["purpose"]),
+            )?,
+            upstream_requests: counter(
+                "kubefan_upstream_requests_total",
+                "Requests to upstream, by verb and HTTP status code; 'error' where there was no answer.",
+                &["verb", "code"],
+            )?,
+            latency,
+            registry,
+        })
+    }
+
+    /// The registry.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Counts a request to upstream.
+    pub fn upstream_request(&self, verb: &str, code: &str) {
+        self.upstream_requests.with_label_values(&[verb, code]).inc();
+    }
+
+    /// The metrics of one cache, with their labels filled in.
+    pub fn cache(self: &Arc<Self>, resource: &GroupVersionResource, scope: &Scope) -> CacheMetrics {
+        let labels = [resource.group.clone(), resource.resource.clone(), scope.namespace().to_owned()];
+        let base: [&str; 3] = [&labels[0], &labels[1], &labels[2]];
+        let with = |extra: &'static str| [base[0], base[1], base[2], extra];
+        for reason in StreamEnd::ALL {
+            self.subscriptions_finished.with_label_values(&with(reason));
+        }
+        for result in Resume::ALL {
+            self.resumes.with_label_values(&with(result));
+        }
+        let received = [EventType::Added, EventType::Modified, EventType::Deleted]
+            .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
+        CacheMetrics {
+            received,
+            dispatched: self.events_dispatched.with_label_values(&base),
+            deliveries: self.deliveries.with_label_values(&base),
+            sent_bytes: self.sent_bytes.with_label_values(&base),
+            snapshot_objects_sent: self.snapshot_objects_sent.with_label_values(&base),
+            started: self.subscriptions_started.with_label_values(&base),
+            latency: self.latency.with_label_values(&base),
+            ring_age: self.ring_age.with_label_values(&base),
+            version: self.version.with_label_values(&base),
+            all: self.clone(),
+            labels,
+        }
+    }
+}
+
+/// The metrics of one cache. Cheap to use on the path of every event.
+pub struct CacheMetrics {
+    received: [IntCounter; 3],
+    dispatched: IntCounter,
+    deliveries: IntCounter,
+    sent_bytes: IntCounter,
+    snapshot_objects_sent: IntCounter,
+    started: IntCounter,
+    latency: Histogram,
+    ring_age: Gauge,
+    version: Gauge,
+    all: Arc<Metrics>,
+    labels: [String; 3],
+}
+
+/// The gauges of one cache at one moment.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct CacheGauges {
+    /// Watches of subscribers.
+    pub subscribers: usize,
+    /// Distinct selections.
+    pub views: usize,
+    /// Bytes of history.
+    pub ring_bytes: usize,
+    /// Records of history.
+    pub ring_events: usize,
+    /// Age of the oldest record.
+    pub ring_age: Duration,
+    /// Objects.
+    pub objects: usize,
+    /// Their JSON bytes.
+    pub object_bytes: usize,
+    /// The version; 0 before the first list.
+    pub version: u64,
+    /// Whether it is served.
+    pub synced: bool,
+}
+
+impl CacheMetrics {
+    fn with<'a>(&'a self, extra: &'a str) -> [&'a str; 4] {
+        [&self.labels[0], &self.labels[1], &self.labels[2], extra]
+    }
+
+    /// An event came from upstream.
+    pub fn received(&self, kind: EventType) {
+        self.received[kind as usize].inc();
+    }
+
+    /// Messages were appended to views.
+    pub fn dispatched(&self, messages: usize) {
+        self.dispatched.inc_by(messages as u64);
+    }
+
+    /// Messages were handed to a subscriber's connection.
+    pub fn sent(&self, messages: usize, bytes: usize, latency: Option<Duration>) {
+        self.deliveries.inc_by(messages as u64);
+        self.sent_bytes.inc_by(bytes as u64);
+        if let Some(latency) = latency {
+            self.latency.observe(latency.as_secs_f64());
+        }
+    }
+
+    /// Objects of a snapshot or a list were handed to a subscriber's connection.
+    pub fn snapshot_sent(&self, objects: usize, bytes: usize) {
+        self.snapshot_objects_sent.inc_by(objects as u64);
+        self.sent_bytes.inc_by(bytes as u64);
+    }
+
+    /// A watch of a subscriber started.
+    pub fn subscription_started(&self) {
+        self.started.inc();
+    }
+
+    /// A watch of a subscriber ended.
+    pub fn subscription_finished(&self, end: &StreamEnd) {
+        self.all.subscriptions_finished.with_label_values(&self.with(end.as_str())).inc();
+    }
+
+    /// A request to go on from a version was answered.
+    pub fn resume(&self, result: Resume) {
+        self.all.resumes.with_label_values(&self.with(result.as_str())).inc();
+    }
+
+    /// Upstream is listed again.
+    pub fn relist(&self, reason: &str) {
+        self.all.relists.with_label_values(&self.with(reason)).inc();
+    }
+
+    /// The upstream watch is started again.
+    pub fn watch_restart(&self, reason: &str) {
+        self.all.watch_restarts.with_label_values(&self.with(reason)).inc();
+    }
+
+    /// A watch upstream was opened; it counts as open until the guard is dropped.
+    pub fn upstream_watch(&self, purpose: WatchPurpose) -> UpstreamWatchGuard {
+        let labels = self.with(purpose.as_str());
+        self.all.upstream_watches_started.with_label_values(&labels).inc();
+        let open = self.all.upstream_watches.with_label_values(&labels);
+        open.inc();
+        UpstreamWatchGuard { open }
+    }
+
+    /// Sets the gauges; called when they are read.
+    pub fn set(&self, gauges: CacheGauges) {
+        let base: [&str; 3] = [&self.labels[0], &self.labels[1], &self.labels[2]];
+        let set = |gauge: &IntGaugeVec, value: usize| {
+            gauge.with_label_values(&base).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        set(&self.all.subscribers, gauges.subscribers);
+        set(&self.all.views, gauges.views);
+        set(&self.all.ring_bytes, gauges.ring_bytes);
+        set(&self.all.ring_events, gauges.ring_events);
+        set(&self.all.objects, gauges.objects);
+        set(&self.all.object_bytes, gauges.object_bytes);
+        set(&self.all.synced, usize::from(gauges.synced));
+        self.ring_age.set(gauges.ring_age.as_secs_f64());
+        self.version.set(gauges.version as f64);
+    }
+}
+
+/// One open upstream watch.
+pub struct UpstreamWatchGuard {
+    open: prometheus::IntGauge,
+}
+
+impl Drop for UpstreamWatchGuard {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}

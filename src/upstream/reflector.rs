@@ -1,0 +1,462 @@
+//! One list and watch of one resource and scope, as a state machine with one step function.
+//!
+//! It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of [`State`];
+//! every failure leaves it in the state that the next step can go on from, so that retrying is the caller's only decision. The
+//! rules are those of client-go's reflector (`tools/cache/reflector.go`).
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use rand::{Rng, RngExt};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::{
+    client::{BodyStream, Upstream, Verb, encode_query},
+    error::{Status, UpstreamError},
+    lines::{LineOptions, Lines},
+};
+use crate::{
+    cache::Update,
+    model::{
+        GroupVersionResource, ResourceVersion, Scope,
+        event::EventType,
+        object::{Object, ObjectError, ObjectParser},
+    },
+    telemetry::metrics::UpstreamWatchGuard,
+};
+
+/// What is listed and watched.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The resource.
+    pub gvr: GroupVersionResource,
+    /// Its kind, which list items lack.
+    pub kind: String,
+    /// The whole cluster, or one namespace.
+    pub scope: Scope,
+    /// Narrows what is cached; empty for everything.
+    pub field_selector: String,
+}
+
+/// How it is done.
+#[derive(Debug, Clone, Copy)]
+pub struct ReflectorOptions {
+    /// Objects per page of a list.
+    pub page_size: u32,
+    /// Whether the initial state is asked for as a watch (`sendInitialEvents`), where the server has it.
+    pub watch_list: bool,
+    /// The longest silence of a watch; bookmarks come about once a minute.
+    pub upstream_idle_timeout: Duration,
+    /// The longest event, in bytes.
+    pub line_bytes_max: usize,
+}
+
+/// How long a watch is asked to last: a random time between this and its double, as client-go asks.
+const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
+/// A watch that ends sooner than this without an event is a fault, not a timeout: without this a broken server would be asked in
+/// a tight loop (`VeryShortWatchError` in client-go).
+const WATCH_SHORT: Duration = Duration::from_secs(1);
+
+/// Where the reflector stands.
+enum State {
+    /// Nothing is known, or what is known is too old: list.
+    Empty { reason: &'static str },
+    /// In the middle of a paged list.
+    Paging { next: Option<String>, version: Option<ResourceVersion> },
+    /// Receiving the initial state as a watch.
+    WatchListing { watch: OpenWatch },
+    /// Everything up to `version` was told; the next step watches from there.
+    Listed { version: ResourceVersion },
+    /// Watching.
+    Watching { watch: OpenWatch, version: ResourceVersion },
+}
+
+struct OpenWatch {
+    lines: Lines<BodyStream>,
+    opened: Instant,
+    heard: bool,
+    _counted: UpstreamWatchGuard,
+}
+
+/// What a step gave.
+pub enum Step {
+    /// Something for the cache; `received` is when its line was read.
+    Update {
+        /// What upstream said.
+        update: Update,
+        /// When.
+        received: Instant,
+    },
+    /// A watch was opened: upstream is reachable and answers.
+    Watching,
+    /// The watch ended as agreed; the next step opens another.
+    Ended,
+}
+
+/// Why a step failed. The phase is named, because it tells what was not reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ReflectorError {
+    /// Listing failed.
+    #[error("list: {0}")]
+    List(#[source] UpstreamError),
+    /// Opening or reading a watch failed.
+    #[error("watch: {0}")]
+    Watch(#[source] UpstreamError),
+    /// An object could not be read.
+    #[error("upstream sent a broken object: {0}")]
+    Object(#[from] ObjectError),
+    /// The watch ended at once, without an event.
+    #[error("the watch ended within {WATCH_SHORT:?} without an event")]
+    VeryShortWatch,
+}
+
+impl ReflectorError {
+    /// The upstream error, where it was one.
+    pub fn upstream(&self) -> Option<&UpstreamError> {
+        match self {
+            Self::List(error) | Self::Watch(error) => Some(error),
+            Self::Object(_) | Self::VeryShortWatch => None,
+        }
+    }
+
+    /// The label in metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::List(error) | Self::Watch(error) => error.reason(),
+            Self::Object(_) => "broken_object",
+            Self::VeryShortWatch => "very_short_watch",
+        }
+    }
+}
+
+/// One standing list and watch.
+pub struct Reflector<R> {
+    upstream: Upstream,
+    target: Target,
+    parser: Arc<ObjectParser>,
+    options: ReflectorOptions,
+    open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+    random: R,
+    state: State,
+    /// Read but not yet given out.
+    ready: VecDeque<(Update, Instant)>,
+    /// The server has refused `sendInitialEvents`.
+    watch_list_refused: bool,
+    /// A page expired under way: the next list is asked for in one piece.
+    unpaged: bool,
+}
+
+#[derive(Deserialize)]
+struct ListPage<'a> {
+    metadata: ListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WatchLine<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct BookmarkObject {
+    metadata: BookmarkMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMeta {
+    resource_version: String,
+    #[serde(default)]
+    annotations: std::collections::HashMap<String, String>,
+}
+
+/// A line of a watch, read.
+enum Line {
+    Event(EventType, Object),
+    Bookmark { version: ResourceVersion, ends_initial_state: bool },
+}
+
+impl<R: Rng> Reflector<R> {
+    /// A reflector that begins with a list. `open_watch` counts a watch for as long as its guard lives.
+    pub fn new(
+        upstream: Upstream,
+        target: Target,
+        parser: Arc<ObjectParser>,
+        options: ReflectorOptions,
+        open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
+        random: R,
+    ) -> Self {
+        Self {
+            upstream,
+            target,
+            parser,
+            options,
+            open_watch,
+            random,
+            state: State::Empty { reason: "initial" },
+            ready: VecDeque::new(),
+            watch_list_refused: false,
+            unpaged: false,
+        }
+    }
+
+    /// Forgets what is known: the next step lists, because of `reason`.
+    pub fn relist(&mut self, reason: &'static str) {
+        self.ready.clear();
+        self.state = State::Empty { reason };
+    }
+
+    /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
+    /// known to be good. Not cancel-safe: drop the reflector if a step is dropped.
+    pub async fn step(&mut self) -> Result<Step, ReflectorError> {
+        if let Some((update, received)) = self.ready.pop_front() {
+            return Ok(Step::Update { update, received });
+        }
+        match std::mem::replace(&mut self.state, State::Empty { reason: "interrupted" }) {
+            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused => {
+                self.begin_watch_list(reason).await
+            }
+            State::Empty { reason } => {
+                self.state = State::Paging { next: None, version: None };
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+            }
+            State::Paging { next, version } => self.page(next, version).await,
+            State::WatchListing { watch } => self.watch_list(watch).await,
+            State::Listed { version } => self.begin_watch(version).await,
+            State::Watching { watch, version } => self.watch(watch, version).await,
+        }
+    }
+
+    async fn begin_watch_list(&mut self, reason: &'static str) -> Result<Step, ReflectorError> {
+        let query = [
+            ("watch", "1"),
+            ("sendInitialEvents", "true"),
+            ("resourceVersionMatch", "NotOlderThan"),
+            ("allowWatchBookmarks", "true"),
+        ];
+        match self.open(&query).await {
+            Ok(watch) => {
+                self.state = State::WatchListing { watch };
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+            }
+            // A server without the feature refuses the parameter (422), or the request (400) if it is older than the parameter.
+            Err(UpstreamError::Refused { code: 400 | 422, message }) => {
+                tracing::info!(resource = %self.target.gvr, message, "upstream has no WatchList; listing instead");
+                self.watch_list_refused = true;
+                self.state = State::Paging { next: None, version: None };
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+            }
+            Err(error) => {
+                self.state = State::Empty { reason };
+                Err(ReflectorError::List(error))
+            }
+        }
+    }
+
+    /// Any failure before the bookmark that ends the initial state means to begin again: half a state is none.
+    async fn watch_list(&mut self, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
+        let line = match watch.lines.next_line().await {
+            Ok(Some(line)) => line,
+            Ok(None) => return Err(ReflectorError::List(ended_early())),
+            Err(error) => return Err(ReflectorError::List(error)),
+        };
+        let received = Instant::now();
+        let update = match self.read(&line).map_err(ReflectorError::into_list)? {
+            Line::Event(EventType::Added, object) => Update::ListItem(object),
+            Line::Bookmark { version, ends_initial_state: true } => {
+                self.state = State::Watching { watch, version };
+                self.ready.push_back((Update::ListEnd(version), received));
+                return Ok(Step::Watching);
+            }
+            // A server that ignores the parameters would send the state without an end, or events of a plain watch.
+            Line::Event(..) | Line::Bookmark { .. } => {
+                self.watch_list_refused = true;
+                return Err(ReflectorError::List(UpstreamError::invalid(
+                    "initial state was asked for as a watch; got events",
+                )));
+            }
+        };
+        self.state = State::WatchListing { watch };
+        Ok(Step::Update { update, received })
+    }
+
+    async fn page(&mut self, next: Option<String>, version: Option<ResourceVersion>) -> Result<Step, ReflectorError> {
+        let limit = self.options.page_size.to_string();
+        let mut query = Vec::new();
+        if !self.unpaged {
+            query.push(("limit", limit.as_str()));
+        }
+        if let Some(next) = &next {
+            query.push(("continue", next));
+        }
+        let path = self.path(&query);
+        let body = match self.upstream.get(Verb::List, &path).await {
+            Ok(body) => body,
+            Err(error) => {
+                // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
+                let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
+                self.unpaged |= expired;
+                self.state = State::Empty { reason: if expired { "continue_expired" } else { "list_failed" } };
+                return Err(ReflectorError::List(error));
+            }
+        };
+        let received = Instant::now();
+        let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
+        let page_version = page
+            .metadata
+            .resource_version
+            .parse()
+            .map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+        let version = version.unwrap_or(page_version);
+        let api_version = self.target.gvr.api_version();
+        for item in page.items.unwrap_or_default() {
+            let object = self.parser.from_list_item(item.get(), &self.target.kind, &api_version)?;
+            self.ready.push_back((Update::ListItem(object), received));
+        }
+        match page.metadata.next.filter(|next| !next.is_empty()) {
+            Some(next) => self.state = State::Paging { next: Some(next), version: Some(version) },
+            None => {
+                self.unpaged = false;
+                self.state = State::Listed { version };
+                self.ready.push_back((Update::ListEnd(version), received));
+            }
+        }
+        match self.ready.pop_front() {
+            Some((update, received)) => Ok(Step::Update { update, received }),
+            // A page without items, which is not the last.
+            None => Ok(Step::Ended),
+        }
+    }
+
+    async fn begin_watch(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
+        let from = version.to_string();
+        let least = WATCH_TIMEOUT_LEAST.as_secs();
+        let timeout = self.random.random_range(least..2 * least).to_string();
+        let query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", from.as_str()),
+            ("timeoutSeconds", timeout.as_str()),
+        ];
+        match self.open(&query).await {
+            Ok(watch) => {
+                self.state = State::Watching { watch, version };
+                Ok(Step::Watching)
+            }
+            Err(error) => Err(self.watch_failed(version, error)),
+        }
+    }
+
+    async fn watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) -> Result<Step, ReflectorError> {
+        let line = match watch.lines.next_line().await {
+            Ok(Some(line)) => line,
+            Ok(None) => {
+                self.state = State::Listed { version };
+                let short = !watch.heard && watch.opened.elapsed() < WATCH_SHORT;
+                return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended) };
+            }
+            Err(error) => return Err(self.watch_failed(version, error)),
+        };
+        let received = Instant::now();
+        watch.heard = true;
+        let (version, update) = match self.read(&line) {
+            Ok(Line::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
+            Ok(Line::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
+            Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(version, error)),
+            Err(error) => {
+                // Going on after it would lose a change; the same line would come again: only a list gets past it.
+                self.state = State::Empty { reason: "broken_object" };
+                return Err(error);
+            }
+        };
+        self.state = State::Watching { watch, version };
+        Ok(Step::Update { update, received })
+    }
+
+    /// Goes on from the last version, unless that is too old.
+    fn watch_failed(&mut self, version: ResourceVersion, error: UpstreamError) -> ReflectorError {
+        self.state = match &error {
+            UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
+            // The event would come again as long.
+            UpstreamError::LineTooLong { .. } => State::Empty { reason: "line_too_long" },
+            UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
+            UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
+            _ => State::Listed { version },
+        };
+        ReflectorError::Watch(error)
+    }
+
+    async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {
+        let options = LineOptions {
+            line_bytes_max: self.options.line_bytes_max,
+            idle_timeout: Some(self.options.upstream_idle_timeout),
+            ..LineOptions::default()
+        };
+        let lines = self.upstream.watch(&self.path(query), options).await?;
+        Ok(OpenWatch { lines, opened: Instant::now(), heard: false, _counted: (self.open_watch)() })
+    }
+
+    fn path(&self, query: &[(&str, &str)]) -> String {
+        let Target { gvr, scope, field_selector, .. } = &self.target;
+        let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
+        gvr.collection_path(scope) + &encode_query(query.iter().copied().chain(selector))
+    }
+
+    fn read(&self, line: &Bytes) -> Result<Line, ReflectorError> {
+        let line: WatchLine<'_> = parse(line).map_err(ReflectorError::Watch)?;
+        let object = line.object.get().as_bytes();
+        let kind = match line.kind {
+            "ADDED" => EventType::Added,
+            "MODIFIED" => EventType::Modified,
+            "DELETED" => EventType::Deleted,
+            "BOOKMARK" => {
+                let BookmarkObject { metadata } = parse(object).map_err(ReflectorError::Watch)?;
+                let version = metadata.resource_version.parse();
+                let version = version.map_err(|error| ReflectorError::Watch(UpstreamError::invalid(error)))?;
+                let ends = metadata.annotations.get("k8s.io/initial-events-end");
+                return Ok(Line::Bookmark { version, ends_initial_state: ends.is_some_and(|value| value == "true") });
+            }
+            "ERROR" => {
+                let status = Status::parse(object);
+                let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
+                return Err(ReflectorError::Watch(status.map_or_else(unreadable, UpstreamError::from)));
+            }
+            other => {
+                let other: String = other.chars().take(32).collect();
+                return Err(ReflectorError::Watch(UpstreamError::invalid(format_args!("event type {other:?}"))));
+            }
+        };
+        Ok(Line::Event(kind, self.parser.parse(object)?))
+    }
+}
+
+impl ReflectorError {
+    fn into_list(self) -> Self {
+        match self {
+            Self::Watch(error) => Self::List(error),
+            other => other,
+        }
+    }
+}
+
+fn ended_early() -> UpstreamError {
+    UpstreamError::Reset { message: "the watch ended before the initial state was complete".to_owned() }
+}
+
+fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, UpstreamError> {
+    serde_json::from_slice(json).map_err(UpstreamError::invalid)
+}

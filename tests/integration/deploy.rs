@@ -1,0 +1,186 @@
+//! What is in `deploy/`: the apiserver takes every object of both overlays, the pods keep to the restricted pod security
+//! standard, and the shipped service account may do what the `--resource` flags need and nothing else.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_apiserver_takes_both_overlays, the_pods_keep_to_the_restricted_standard,
+        the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else,
+        kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
+};
+
+/// An overlay of `deploy/overlays`, and the names in it.
+pub(crate) struct Overlay {
+    dir: &'static str,
+    namespace: &'static str,
+    service_account: &'static str,
+    /// Path of the object whose `spec.template` is kubefan's pod.
+    workload: &'static str,
+}
+
+/// kubefan for a whole cluster.
+pub(crate) const CLUSTER_PROXY: Overlay = Overlay {
+    dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/cluster-proxy"),
+    namespace: "kubefan",
+    service_account: "kubefan",
+    workload: "/apis/apps/v1/namespaces/kubefan/deployments/kubefan",
+};
+
+/// kubefan beside an agent, on every node.
+pub(crate) const SIDECAR: Overlay = Overlay {
+    dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/sidecar"),
+    namespace: "node-agent",
+    service_account: "kubefan-sidecar",
+    workload: "/apis/apps/v1/namespaces/node-agent/daemonsets/agent-sidecar",
+};
+
+impl Overlay {
+    /// Runs `kubectl apply` on the overlay, after its namespace is made as its comment says, and returns what it printed.
+    async fn apply_with(&self, api: &ApiServer, args: &[&str]) -> String {
+        // kubectl asks whether an object exists and then makes it: two at a time would see each other's.
+        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _guard = ONE_AT_A_TIME.lock().await;
+        self.make_namespace(api).await;
+        api.kubectl(&[&["apply", "-k", self.dir], args].concat()).await
+    }
+
+    async fn make_namespace(&self, api: &ApiServer) {
+        let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
+        let namespace = json!({ "metadata": { "name": self.namespace, "labels": labels } });
+        let body = Some(("application/json", &namespace));
+        let (status, answer) = api.request(Method::POST, "/api/v1/namespaces", body).await;
+        assert!(status.is_success() || status == StatusCode::CONFLICT, "{answer}");
+    }
+
+    /// Applies the overlay.
+    pub(crate) async fn apply(&self, api: &ApiServer) {
+        self.apply_with(api, &[]).await;
+    }
+
+    /// A new token of the shipped service account.
+    async fn token(&self, api: &ApiServer) -> String {
+        let token = api.kubectl(&["create", "token", self.service_account, "-n", self.namespace]).await;
+        token.trim().to_owned()
+    }
+
+    /// Applies the overlay and returns a kubeconfig of its service account: what kubefan runs as in a cluster.
+    pub(crate) async fn service_account_kubeconfig(&self, api: &ApiServer) -> PathBuf {
+        self.apply(api).await;
+        api.kubeconfig_with_token(self.service_account, &self.token(api).await)
+    }
+
+    /// kubefan's arguments in the applied overlay.
+    pub(crate) async fn args(&self, api: &ApiServer) -> Vec<String> {
+        let workload = api.get_json(self.workload).await;
+        let pod = &workload["spec"]["template"]["spec"];
+        let containers = ["initContainers", "containers"].map(|list| pod[list].as_array().cloned().unwrap_or_default());
+        let kubefan = containers.concat().into_iter().find(|container| container["name"] == "kubefan");
+        let args = kubefan.expect("a container is named kubefan")["args"].take();
+        serde_json::from_value(args).expect("args are strings")
+    }
+}
+
+async fn the_apiserver_takes_both_overlays() {
+    let api = ApiServer::shared().await;
+    for overlay in [CLUSTER_PROXY, SIDECAR] {
+        let applied = overlay.apply_with(&api, &["--dry-run=server"]).await;
+        assert!(applied.contains(&format!("serviceaccount/{}", overlay.service_account)), "{applied}");
+        assert!(applied.lines().all(|line| line.ends_with("(server dry run)")), "{applied}");
+    }
+}
+
+async fn the_pods_keep_to_the_restricted_standard() {
+    let api = ApiServer::shared().await;
+    for overlay in [CLUSTER_PROXY, SIDECAR] {
+        overlay.apply(&api).await;
+        let mut pod = api.get_json(overlay.workload).await["spec"]["template"].take();
+        pod["metadata"]["name"] = json!("as-the-controller-makes-it");
+        // The namespace enforces the standard: a pod that does not keep to it is denied.
+        let pods = format!("/api/v1/namespaces/{}/pods?dryRun=All", overlay.namespace);
+        api.create(&pods, &pod).await;
+        pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = json!(true);
+        let (status, _) = api.request(Method::POST, &pods, Some(("application/json", &pod))).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "the namespace enforces the standard");
+    }
+}
+
+async fn the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else() {
+    let api = ApiServer::shared().await;
+    for overlay in [CLUSTER_PROXY, SIDECAR] {
+        let kubeconfig = overlay.service_account_kubeconfig(&api).await;
+        let (ok, _, stderr) = api.try_kubectl(&kubeconfig, &["get", "pods", "-A"]).await;
+        assert!(ok, "{stderr}");
+        let (ok, _, stderr) = api.try_kubectl(&kubeconfig, &["get", "secrets", "-A"]).await;
+        assert!(!ok && stderr.contains("Forbidden"), "{stderr}");
+
+        let cached: BTreeSet<String> =
+            overlay.args(&api).await.iter().filter_map(|flag| resource_of_flag(flag)).collect();
+        assert!(cached.contains("pods"), "{cached:?}");
+
+        let rules = rules_of(&api, &overlay).await;
+        let granted = rules.iter().filter(|rule| !is_of_every_user(rule));
+        let may: BTreeSet<(String, String)> = granted.flat_map(pairs).collect();
+        let wanted =
+            cached.iter().flat_map(|resource| ["list", "watch"].map(|verb| (verb.to_owned(), resource.clone())));
+        assert_eq!(may, wanted.collect());
+    }
+}
+
+async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() {
+    let api = ApiServer::shared().await;
+    for overlay in [CLUSTER_PROXY, SIDECAR] {
+        let kubeconfig = overlay.service_account_kubeconfig(&api).await;
+        let shipped = overlay.args(&api).await;
+        // The addresses are the harness' own, as is the subcommand before them.
+        let flags = shipped.iter().filter(|arg| *arg != "serve" && !arg.contains("listen="));
+        let flags: Vec<String> = flags.map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
+        let kubefan = Kubefan::spawn(&kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        kubefan.ready().await;
+        let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+        for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
+            assert!(verbose.contains(&resource), "{resource}: {verbose}");
+        }
+    }
+}
+
+/// The `pods` of `--resource=pods`.
+fn resource_of_flag(flag: &str) -> Option<String> {
+    flag.strip_prefix("--resource=").map(str::to_owned)
+}
+
+/// All that the service account may do in a namespace that its overlay has nothing to do with.
+async fn rules_of(api: &ApiServer, overlay: &Overlay) -> Vec<Value> {
+    let url = format!("{}/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", api.url());
+    let review = json!({ "spec": { "namespace": "default" } }).to_string();
+    let client = api.client_with_token(&overlay.token(api).await);
+    let answer = client.post(url).header("content-type", "application/json").body(review).send().await.unwrap();
+    let answer: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+    assert_eq!(answer["status"]["incomplete"], false, "{answer}");
+    answer["status"]["resourceRules"].as_array().unwrap_or_else(|| panic!("{answer}")).clone()
+}
+
+/// Whether a rule comes from `system:basic-user`, which lets everybody ask about themselves.
+fn is_of_every_user(rule: &Value) -> bool {
+    let resources = rule["resources"].as_array().expect("a rule names resources");
+    rule["verbs"] == json!(["create"])
+        && resources.iter().all(|name| name.as_str().is_some_and(|name| name.starts_with("selfsubject")))
+}
+
+/// The (verb, resource) pairs of a rule, each resource as kubectl writes it.
+fn pairs(rule: &Value) -> Vec<(String, String)> {
+    assert_eq!(rule.get("resourceNames"), None, "{rule}");
+    let words = |field: &str| {
+        let values = rule[field].as_array().unwrap_or_else(|| panic!("no {field} in {rule}"));
+        values.iter().map(|value| value.as_str().expect("a word").to_owned()).collect::<Vec<_>>()
+    };
+    let name = |group: &str, resource: String| if group.is_empty() { resource } else { format!("{resource}.{group}") };
+    let resources = words("apiGroups").into_iter().flat_map(|group| {
+        words("resources").into_iter().map(move |resource| name(&group, resource)).collect::<Vec<_>>()
+    });
+    resources.flat_map(|resource| words("verbs").into_iter().map(move |verb| (verb, resource.clone()))).collect()
+}

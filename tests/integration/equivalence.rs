@@ -1,0 +1,141 @@
+//! What subscribers get through kubefan is what the apiserver's own watch says: event by event, byte for byte, whatever the selector
+//! and however the initial state was read.
+//!
+//! `KUBEFAN_TEST_SCALE=full` runs it with 10,000 pods, 200 subscribers and 2,000 updates; by default it is smaller.
+
+use std::{collections::HashMap, env};
+
+use kubefan::sim::workload::{Workload, WorkloadOptions};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    kubefan::Kubefan,
+    load,
+    objects::{pod, version_of},
+    record::{Query, Recorded, Watch, assert_equal, connect, upstream_watch},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: subscribers_see_what_the_apiserver_says_by_list, subscribers_see_what_the_apiserver_says_by_watch_list;
+};
+
+/// How much the larger tests do.
+pub(crate) struct Scale {
+    pub(crate) pods: usize,
+    pub(crate) subscribers: usize,
+    pub(crate) updates: usize,
+}
+
+pub(crate) fn scale() -> Scale {
+    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
+        Ok("full") => Scale { pods: 10_000, subscribers: 200, updates: 2_000 },
+        _ => Scale { pods: 600, subscribers: 48, updates: 400 },
+    }
+}
+
+/// Two thirds of the subscribers share the plain ones; the others have selectors whose members come and go.
+const PLAIN: [Query; 4] = [
+    query("", "", ""),
+    query("team-0", "", ""),
+    query("", "", "metadata.namespace!=team-1"),
+    query("team-2", "", "spec.nodeName!=node-0"),
+];
+const CHANGING: [Query; 8] = [
+    query("", "app=web-1", ""),
+    query("", "app in (web-2,web-3),tier", ""),
+    query("", "tier!=front", ""),
+    query("", "canary", ""),
+    query("team-1", "!canary", ""),
+    query("", "app notin (web-1,web-2)", "status.phase=Running"),
+    query("", "", "status.phase!=Running"),
+    query("", "tier=front", "spec.restartPolicy=Always"),
+];
+
+const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
+    Query { namespace, labels, fields }
+}
+
+async fn subscribers_see_what_the_apiserver_says_by_list() {
+    subscribers_see_what_the_apiserver_says("never").await;
+}
+
+async fn subscribers_see_what_the_apiserver_says_by_watch_list() {
+    subscribers_see_what_the_apiserver_says("auto").await;
+}
+
+async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
+    let Scale { pods, subscribers, updates } = scale();
+    let api = ApiServer::start(Options::default()).await;
+    let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
+    load::populate(&api, &mut workload).await;
+
+    let before = pod_watches(&api).await;
+    let kubefan = Kubefan::start(&api, &["--resource", "pods", "--watch-list", watch_list]).await;
+    let list = api.get_json("/api/v1/pods?limit=1").await;
+    let start = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+
+    let queries: Vec<&Query> =
+        (0..subscribers).map(|n| if n % 3 == 0 { &CHANGING[n / 3 % 8] } else { &PLAIN[n % 4] }).collect();
+    let mut initial: HashMap<&Query, Vec<Recorded>> = HashMap::new();
+    for query in &queries {
+        if !initial.contains_key(*query) {
+            initial.insert(query, upstream_watch(&api, query, "", 1).await);
+        }
+    }
+
+    let mut watches = Vec::new();
+    for query in &queries {
+        let mut client = connect(kubefan.grpc_addr).await;
+        let mut watch = Watch::start(&mut client, query.target("pods"), "").await.unwrap();
+        // Read before the first update, so that all histories start at the same state.
+        watch.until_resumable().await;
+        watches.push(watch);
+    }
+    assert_eq!(pod_watches(&api).await - before, 1, "one watch upstream, whatever the number of subscribers");
+
+    let (tell_end, end) = watch::channel(u64::MAX);
+    let mut readers = JoinSet::new();
+    for (query, mut watch) in queries.iter().copied().cloned().zip(watches) {
+        let end = end.clone();
+        readers.spawn(async move {
+            watch.until_told(end).await;
+            (query, watch)
+        });
+    }
+    for _ in 0..updates {
+        load::apply(&api, workload.next_change()).await;
+    }
+    let last = version_of(&api.create("/api/v1/namespaces/team-0/pods", &pod("the-last")).await);
+    tell_end.send_replace(last);
+    let watches = readers.join_all().await;
+    assert_eq!(pod_watches(&api).await - before, 1, "still one");
+
+    let mut expected: HashMap<&Query, Vec<Recorded>> = HashMap::new();
+    let mut left = 0;
+    for (query, watch) in &watches {
+        if !expected.contains_key(query) {
+            let parameters = format!("&resourceVersion={start}&allowWatchBookmarks=true");
+            expected.insert(query, upstream_watch(&api, query, &parameters, 4).await);
+        }
+        let name = format!("{query:?}");
+        assert_equal(&format!("{name}, snapshot"), &watch.snapshot, &initial[query]);
+        assert_equal(&format!("{name}, events"), &watch.events, &expected[query]);
+        assert!(watch.gaps.is_empty());
+        left += watch.left;
+    }
+    assert!(left > 0, "objects left selectors");
+    let events: usize = watches.iter().map(|(_, watch)| watch.events.len()).sum();
+    println!(
+        "{subscribers} subscribers, {updates} updates, {events} events compared, {left} of them objects that left"
+    );
+}
+
+/// The pod watches that the apiserver counts.
+async fn pod_watches(api: &ApiServer) -> i64 {
+    let text = api.metric("apiserver_longrunning_requests").await;
+    let pods = text.lines().filter(|line| line.contains(r#"resource="pods""#) && line.contains(r#"verb="WATCH""#));
+    pods.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a count") as i64).sum()
+}

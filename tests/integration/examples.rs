@@ -1,0 +1,118 @@
+//! The example programs in `examples/`, with the stubs generated as their first lines say: each shows the pods that are there
+//! and every later one exactly once, over a break of the connection too.
+
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::harness::{
+    Test, apiserver::ApiServer, assets, kubefan::Kubefan, link::Link, objects::pod, process::Process, tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_go_example_loses_and_repeats_no_event, the_python_example_loses_and_repeats_no_event;
+    local: the_examples_are_short;
+};
+
+const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+const PROTO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+const LINES_MAX: usize = 39;
+
+async fn the_examples_are_short() {
+    for file in ["go/main.go", "python/watch.py"] {
+        let lines = fs::read_to_string(Path::new(DIR).join(file)).unwrap().lines().count();
+        assert!(lines <= LINES_MAX, "{file} has {lines} lines");
+    }
+}
+
+async fn the_go_example_loses_and_repeats_no_event() {
+    let program = assets::target_dir().join("test-assets/example-go");
+    let mut go = Command::new("go");
+    run("go", go.args(["build", "-o"]).arg(&program).arg(".").current_dir(Path::new(DIR).join("go")));
+    check("EVENT_TYPE_ADDED", |server| {
+        let mut command = Command::new(&program);
+        command.arg(server.to_string());
+        command
+    })
+    .await;
+}
+
+async fn the_python_example_loses_and_repeats_no_event() {
+    let python = python();
+    let stubs = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let out = |flag: &str| format!("--{flag}={}", stubs.path().display());
+    let mut protoc = Command::new(&python);
+    protoc.args(["-m", "grpc_tools.protoc", "-I", PROTO, &out("python_out"), &out("grpc_python_out")]);
+    run("python", protoc.arg("kubefan/v1alpha1/watch.proto"));
+    check("LISTED", |server| {
+        let mut command = Command::new(&python);
+        command.arg(Path::new(DIR).join("python/watch.py")).arg(server.to_string()).env("PYTHONPATH", stubs.path());
+        command
+    })
+    .await;
+}
+
+/// Runs an example against kubefan: one pod before it starts, which it shows as `first`, one while it watches, and one while
+/// its connection is cut.
+async fn check(first: &str, example: impl FnOnce(SocketAddr) -> Command) {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("example").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    api.create(&pods, &pod("before")).await;
+    let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
+    let link = Link::to(kubefan.grpc_addr).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut process = Process::spawn("the example", &mut example(link.addr), &dir.path().join("log"));
+
+    printed(&mut process, &format!("{first} {namespace}/before ")).await;
+    api.create(&pods, &pod("during")).await;
+    printed(&mut process, &format!("EVENT_TYPE_ADDED {namespace}/during ")).await;
+    link.cut();
+    printed(&mut process, "RESUMING ").await;
+    api.create(&pods, &pod("between")).await;
+    link.mend();
+    printed(&mut process, &format!("EVENT_TYPE_ADDED {namespace}/between ")).await;
+    api.create(&pods, &pod("after")).await;
+    printed(&mut process, &format!("EVENT_TYPE_ADDED {namespace}/after ")).await;
+
+    let log = process.log();
+    for name in ["before", "during", "between", "after"] {
+        assert_eq!(log.matches(&format!(" {namespace}/{name} ")).count(), 1, "{log}");
+    }
+}
+
+/// Waits until the example has printed a line that starts so.
+async fn printed(process: &mut Process, start: &str) {
+    let outcome = wait::try_until(wait::SOON, || {
+        let found = process.log().lines().any(|line| line.starts_with(start)).then_some(true);
+        let ended = process.exited().map(|_| false);
+        async move { found.or(ended) }
+    });
+    let found = outcome.await;
+    assert_eq!(found, Some(true), "the example does not print \"{start}\" but:\n{}", process.log());
+}
+
+/// A Python with what the example requires, in an environment that is made once for each list of requirements.
+fn python() -> PathBuf {
+    let requirements = Path::new(DIR).join("python/requirements.txt");
+    let text = fs::read_to_string(&requirements).unwrap();
+    let environment = assets::target_dir().join("test-assets/example-python");
+    let (python, made_for) = (environment.join("bin/python"), environment.join("made-for"));
+    if fs::read_to_string(&made_for).is_ok_and(|made_for| made_for == text) {
+        return python;
+    }
+    run("python3", Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
+    run("pip", Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(&requirements));
+    fs::write(made_for, text).unwrap();
+    python
+}
+
+/// Runs a tool to its end, and fails with what it printed.
+fn run(name: &str, command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{name} is needed for this test: {error}"));
+    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{name}: {}{}", printed(&output.stdout), printed(&output.stderr));
+}

@@ -1,0 +1,100 @@
+//! Runs async tests as `cargo test` runs ordinary ones: in parallel, filtered by name, each in a runtime of its own.
+//!
+//! A test is an `async fn()` that panics when its promise is broken. It is registered by its name in the `TESTS` list of its
+//! file, under what it needs; a test that is in no list is dead code, which the lints deny.
+//!
+//! ```ignore
+//! pub(crate) const TESTS: &[Test] = tests! {
+//!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
+//!     local: a_bad_flag_is_named;                                 // needs nothing
+//! };
+//! ```
+//!
+//! With `KUBEFAN_SKIP_APISERVER=1` the tests that need the real apiserver are counted as ignored, never silently absent. A test
+//! that hangs fails after [`TEST_SECONDS_MAX`] by its own name, so that one hang cannot hide the others' results.
+
+use std::{env, future::Future, pin::Pin, process::ExitCode, time::Duration};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+pub(crate) mod apiserver;
+pub(crate) mod assets;
+pub(crate) mod kubefan;
+pub(crate) mod link;
+pub(crate) mod load;
+pub(crate) mod objects;
+mod pki;
+pub(crate) mod process;
+pub(crate) mod record;
+mod rest;
+pub(crate) mod wait;
+
+/// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.
+const TEST_SECONDS_MAX: u64 = 600;
+
+/// What a test cannot run without.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// etcd, kube-apiserver and kubectl, built or given.
+    ApiServer,
+    /// Nothing but this machine.
+    Nothing,
+}
+
+/// One registered test; made by [`tests!`].
+#[derive(Clone, Copy)]
+pub(crate) struct Test {
+    pub(crate) name: &'static str,
+    pub(crate) needs: Needs,
+    pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
+}
+
+/// Lists the tests of a file under what they need: `apiserver:` and then `local:`, each optional, each closed by a semicolon.
+macro_rules! tests {
+    ($(apiserver: $($real:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?) => {
+        &[
+            $($($crate::harness::tests!(@one $real ApiServer),)+)?
+            $($($crate::harness::tests!(@one $local Nothing),)+)?
+        ]
+    };
+    (@one $test:ident $needs:ident) => {
+        $crate::harness::Test {
+            name: concat!(module_path!(), "::", stringify!($test)),
+            needs: $crate::harness::Needs::$needs,
+            run: || Box::pin($test()),
+        }
+    };
+}
+pub(crate) use tests;
+
+/// Runs every listed test that the command line selects; the flags are those of `cargo test`.
+pub(crate) fn run(lists: &[&[Test]]) -> ExitCode {
+    // reqwest is built without a crypto provider: kubefan installs one when it starts, the tests do it here.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let skip_apiserver = env::var_os("KUBEFAN_SKIP_APISERVER").is_some_and(|value| value == "1");
+    let trials = lists.iter().copied().flatten().map(|&test| trial(test, skip_apiserver)).collect();
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    apiserver::end_shared();
+    conclusion.exit_code()
+}
+
+fn trial(test: Test, skip_apiserver: bool) -> Trial {
+    let name = test.name.trim_start_matches("integration::");
+    let trial = Trial::test(name, move || block_on(test));
+    match test.needs {
+        Needs::ApiServer => trial.with_kind("apiserver").with_ignored_flag(skip_apiserver),
+        Needs::Nothing => trial,
+    }
+}
+
+fn block_on(test: Test) -> Result<(), Failed> {
+    if test.needs == Needs::ApiServer {
+        assets::get()?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let ended =
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(TEST_SECONDS_MAX), (test.run)()).await });
+    // A task that the test left behind must not hold up the others.
+    runtime.shutdown_background();
+    ended.map_err(|_| format!("did not finish within {TEST_SECONDS_MAX} s").into())
+}

@@ -1,0 +1,69 @@
+//! Certificates of a test's control plane: a certificate authority of its own, which signs the apiserver's certificate and the
+//! clients' ones, and the key that signs the tokens of service accounts.
+
+use std::{fs, path::Path};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+
+/// A certificate authority that a test may issue from.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// The authority's certificate.
+    pub(crate) ca_pem: String,
+}
+
+impl Authority {
+    /// Makes an authority with a new key.
+    pub(crate) fn new() -> Authority {
+        let key = KeyPair::generate().expect("a key is made");
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "kubefan test authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let ca_pem = params.self_signed(&key).expect("the authority signs itself").pem();
+        Authority { issuer: Issuer::new(params, key), ca_pem }
+    }
+
+    /// Issues a certificate for a server on loopback: (certificate, private key), both PEM.
+    pub(crate) fn server(&self) -> (String, String) {
+        let mut params =
+            CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names are valid");
+        params.distinguished_name.push(DnType::CommonName, "localhost");
+        self.issue(params, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// Issues a certificate that Kubernetes reads as this user and group: (certificate, private key), both PEM.
+    pub(crate) fn client(&self, user: &str, group: &str) -> (String, String) {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn issue(&self, mut params: CertificateParams, usage: ExtendedKeyUsagePurpose) -> (String, String) {
+        let key = KeyPair::generate().expect("a key is made");
+        params.extended_key_usages = vec![usage];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
+        (certificate.pem(), key.serialize_pem())
+    }
+}
+
+/// Writes the files that kube-apiserver is started with into `dir`: `ca.pem`, `server.pem`, `server-key.pem`, and the pair
+/// `service-account.pub`, `service-account.key`.
+pub(crate) fn write_server_files(authority: &Authority, dir: &Path) {
+    let (certificate, key) = authority.server();
+    let tokens = KeyPair::generate().expect("a key is made");
+    let files = [
+        ("ca.pem", authority.ca_pem.clone()),
+        ("server.pem", certificate),
+        ("server-key.pem", key),
+        ("service-account.pub", tokens.public_key_pem()),
+        ("service-account.key", tokens.serialize_pem()),
+    ];
+    for (name, text) in files {
+        fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("{name} is not written: {error}"));
+    }
+}

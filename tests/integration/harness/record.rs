@@ -1,0 +1,245 @@
+//! Records what watches tell, kubefan's over gRPC and the apiserver's own, in one form, so that the two can be compared.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kubefan::proto::v1alpha1::{
+    DeleteReason, EventType, Target, WatchRequest, WatchResponse, watch_response::Message,
+    watch_service_client::WatchServiceClient,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tonic::transport::{Channel, Endpoint};
+
+use super::apiserver::ApiServer;
+
+/// One event as a watch of the apiserver sends it: `ADDED`, `MODIFIED` or `DELETED`, and the object's bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    pub(crate) kind: &'static str,
+    pub(crate) object: String,
+}
+
+/// What is selected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Query {
+    pub(crate) namespace: &'static str,
+    pub(crate) labels: &'static str,
+    pub(crate) fields: &'static str,
+}
+
+impl Query {
+    pub(crate) fn target(&self, resource: &str) -> Target {
+        Target {
+            resource: resource.to_owned(),
+            namespace: self.namespace.to_owned(),
+            label_selector: self.labels.to_owned(),
+            field_selector: self.fields.to_owned(),
+            ..Target::default()
+        }
+    }
+
+    /// The apiserver's own path for it.
+    pub(crate) fn pods_path(&self) -> String {
+        let collection = match self.namespace {
+            "" => "/api/v1/pods".to_owned(),
+            namespace => format!("/api/v1/namespaces/{namespace}/pods"),
+        };
+        let encode = |text: &str| text.bytes().map(|b| format!("%{b:02X}")).collect::<String>();
+        format!("{collection}?labelSelector={}&fieldSelector={}", encode(self.labels), encode(self.fields))
+    }
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+fn kind(text: &str) -> &'static str {
+    match text {
+        "ADDED" => "ADDED",
+        "MODIFIED" => "MODIFIED",
+        "DELETED" => "DELETED",
+        other => panic!("event type {other}"),
+    }
+}
+
+/// The apiserver's own watch, for `seconds`: its events without bookmarks. `parameters` such as `&resourceVersion=5`.
+pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &str, seconds: u32) -> Vec<Recorded> {
+    let path = format!("{}&watch=true&timeoutSeconds={seconds}{parameters}", query.pods_path());
+    let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
+    assert!(response.status().is_success(), "{path}: {}", response.status());
+    let body = response.text().await.unwrap();
+    let lines = body.lines().map(|line| serde_json::from_str::<Line<'_>>(line).unwrap());
+    let events = lines.filter(|line| line.kind != "BOOKMARK");
+    events.map(|line| Recorded { kind: kind(line.kind), object: line.object.get().to_owned() }).collect()
+}
+
+/// What the apiserver lists, by key, in the form that a watch sends.
+pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
+    // The initial state of a watch, because its bytes are the watch's own.
+    let events = upstream_watch(api, query, "", 1).await;
+    let added = events.into_iter().take_while(|event| event.kind == "ADDED");
+    let key = |object: &str| {
+        let object: serde_json::Value = serde_json::from_str(object).expect("JSON");
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        format!("{}/{}", text("namespace"), text("name"))
+    };
+    added.map(|event| (key(&event.object), event.object)).collect()
+}
+
+/// A connection to kubefan of its own.
+pub(crate) async fn connect(address: std::net::SocketAddr) -> WatchServiceClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    WatchServiceClient::new(endpoint.connect().await.unwrap()).max_decoding_message_size(64 << 20)
+}
+
+/// One watch through kubefan, with what it has told so far.
+pub(crate) struct Watch {
+    stream: tonic::Streaming<WatchResponse>,
+    /// The objects of the snapshot.
+    pub(crate) snapshot: Vec<Recorded>,
+    /// The events outside of snapshots and gaps.
+    pub(crate) events: Vec<Recorded>,
+    /// What all messages together lead to: the objects by key.
+    pub(crate) state: BTreeMap<String, String>,
+    /// The last resume version.
+    pub(crate) resume_version: String,
+    /// The versions between which each marked gap lies.
+    pub(crate) gaps: Vec<(String, String)>,
+    /// Deletes of objects that only left the selector.
+    pub(crate) left: usize,
+    inside: Inside,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Nothing,
+    Snapshot,
+    Gap,
+}
+
+impl Watch {
+    /// Starts a watch; `resource_version` empty for a snapshot.
+    pub(crate) async fn start(
+        client: &mut WatchServiceClient<Channel>,
+        target: Target,
+        resource_version: &str,
+    ) -> Result<Watch, tonic::Status> {
+        let request = WatchRequest {
+            target: Some(target),
+            resource_version: resource_version.to_owned(),
+            timeout_seconds: 0,
+            bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        };
+        let stream = client.watch(request).await?.into_inner();
+        Ok(Watch {
+            stream,
+            snapshot: Vec::new(),
+            events: Vec::new(),
+            state: BTreeMap::new(),
+            resume_version: resource_version.to_owned(),
+            gaps: Vec::new(),
+            left: 0,
+            inside: Inside::Nothing,
+        })
+    }
+
+    /// Takes the next message; `None` at a clean end.
+    pub(crate) async fn step(&mut self) -> Result<Option<WatchResponse>, tonic::Status> {
+        let Some(response) = self.stream.message().await? else { return Ok(None) };
+        match response.message.as_ref().expect("every response says something") {
+            Message::SnapshotBegin(_) => self.inside = Inside::Snapshot,
+            Message::GapBegin(begin) => {
+                self.inside = Inside::Gap;
+                self.gaps.push((begin.resource_version.clone(), String::new()));
+            }
+            Message::GapEnd(_) => {
+                self.inside = Inside::Nothing;
+                self.gaps.last_mut().expect("a gap that ends has begun").1.clone_from(&response.resume_version);
+            }
+            Message::SnapshotEnd(_) => self.inside = Inside::Nothing,
+            Message::Bookmark(_) => assert!(!response.resume_version.is_empty(), "a bookmark carries a version"),
+            Message::Event(event) => {
+                let kind = match event.r#type() {
+                    EventType::Added => "ADDED",
+                    EventType::Modified => "MODIFIED",
+                    EventType::Deleted => "DELETED",
+                    EventType::Unspecified => panic!("an event without a type"),
+                };
+                self.left += usize::from(event.delete_reason() == DeleteReason::LeftSelector);
+                let object = String::from_utf8(event.object.to_vec()).expect("JSON is UTF-8");
+                let key = format!("{}/{}", event.namespace, event.name);
+                match kind {
+                    "DELETED" => self.state.remove(&key),
+                    _ => self.state.insert(key, object.clone()),
+                };
+                let recorded = Recorded { kind, object };
+                match self.inside {
+                    Inside::Nothing => {
+                        assert_eq!(event.resource_version, response.resume_version, "a live event can be resumed from");
+                        self.events.push(recorded);
+                    }
+                    Inside::Snapshot => self.snapshot.push(recorded),
+                    Inside::Gap => {}
+                }
+                assert_eq!(self.inside == Inside::Nothing, !response.resume_version.is_empty());
+            }
+        }
+        if !response.resume_version.is_empty() {
+            let number = |text: &str| text.parse::<u64>().expect("etcd's revision is a number");
+            let before = if self.resume_version.is_empty() { 0 } else { number(&self.resume_version) };
+            assert!(number(&response.resume_version) > before, "resume versions only grow");
+            self.resume_version.clone_from(&response.resume_version);
+        }
+        Ok(Some(response))
+    }
+
+    /// Takes messages until everything up to `version` was sent.
+    pub(crate) async fn until(&mut self, version: u64) {
+        let all = async {
+            while self.resume_version.parse::<u64>().unwrap_or(0) < version {
+                assert!(self.step().await.unwrap().is_some(), "the stream ended at {}", self.resume_version);
+            }
+        };
+        let limit = Duration::from_secs(180);
+        if tokio::time::timeout(limit, all).await.is_err() {
+            panic!("version {version} did not come within {limit:?}; at {}", self.resume_version);
+        }
+    }
+}
+
+impl Watch {
+    /// Takes messages until there is a version to resume from: the end of the snapshot.
+    pub(crate) async fn until_resumable(&mut self) {
+        while self.resume_version.is_empty() {
+            assert!(self.step().await.unwrap().is_some(), "the stream ended inside the snapshot");
+        }
+    }
+
+    /// Takes messages until everything up to the version that `end` will tell was sent.
+    pub(crate) async fn until_told(&mut self, mut end: tokio::sync::watch::Receiver<u64>) {
+        loop {
+            let version = *end.borrow_and_update();
+            if self.resume_version.parse::<u64>().unwrap_or(0) >= version {
+                return;
+            }
+            tokio::select! {
+                step = self.step() => assert!(step.unwrap().is_some(), "the stream ended at {}", self.resume_version),
+                changed = end.changed() => changed.expect("the end is told"),
+            }
+        }
+    }
+}
+
+/// Asserts that two histories are equal, and shows the first difference.
+pub(crate) fn assert_equal(what: &str, got: &[Recorded], expected: &[Recorded]) {
+    let differs = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    if let Some(at) = differs {
+        panic!("{what}: event {at} differs\n  kubefan:   {:?}\n  apiserver: {:?}", got[at], expected[at]);
+    }
+    let next = |list: &[Recorded]| list.get(got.len().min(expected.len())).cloned();
+    assert_eq!(got.len(), expected.len(), "{what}: one has more: {:?} / {:?}", next(got), next(expected));
+}

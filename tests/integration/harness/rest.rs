@@ -1,0 +1,107 @@
+//! The apiserver's REST interface for tests that prepare and check: paths as in the Kubernetes API, bodies as JSON, and a panic
+//! with request and answer where a success was expected.
+
+use reqwest::{Method, StatusCode, header::CONTENT_TYPE};
+use serde_json::{Value, json};
+
+use super::{apiserver::ApiServer, wait};
+
+impl ApiServer {
+    /// Sends a request as the administrator and returns whatever comes back; the body is `Null` where it is no JSON.
+    pub(crate) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> (StatusCode, Value) {
+        let mut request = self.http.request(method.clone(), format!("{}{path}", self.url()));
+        if let Some((content_type, body)) = body {
+            request = request.header(CONTENT_TYPE, content_type).body(body.to_string());
+        }
+        let response = request.send().await.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
+        let status = response.status();
+        let body = response.bytes().await.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    async fn expect(&self, method: Method, path: &str, body: Option<(&str, &Value)>) -> Value {
+        let (status, answer) = self.request(method.clone(), path, body).await;
+        assert!(status.is_success(), "{method} {path}: {status} {answer}");
+        answer
+    }
+
+    /// Gets the object or list at a path such as `/api/v1/namespaces/ns/pods?limit=10`.
+    pub(crate) async fn get_json(&self, path: &str) -> Value {
+        self.expect(Method::GET, path, None).await
+    }
+
+    /// Makes an object in the collection at `path`, and returns it as stored.
+    pub(crate) async fn create(&self, path: &str, object: &Value) -> Value {
+        self.expect(Method::POST, path, Some(("application/json", object))).await
+    }
+
+    /// Changes an object by a JSON merge patch; `path` may name a subresource such as `…/status`.
+    pub(crate) async fn patch(&self, path: &str, patch: &Value) -> Value {
+        self.expect(Method::PATCH, path, Some(("application/merge-patch+json", patch))).await
+    }
+
+    /// Changes an object by a JSON patch.
+    pub(crate) async fn json_patch(&self, path: &str, patch: &Value) -> Value {
+        self.expect(Method::PATCH, path, Some(("application/json-patch+json", patch))).await
+    }
+
+    /// Deletes an object at once, a pod too.
+    pub(crate) async fn delete(&self, path: &str) -> Value {
+        self.expect(Method::DELETE, path, Some(("application/json", &json!({ "gracePeriodSeconds": 0 })))).await
+    }
+
+    /// Makes a namespace that no other test uses, and returns its name.
+    pub(crate) async fn namespace(&self, prefix: &str) -> String {
+        let name = self.unique(prefix);
+        self.create("/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await;
+        name
+    }
+
+    /// The lines of /metrics that belong to one metric.
+    pub(crate) async fn metric(&self, name: &str) -> String {
+        let url = format!("{}/metrics", self.url());
+        let text = self.http.get(url).send().await.expect("metrics are served").text().await.expect("metrics are text");
+        let ours = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        text.lines().filter(ours).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Makes a namespaced custom resource `plural.group` in version v1 whose objects take any fields, and waits until it is
+    /// served.
+    pub(crate) async fn create_crd(&self, group: &str, plural: &str, kind: &str) {
+        let crd = json!({
+            "metadata": { "name": format!("{plural}.{group}") },
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
+                "versions": [{
+                    "name": "v1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+                }],
+            },
+        });
+        self.create(CRDS, &crd).await;
+        self.wait_for_status(&format!("/apis/{group}/v1/{plural}"), StatusCode::OK).await;
+    }
+
+    /// Deletes a custom resource with its objects, and waits until it is no longer served.
+    pub(crate) async fn delete_crd(&self, group: &str, plural: &str) {
+        self.delete(&format!("{CRDS}/{plural}.{group}")).await;
+        self.wait_for_status(&format!("{CRDS}/{plural}.{group}"), StatusCode::NOT_FOUND).await;
+        self.wait_for_status(&format!("/apis/{group}/v1/{plural}"), StatusCode::NOT_FOUND).await;
+    }
+
+    async fn wait_for_status(&self, path: &str, wanted: StatusCode) {
+        wait::until(&format!("{wanted} from {path}"), wait::SOON, || async {
+            (self.request(Method::GET, path, None).await.0 == wanted).then_some(())
+        })
+        .await
+    }
+}
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

@@ -1,0 +1,30 @@
+//! The integration tests: the real kubefan binary and the library against a real kube-apiserver. One binary holds them all, so
+//! that it links once and most tests share one apiserver; `harness` says how a test is written and registered.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod conformance;
+mod deploy;
+mod equivalence;
+mod examples;
+mod failures;
+mod harness;
+mod harness_works;
+mod memory;
+mod resume;
+
+fn main() -> std::process::ExitCode {
+    harness::run(&[
+        conformance::REAL,
+        conformance::SIMULATED,
+        conformance::faults::TESTS,
+        deploy::TESTS,
+        equivalence::TESTS,
+        examples::TESTS,
+        failures::TESTS,
+        harness::process::TESTS,
+        harness_works::TESTS,
+        memory::TESTS,
+        resume::TESTS,
+    ])
+}

@@ -1,0 +1,124 @@
+//! Leaving and coming back: with a resume version a subscriber gets exactly what came in between, or is told that it is too late.
+
+use kubefan::client::ListWatch;
+use serde_json::json;
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    objects::{pod, version_of},
+    record::{Query, Watch, assert_equal, connect},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: who_returns_gets_exactly_what_came_between, below_the_ring_the_oldest_version_is_named,
+        a_version_from_the_future_is_refused_with_a_delay, a_list_and_its_version_start_a_watch;
+};
+
+async fn label(api: &ApiServer, path: &str, value: &str) -> u64 {
+    version_of(&api.patch(path, &json!({ "metadata": { "labels": { "stage": value } } })).await)
+}
+
+async fn who_returns_gets_exactly_what_came_between() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("resume").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    for name in ["a", "b", "c"] {
+        api.create(&pods, &pod(name)).await;
+    }
+    let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let query = Query { labels: "stage=on", ..Query::default() };
+    let target = || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..query.target("pods") };
+
+    let mut unbroken = Watch::start(&mut client, target(), "").await.unwrap();
+    let mut leaver = Watch::start(&mut client, target(), "").await.unwrap();
+    let first = label(&api, &format!("{pods}/a"), "on").await;
+    unbroken.until(first).await;
+    leaver.until(first).await;
+    let left_at = leaver.resume_version.clone();
+    drop(leaver);
+
+    label(&api, &format!("{pods}/b"), "on").await;
+    label(&api, &format!("{pods}/a"), "off").await;
+    label(&api, &format!("{pods}/a"), "off-again").await;
+    api.delete(&format!("{pods}/b")).await;
+    let last = label(&api, &format!("{pods}/c"), "on").await;
+    unbroken.until(last).await;
+
+    let mut returned = Watch::start(&mut client, target(), &left_at).await.unwrap();
+    returned.until(last).await;
+    assert!(returned.snapshot.is_empty(), "nothing is sent twice");
+    assert_equal("after the return", &returned.events, &unbroken.events[1..]);
+    assert!(returned.events.len() >= 4 && returned.left == 1, "{:?}", returned.events);
+}
+
+async fn below_the_ring_the_oldest_version_is_named() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("ring").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    let created = version_of(&api.create(&pods, &pod("a")).await);
+    let kubefan =
+        Kubefan::start(&api, &["--resource", "pods", "--namespace", &namespace, "--ring-events-max", "3"]).await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let target =
+        || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..Query::default().target("pods") };
+    let mut watch = Watch::start(&mut client, target(), "").await.unwrap();
+    watch.until(created).await;
+    let old = watch.resume_version.clone();
+    let mut versions = Vec::new();
+    for stage in ["1", "2", "3", "4", "5"] {
+        versions.push(label(&api, &format!("{pods}/a"), stage).await);
+    }
+    watch.until(versions[4]).await;
+
+    let status = Watch::start(&mut client, target(), &old).await.err().unwrap();
+    let oldest = versions[1];
+    assert_eq!(status.code(), Code::OutOfRange);
+    assert_eq!(status.message(), format!("too old resource version: {old} ({oldest})"));
+    let info = status.get_details_error_info().unwrap();
+    assert_eq!(info.reason, "RESOURCE_VERSION_TOO_OLD");
+    assert_eq!(info.metadata["oldest_resource_version"], oldest.to_string());
+    let mut oldest_held = Watch::start(&mut client, target(), &oldest.to_string()).await.unwrap();
+    oldest_held.until(versions[4]).await;
+    assert_eq!(oldest_held.events.len(), 3);
+}
+
+async fn a_version_from_the_future_is_refused_with_a_delay() {
+    let api = ApiServer::shared().await;
+    let kubefan = Kubefan::start(&api, &["--resource", "nodes"]).await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let status = Watch::start(&mut client, Query::default().target("nodes"), "999999999").await.err().unwrap();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().starts_with("too large resource version: 999999999, current: "), "{status}");
+    assert!(status.get_details_retry_info().is_some());
+}
+
+async fn a_list_and_its_version_start_a_watch() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("list").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    api.create(&pods, &pod("a")).await;
+    let second = version_of(&api.create(&pods, &pod("b")).await);
+    let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
+    let client = ListWatch::connect(&kubefan.grpc_addr.to_string(), &kubefan::client::ClientOptions::default()).await;
+    let client = client.unwrap();
+    let target = kubefan::proto::v1alpha1::Target {
+        namespace: namespace.clone(),
+        label_selector: "app=b".into(),
+        ..Query::default().target("po")
+    };
+    let list = client.list(target.clone(), &second.to_string()).await.unwrap();
+    let direct = api.get_json(&format!("{pods}/b")).await;
+    assert_eq!(list.objects.len(), 1);
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&list.objects[0].object).unwrap(), direct);
+    let changed = label(&api, &format!("{pods}/b"), "on").await;
+    let mut grpc = connect(kubefan.grpc_addr).await;
+    let mut watch = Watch::start(&mut grpc, target, &list.resource_version).await.unwrap();
+    watch.until(changed).await;
+    assert_eq!((watch.events.len(), watch.events[0].kind), (1, "MODIFIED"));
+}
