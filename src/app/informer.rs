@@ -18,7 +18,7 @@ use crate::{
         Reflector, Upstream, UpstreamError,
         backoff::{Backoff, BackoffOptions},
         client::{Verb, encode_query},
-        discovery::{Discovery, DiscoveryError, SchemaFingerprint},
+        discovery::{Discovery, DiscoveryError},
         reflector::{ReflectorError, ReflectorOptions, Step, Target},
     },
 };
@@ -270,15 +270,18 @@ fn generator() -> StdRng {
 }
 
 /// Completes when the schema of a resource, or the server's version, is another than when it was first asked for: then the bytes of
-/// objects may have changed without their versions.
-pub async fn schema_changed(shared: Shared, gvr: GroupVersionResource) -> SchemaFingerprint {
-    let mut known = None;
+/// objects may have changed without their versions. A change is believed when two checks in a row agree on it, because during an
+/// upgrade apiservers of two versions answer in turn.
+pub async fn schema_changed(shared: Shared, gvr: GroupVersionResource) {
+    let (mut known, mut seen) = (None, None);
     loop {
         // A failure tells nothing about the schema.
         if let Ok(now) = shared.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
             match &known {
-                Some(before) if *before != now => return now,
-                _ => known = Some(now),
+                Some(before) if *before == now => seen = None,
+                Some(_) if seen.as_ref() == Some(&now) => return,
+                Some(_) => seen = Some(now),
+                None => known = Some(now),
             }
         }
         sleep(shared.schema_check_interval).await;

@@ -244,7 +244,7 @@ impl Registry {
                     return Missing { phase: Phase::Syncing, message };
                 }
                 stopped = informer.run() => stopped,
-                _ = schema_changed(self.shared.clone(), served.gvr.clone()) => {
+                () = schema_changed(self.shared.clone(), served.gvr.clone()) => {
                     if self.is_same(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
                         informer.relist("schema_changed");
