@@ -78,7 +78,7 @@ impl Informer {
             served.parser.clone(),
             shared.reflector,
             Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
-            StdRng::from_rng(&mut rand::rng()),
+            generator(),
         );
         Self {
             shared,
@@ -87,7 +87,7 @@ impl Informer {
             reflector,
             writer: CacheWriter::default(),
             backoff: Backoff::new(BackoffOptions::default()),
-            random: StdRng::from_rng(&mut rand::rng()),
+            random: generator(),
             forbidden_since: None,
         }
     }
@@ -205,19 +205,29 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
 }
 
+/// A generator for jitter, for one informer.
+#[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+fn generator() -> StdRng {
+    StdRng::from_rng(&mut rand::rng())
+}
+
 /// Completes when the schema of a resource, or the server's version, is another than `known`, or than when it was first asked for:
-/// then the bytes of objects may have changed without their versions.
+/// then the bytes of objects may have changed without their versions. A change is believed when two checks in a row agree on it,
+/// because during an upgrade apiservers of two versions answer in turn.
 pub async fn schema_changed(
     shared: Shared,
     gvr: GroupVersionResource,
     mut known: Option<SchemaFingerprint>,
 ) -> SchemaFingerprint {
+    let mut seen = None;
     loop {
         // A failure tells nothing about the schema.
         if let Ok(now) = shared.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
             match &known {
-                Some(before) if *before != now => return now,
-                _ => known = Some(now),
+                Some(before) if *before == now => seen = None,
+                Some(_) if seen.as_ref() == Some(&now) => return now,
+                Some(_) => seen = Some(now),
+                None => known = Some(now),
             }
         }
         sleep(shared.schema_check_interval).await;

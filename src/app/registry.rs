@@ -25,6 +25,7 @@ use crate::{
     fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
+    server::admin::Readiness,
     telemetry::metrics::Metrics,
     upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
@@ -338,7 +339,7 @@ impl Registry {
     }
 
     /// Whether every configured resource is answered for, and a line for each.
-    pub fn readiness(&self) -> (bool, Vec<(bool, String)>) {
+    pub fn readiness(&self) -> Readiness {
         let mut lines = Vec::new();
         for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
             let HubStatus { phase, message, .. } = cache.served.hub.status();

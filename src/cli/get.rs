@@ -6,7 +6,6 @@ use std::{
 };
 
 use clap::Args;
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
@@ -77,7 +76,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
             match fetch(&client, target, &args.resource_version).await {
                 Ok(one) => found.push(one),
                 // One that is not there leaves the others.
-                Err(error @ ClientError::Status { .. }) => {
+                Err(error @ ClientError::Status(_)) => {
                     eprintln!("{}", describe(&error).replace('\n', " "));
                     failed = true;
                 }
@@ -203,7 +202,7 @@ impl Printer {
             }
             printed = Some(&one.resource);
             if let Some(table) = &mut self.table {
-                table.print(&mut self.out, &one.objects, Timestamp::now())?;
+                table.print(&mut self.out, &one.objects, super::now())?;
             }
         }
         if let (None, false, Some(one)) = (printed, self.watching, found.first()) {
@@ -224,7 +223,7 @@ impl Printer {
             Some(format) => output::print_object(&mut self.out, format, resource, &object, self.managed_fields)?,
             None => {
                 let mut table = self.table.take().unwrap_or_else(|| self.new_table(resource));
-                table.print(&mut self.out, &[object], Timestamp::now())?;
+                table.print(&mut self.out, &[object], super::now())?;
                 self.table = Some(table);
             }
         }

@@ -117,9 +117,17 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
+/// The time by which ages are shown.
+#[cfg(feature = "client")]
+#[expect(clippy::disallowed_methods, reason = "the command line is where the wall clock comes in")]
+fn now() -> jiff::Timestamp {
+    jiff::Timestamp::now()
+}
+
 /// The command with the defaults of `serve` in its help.
 fn command() -> clap::Command {
-    let command = Cli::command();
+    // Names of variables belong into the help, their values do not.
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
     #[cfg(feature = "server")]
     let command = command.mut_subcommand("serve", serve::with_defaults);
     command

@@ -125,7 +125,7 @@ mod tests {
             let variable = arg.get_env().unwrap_or_else(|| panic!("{id} has no variable")).to_string_lossy();
             assert_eq!(variable, format!("KUBEFAN_{}", arg.get_long().unwrap().to_uppercase().replace('-', "_")));
             let help = arg.get_help().unwrap().to_string();
-            assert_eq!(help.matches("[default:").count() <= 1, true, "{id}: {help}");
+            assert!(help.matches("[default:").count() <= 1, "{id}: {help}");
             assert_eq!(
                 named.contains(&id),
                 help.contains("[default:") && !["ring_bytes_max", "on_demand"].contains(&id),

@@ -28,21 +28,8 @@ pub enum ClientError {
         message: String,
     },
     /// kubefan answered with an error.
-    #[error("{message}")]
-    Status {
-        /// gRPC's code.
-        code: Code,
-        /// The stable reason of kubefan's ErrorInfo; empty where another server or the gRPC library made the status.
-        reason: String,
-        /// The ErrorInfo's metadata.
-        metadata: HashMap<String, String>,
-        /// For humans.
-        message: String,
-        /// The field of the request at fault, such as `target.namespace`; empty where none is.
-        field: String,
-        /// What the server asks to wait before another try.
-        retry_after: Option<Duration>,
-    },
+    #[error("{0}")]
+    Status(Box<ServerStatus>),
     /// The server sent what the contract does not allow.
     #[error("{address} does not speak kubefan's protocol: {message}")]
     Protocol {
@@ -51,6 +38,24 @@ pub enum ClientError {
         /// What was wrong.
         message: String,
     },
+}
+
+/// kubefan's error status.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ServerStatus {
+    /// gRPC's code.
+    pub code: Code,
+    /// The stable reason of kubefan's ErrorInfo; empty where another server or the gRPC library made the status.
+    pub reason: String,
+    /// The ErrorInfo's metadata.
+    pub metadata: HashMap<String, String>,
+    /// For humans.
+    pub message: String,
+    /// The field of the request at fault, such as `target.namespace`; empty where none is.
+    pub field: String,
+    /// What the server asks to wait before another try.
+    pub retry_after: Option<Duration>,
 }
 
 impl ClientError {
@@ -64,7 +69,7 @@ impl ClientError {
         }
         let info = info.filter(|info| info.domain == ERROR_DOMAIN);
         let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unwrap_or_default();
-        Self::Status {
+        Self::Status(Box::new(ServerStatus {
             code: status.code(),
             reason,
             metadata,
@@ -79,7 +84,7 @@ impl ClientError {
                 .map(|violation| violation.field)
                 .unwrap_or_default(),
             retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
-        }
+        }))
     }
 
     /// gRPC's code; UNAVAILABLE where there is no connection.
@@ -87,7 +92,7 @@ impl ClientError {
         match self {
             Self::Address { .. } => Code::InvalidArgument,
             Self::Unreachable { .. } => Code::Unavailable,
-            Self::Status { code, .. } => *code,
+            Self::Status(status) => status.code,
             Self::Protocol { .. } => Code::Internal,
         }
     }
@@ -95,7 +100,7 @@ impl ClientError {
     /// The stable reason of kubefan's ErrorInfo; empty where there is none.
     pub fn reason(&self) -> &str {
         match self {
-            Self::Status { reason, .. } => reason,
+            Self::Status(status) => &status.reason,
             _ => "",
         }
     }
@@ -103,7 +108,7 @@ impl ClientError {
     /// The field of the request at fault; empty where none is.
     pub fn field(&self) -> &str {
         match self {
-            Self::Status { field, .. } => field,
+            Self::Status(status) => &status.field,
             _ => "",
         }
     }
@@ -111,7 +116,7 @@ impl ClientError {
     /// What the server asks to wait before another try.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Status { retry_after, .. } => *retry_after,
+            Self::Status(status) => status.retry_after,
             _ => None,
         }
     }
@@ -119,7 +124,7 @@ impl ClientError {
     /// Whether the version to resume from is no longer held. The gRPC library uses the same code for a message that is too
     /// long; kubefan's has a reason.
     pub fn is_expired(&self) -> bool {
-        matches!(self, Self::Status { code: Code::OutOfRange, reason, .. } if !reason.is_empty())
+        self.code() == Code::OutOfRange && !self.reason().is_empty()
     }
 
     /// Whether the same call may succeed later.
@@ -127,11 +132,11 @@ impl ClientError {
         match self {
             Self::Address { .. } | Self::Protocol { .. } => false,
             Self::Unreachable { .. } => true,
-            Self::Status { code, retry_after, .. } => {
+            Self::Status(status) => {
                 // UNKNOWN, INTERNAL and CANCELLED are what broken streams and proxies in between look like.
                 use Code::*;
-                retry_after.is_some()
-                    || matches!(code, Unavailable | Unknown | Internal | Cancelled | Aborted | DeadlineExceeded)
+                status.retry_after.is_some()
+                    || matches!(status.code, Unavailable | Unknown | Internal | Cancelled | Aborted | DeadlineExceeded)
             }
         }
     }

@@ -19,7 +19,7 @@ pub mod error;
 pub mod list_watch;
 pub mod watch;
 
-pub use error::ClientError;
+pub use error::{ClientError, ServerStatus};
 pub use list_watch::{ClientOptions, ListWatch, ObjectList};
 pub use watch::{OnExpired, WatchItem, WatchOptions, WatchStream};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use rand::{SeedableRng, rngs::SmallRng};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Streaming;
 
 use super::{error::ClientError, list_watch::ListWatch};
@@ -15,6 +15,9 @@ use crate::{
     backoff::{Backoff, BackoffOptions},
     proto::v1alpha1::{Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
+
+/// The server ends a watch at its timeout; one that did not so long after it is not waited for.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
 /// What to do when the version to resume from is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,7 +124,7 @@ impl WatchStream {
             resume_version: options.resource_version.clone(),
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
-            rng: options.seed.map_or_else(|| SmallRng::from_rng(&mut rand::rng()), SmallRng::seed_from_u64),
+            rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
             broken: false,
             state: State::Waiting(None),
             options,
@@ -163,7 +166,7 @@ impl WatchStream {
                         Err(status) => return Some(self.failed(&status)),
                     }
                 }
-                State::Open(stream) => match stream.message().await {
+                State::Open(stream) => match message_before(stream, self.deadline).await {
                     Ok(Some(response)) => match self.accept(response) {
                         Some(item) => return Some(Ok(item)),
                         // A message of a newer server; its resume version counts all the same.
@@ -234,6 +237,23 @@ impl WatchStream {
         self.broken = true;
         Ok(WatchItem::Disconnected { error, retry_in })
     }
+}
+
+/// The next message; a stream past its deadline counts as ended.
+async fn message_before(
+    stream: &mut Streaming<WatchResponse>,
+    deadline: Option<Instant>,
+) -> Result<Option<WatchResponse>, tonic::Status> {
+    match deadline {
+        None => stream.message().await,
+        Some(deadline) => timeout_at(deadline + TIMEOUT_GRACE, stream.message()).await.unwrap_or(Ok(None)),
+    }
+}
+
+/// Chance for jitter, where the caller gave no seed.
+#[expect(clippy::disallowed_methods, reason = "a program that uses the client need not bring a generator")]
+fn generator() -> SmallRng {
+    SmallRng::from_rng(&mut rand::rng())
 }
 
 #[cfg(all(test, feature = "server"))]

@@ -16,6 +16,9 @@ use crate::{
     proto::v1alpha1::{ResourceState, ResourceStatus},
 };
 
+/// Whether all is well, and for each resource whether it is, with a line that says so.
+pub type Readiness = (bool, Vec<(bool, String)>);
+
 /// What the admin port needs to know.
 pub struct Admin<C> {
     /// The caches.
@@ -25,7 +28,7 @@ pub struct Admin<C> {
     /// Brings the gauges up to date before they are read.
     pub refresh: Box<dyn Fn() + Send + Sync>,
     /// Whether requests are answered, and a line for each resource.
-    pub readiness: Box<dyn Fn() -> (bool, Vec<(bool, String)>) + Send + Sync>,
+    pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
 /// The routes of the admin port.

@@ -64,7 +64,8 @@ impl<C: Catalog> Service<C> {
         let timeout = request::timeout(request.timeout_seconds)?;
         let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
         let selected = self.select(request.target).await?;
-        self.fresh(&selected, version).await?;
+        // Where it was in vain, the hub refuses the version, and counts that.
+        let _ = self.fresh(&selected, version).await;
         let Selected { served, selection } = selected;
         let subscription = served.hub.subscribe(selection, version.map_or(Start::Snapshot, Start::After))?;
         Ok(Session::new(served.hub, subscription, bookmark_interval, timeout, self.drain.clone()))

@@ -13,7 +13,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: the_go_example_loses_and_repeats_no_event, the_python_example_loses_and_repeats_no_event;
+    apiserver: the_go_example_loses_and_repeats_no_event;
+    python: the_python_example_loses_and_repeats_no_event;
     local: the_examples_are_short;
 };
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod conformance;
 mod deploy;
 mod equivalence;
 mod examples;
@@ -17,6 +18,9 @@ mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        conformance::REAL,
+        conformance::SIMULATED,
+        conformance::faults::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,

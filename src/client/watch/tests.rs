@@ -1,5 +1,7 @@
 //! The watch against a server that plays a script, one part per stream.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex},
@@ -197,4 +199,25 @@ async fn a_list_is_put_together_and_an_empty_answer_is_no_object() {
     assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7", 3, true));
     let error = client.get(Target::default(), "").await.unwrap_err();
     assert!(error.to_string().contains("does not speak kubefan's protocol: a get without an object"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_is_believed_only_from_the_ca_that_was_named() {
+    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let identity = tonic::transport::Identity::from_pem(key.cert.pem(), key.signing_key.serialize_pem());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let tls = tonic::transport::ServerTlsConfig::new().identity(identity);
+    let mut server = tonic::transport::Server::builder().tls_config(tls).unwrap();
+    let server = server.add_service(WatchServiceServer::new(Scripted::default()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+
+    let dir = tempfile::tempdir().unwrap();
+    let ca_file = dir.path().join("ca.crt");
+    std::fs::write(&ca_file, key.cert.pem()).unwrap();
+    let trusting = ClientOptions { ca_file: Some(ca_file), ..ClientOptions::default() };
+    let client = ListWatch::connect(&address, &trusting).await.unwrap();
+    assert_eq!(client.list(Target::default(), "").await.unwrap().objects.len(), 3);
+    let error = ListWatch::connect(&address, &ClientOptions::default()).await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
 }

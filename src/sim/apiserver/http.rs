@@ -313,7 +313,7 @@ impl Inner {
             })
         };
         match (&request.method, &target.name) {
-            (&Method::POST, None) if target.cell.resource.namespaced == !target.namespace.is_empty() => {
+            (&Method::POST, None) if target.cell.resource.namespaced != target.namespace.is_empty() => {
                 let value = in_namespace(&target, parse()?)?;
                 Ok(self.object(StatusCode::CREATED, self.create(&target.cell, fresh(value))?.bytes()))
             }

@@ -87,7 +87,7 @@ impl Default for SimOptions {
             bearer_token: None,
             git_version: "v1.35.4".to_owned(),
             seed: 0,
-            clock: || jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            clock: wall_clock,
         }
     }
 }
@@ -279,4 +279,10 @@ impl SimApiserver {
     pub fn stats(&self) -> SimStats {
         self.inner.counters.snapshot()
     }
+}
+
+/// As `creationTimestamp` has it.
+#[expect(clippy::disallowed_methods, reason = "the default of an option, which a simulation sets")]
+fn wall_clock() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -20,7 +20,7 @@ pub struct Status {
     pub reason: &'static str,
     /// The object and the causes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub details: Option<Details>,
+    pub details: Option<Box<Details>>,
     /// The HTTP status; 0 in a success, where it is left out.
     #[serde(skip_serializing_if = "is_zero")]
     pub code: u16,
@@ -28,8 +28,8 @@ pub struct Status {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct ListMeta {
-    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
-    continue_token: String,
+    #[serde(rename = "continue", skip_serializing_if = "str::is_empty")]
+    continue_token: Box<str>,
 }
 
 /// What a Status is about.
@@ -91,7 +91,7 @@ impl Status {
     /// The same with details.
     #[must_use]
     pub fn with_details(mut self, details: Details) -> Self {
-        self.details = Some(details);
+        self.details = Some(Box::new(details));
         self
     }
 
@@ -158,7 +158,7 @@ impl Status {
              results. Continuing with the provided token results in an inconsistent list - objects that were created, \
              modified, or deleted between the time the first chunk was returned and now may show up in the list.",
         );
-        status.metadata.continue_token = token;
+        status.metadata.continue_token = token.into();
         status
     }
 

@@ -306,3 +306,56 @@ impl CellState {
         self.objects.get(key).cloned().ok_or_else(|| Status::not_found(&gvr.group, &gvr.resource, key.name()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Keys and versions.
+    fn keys(objects: &Snapshot) -> Vec<(String, u64)> {
+        objects.iter().map(|(key, object)| (key.to_string(), object.version)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_state_in_the_window_can_be_read_again(
+            writes in prop::collection::vec((0..3u8, 0..4u8), 1..40),
+            window_events_max in 1..20usize,
+            compact_at in 0..60usize,
+        ) {
+            let store = Store::new(window_events_max);
+            let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
+            let gvr = widgets.gvr.clone();
+            store.add(widgets);
+            let cell = store.cell(&gvr).unwrap();
+            let mut states = BTreeMap::from([(store.revision(), Vec::new())]);
+            let mut forgotten = 0;
+            for (i, (write, name)) in writes.into_iter().enumerate() {
+                let object = json!({"metadata": {"name": format!("w{name}")}, "spec": {"write": i}});
+                let key = ObjectKey::new("", &format!("w{name}"));
+                // Some writes fail; those make no version.
+                let _ = match write {
+                    0 => store.create(&cell, object),
+                    1 => store.update(&cell, &key, |_| Ok(object)),
+                    _ => store.delete(&cell, &key),
+                };
+                states.insert(store.revision(), keys(&cell.snapshot().0));
+                if i == compact_at {
+                    store.compact();
+                    forgotten = store.revision();
+                }
+            }
+            let newest = store.revision();
+            let forgotten = forgotten.max(newest.saturating_sub(window_events_max as u64));
+            for (version, state) in states {
+                let held = cell.at(version).map(|objects| keys(&objects));
+                prop_assert_eq!(held, (version >= forgotten).then_some(state));
+            }
+            prop_assert!(cell.oldest() >= forgotten);
+            prop_assert!(matches!(cell.since(newest, 1), Since::UpToDate));
+        }
+    }
+}

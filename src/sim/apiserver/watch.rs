@@ -33,8 +33,9 @@ use crate::model::{
 const BATCH: usize = 64;
 /// The last bookmark comes this long before the deadline.
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
-/// kube-apiserver looks about this often which watchers are due a bookmark.
-const BOOKMARK_TICK: Duration = Duration::from_secs(1);
+/// kube-apiserver looks at least this often which watchers are due a bookmark, and not more often than `BOOKMARK_TICK_MIN`.
+const BOOKMARK_TICK_MAX: Duration = Duration::from_millis(1250);
+const BOOKMARK_TICK_MIN: Duration = Duration::from_secs(1);
 
 /// What a watch's start found.
 pub(super) enum Started {
@@ -140,7 +141,7 @@ impl Watcher {
         if options.allow_bookmarks {
             // After an initial state the next look comes at once.
             let soon = Some(now + watcher.tick());
-            watcher.bookmark_at = if watcher.end_bookmark.is_some() { soon } else { watcher.next_bookmark(now) };
+            watcher.bookmark_at = if watcher.end_bookmark.is_some() { soon } else { watcher.next_bookmark(now, now) };
         }
         Ok(Started::Stream(Box::new(watcher)))
     }
@@ -174,7 +175,7 @@ impl Watcher {
                 Since::Closed => return None,
                 Since::UpToDate => {
                     if self.bookmark_at.is_some_and(|at| at <= now) {
-                        self.bookmark_at = self.next_bookmark(now);
+                        self.bookmark_at = self.next_bookmark(now, now + BOOKMARK_TICK_MIN);
                         if progress > self.start {
                             return Some(self.bookmark(progress, false));
                         }
@@ -283,16 +284,21 @@ impl Watcher {
         line.freeze()
     }
 
-    /// About every interval, and once before the deadline when there is time for it.
-    fn next_bookmark(&self, now: Instant) -> Option<Instant> {
+    /// About every interval, and near the deadline when there is time for it.
+    ///
+    /// As upstream, watchers that are due in one second are looked at together, by a timer of a little more than a second: the
+    /// bookmark before the deadline may come early, and then once more.
+    fn next_bookmark(&self, now: Instant, not_before: Instant) -> Option<Instant> {
         let periodic = now + self.inner.options.bookmark_interval;
         let closing = self.deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE)?;
-        let at = periodic.min(closing);
-        (at > now).then(|| at + self.tick())
+        let due = periodic.min(closing);
+        let looked_at = due.checked_sub(Duration::from_secs(1).mul_f64(self.inner.random()))? + self.tick();
+        (due > now).then(|| looked_at.max(not_before))
     }
 
+    /// Up to the next look.
     fn tick(&self) -> Duration {
-        BOOKMARK_TICK.mul_f64(0.25 + self.inner.random())
+        BOOKMARK_TICK_MAX.mul_f64(self.inner.random())
     }
 }
 

@@ -14,7 +14,7 @@
 //! With `KUBEFAN_SKIP_APISERVER=1` the tests that need the real apiserver are counted as ignored, never silently absent. A test
 //! that hangs fails after [`TEST_SECONDS_MAX`] by its own name, so that one hang cannot hide the others' results.
 
-use std::{env, future::Future, pin::Pin, process::ExitCode, time::Duration};
+use std::{env, future::Future, io::Write, pin::Pin, process::ExitCode, time::Duration};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -43,6 +43,8 @@ const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
 pub(crate) enum Needs {
     /// etcd, kube-apiserver and kubectl, built or given.
     ApiServer,
+    /// The same, and python3 with its `venv` module.
+    ApiServerAndPython,
     /// Nothing but this machine.
     Nothing,
     /// Nothing but a clock that moves only when every task waits: no network, no other process.
@@ -57,12 +59,14 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file under what they need: `apiserver:`, then `local:`, then `paused:`, each optional, each closed by a
-/// semicolon.
+/// Lists the tests of a file under what they need: `apiserver:`, `python:`, `local:` and `paused:`, in this order, each optional,
+/// each closed by a semicolon.
 macro_rules! tests {
-    ($(apiserver: $($real:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)? $(paused: $($paused:ident),+ $(,)?;)?) => {
+    ($(apiserver: $($real:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
+     $(paused: $($paused:ident),+ $(,)?;)?) => {
         &[
             $($($crate::harness::tests!(@one $real ApiServer),)+)?
+            $($($crate::harness::tests!(@one $python ApiServerAndPython),)+)?
             $($($crate::harness::tests!(@one $local Nothing),)+)?
             $($($crate::harness::tests!(@one $paused PausedTime),)+)?
         ]
@@ -93,13 +97,27 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
     let trial = Trial::test(name, move || block_on(test));
     match test.needs {
         Needs::ApiServer => trial.with_kind("apiserver").with_ignored_flag(skip_apiserver),
+        Needs::ApiServerAndPython => {
+            let python = has_python();
+            if !python {
+                // Past libtest's capture, because a test that is left out must be seen to be.
+                let _ =
+                    writeln!(std::io::stderr(), "{name} is left out: python3 with its venv module is not installed");
+            }
+            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !python)
+        }
         Needs::Nothing => trial,
         Needs::PausedTime => trial.with_kind("paused"),
     }
 }
 
+fn has_python() -> bool {
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", "import venv, ensurepip"]).output().is_ok_and(|output| output.status.success())
+}
+
 fn block_on(test: Test) -> Result<(), Failed> {
-    if test.needs == Needs::ApiServer {
+    if matches!(test.needs, Needs::ApiServer | Needs::ApiServerAndPython) {
         assets::get()?;
     }
     use tokio::runtime::Builder;

@@ -1,0 +1,246 @@
+//! WATCH.
+
+use serde_json::json;
+
+use super::api::{Api, Event, version};
+
+fn short(events: &[Event]) -> Vec<String> {
+    events.iter().map(Event::short).collect()
+}
+
+async fn abc(api: &Api) -> String {
+    let path = api.config_maps().await;
+    for name in ["b", "a", "c"] {
+        api.config_map(&path, name, json!({"app": "x"})).await;
+    }
+    path
+}
+
+pub(crate) async fn a_watch_without_version_starts_with_the_state(api: &Api) {
+    let path = abc(api).await;
+    let list = api.get(&path).await.ok();
+    for query in ["", "?resourceVersion=0"] {
+        let mut events = api.watch(&format!("{path}{query}")).await;
+        let state = events.take(3).await;
+        assert_eq!(short(&state), ["ADDED a", "ADDED b", "ADDED c"]);
+        for (event, item) in state.iter().zip(list["items"].as_array().unwrap()) {
+            assert_eq!(event.version(), version(item), "each has its own version");
+        }
+        let name = if query.is_empty() { "d" } else { "e" };
+        let written = api.config_map(&path, name, json!({})).await;
+        // A watch from any state may have started before the last round's write.
+        let event = loop {
+            let event = events.next().await.unwrap();
+            if event.name() == name {
+                break event;
+            }
+        };
+        assert_eq!((&*event.kind, event.version()), ("ADDED", written));
+        api.delete(&format!("{path}/{name}")).await.ok();
+        let event = events.next().await.unwrap();
+        assert_eq!(event.short(), format!("DELETED {name}"));
+        assert!(event.version() > written, "a delete has a version of its own");
+    }
+}
+
+pub(crate) async fn the_initial_state_ends_with_a_bookmark(api: &Api) {
+    let path = abc(api).await;
+    let newest = version(&api.get(&path).await.ok());
+    for query in [
+        "allowWatchBookmarks=true".to_owned(),
+        "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
+        format!(
+            "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={newest}"
+        ),
+    ] {
+        let mut events = api.watch(&format!("{path}?{query}")).await;
+        let events = events.take(4).await;
+        assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c", "BOOKMARK "], "{query}");
+        let end = &events[3];
+        assert!(end.version() >= newest);
+        let metadata = format!(
+            r#"{{"resourceVersion":"{}","annotations":{{"k8s.io/initial-events-end":"true"}}}}"#,
+            end.version()
+        );
+        let object = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{metadata}}}"#);
+        assert_eq!(end.line, format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n"));
+    }
+    // Without allowWatchBookmarks there is none.
+    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1";
+    let events = api.watch(&format!("{path}?{query}")).await.rest().await;
+    assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
+    // The zero value of a type stands in its bookmark.
+    for (resource, rest) in [
+        ("pods", r#""spec":{"containers":null},"status":{}"#),
+        ("services", r#""spec":{},"status":{"loadBalancer":{}}"#),
+        ("namespaces", r#""spec":{},"status":{}"#),
+    ] {
+        let query = "watch=true&allowWatchBookmarks=true&labelSelector=no%3Dsuch";
+        let mut events = api.stream(&format!("/api/v1/{resource}?{query}")).await;
+        let line = events.next().await.unwrap().line;
+        assert!(line.ends_with(&format!("\"true\"}}}},{rest}}}}}\n")), "{line}");
+    }
+}
+
+pub(crate) async fn a_watch_from_a_version_has_only_what_came_later(api: &Api) {
+    let path = api.config_maps().await;
+    let a = api.config_map(&path, "a", json!({})).await;
+    let b = api.config_map(&path, "b", json!({})).await;
+    let changed = version(&api.patch(&format!("{path}/a"), &json!({"data": {"k": "v"}})).await.ok());
+    let mut events = api.watch(&format!("{path}?resourceVersion={a}")).await;
+    let replayed = events.take(2).await;
+    assert_eq!(short(&replayed), ["ADDED b", "MODIFIED a"]);
+    assert_eq!((replayed[0].version(), replayed[1].version()), (b, changed));
+    api.delete(&format!("{path}/b")).await.ok();
+    assert_eq!(events.next().await.unwrap().short(), "DELETED b");
+}
+
+pub(crate) async fn a_watch_from_the_future_is_silent(api: &Api) {
+    let path = abc(api).await;
+    let future = version(&api.get(&path).await.ok()) + 1_000_000;
+    let events = api.watch(&format!("{path}?resourceVersion={future}&timeoutSeconds=2")).await;
+    assert_eq!(events.code, 200);
+    api.config_map(&path, "d", json!({})).await;
+    assert_eq!(events.rest().await, []);
+}
+
+pub(crate) async fn an_initial_state_from_the_future_is_an_error_event(api: &Api) {
+    let path = abc(api).await;
+    let future = version(&api.get(&path).await.ok()) + 1_000_000;
+    let query = format!("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={future}");
+    let events = api.watch(&format!("{path}?{query}")).await;
+    assert_eq!(events.code, 200);
+    let events = events.rest().await;
+    assert_eq!((events.len(), &*events[0].kind), (1, "ERROR"));
+    let status = &events[0].object;
+    assert_eq!((&status["code"], &status["reason"]), (&json!(504), &json!("Timeout")));
+    assert_eq!(status["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+}
+
+pub(crate) async fn contradictions_are_refused(api: &Api) {
+    let path = api.config_maps().await;
+    let needs = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+    let alone = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+    let unsupported = "resourceVersionMatch: Unsupported value: \"Exact\": supported values: \"NotOlderThan\"";
+    let field = |why: &str| format!("resourceVersionMatch: Forbidden: {why}");
+    let paged = field("resourceVersionMatch is forbidden when continue is provided");
+    for (query, fault) in [
+        ("sendInitialEvents=true", field(needs)),
+        ("resourceVersionMatch=NotOlderThan", field(alone)),
+        ("resourceVersionMatch=Exact", format!("[{}, {unsupported}]", field(alone))),
+        ("resourceVersionMatch=Exact&sendInitialEvents=true", format!("[{}, {unsupported}]", field(needs))),
+        ("continue=abc", paged),
+    ] {
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {fault}");
+        api.get(&format!("{path}?watch=1&timeoutSeconds=1&{query}")).await.fails(422, "Invalid", &message);
+    }
+    let message = "resourceVersion: Invalid value: \"abc\": strconv.ParseUint: parsing \"abc\": invalid syntax";
+    api.get(&format!("{path}?watch=1&resourceVersion=abc")).await.fails(500, "", message);
+}
+
+pub(crate) async fn without_initial_events_a_watch_starts_now(api: &Api) {
+    let path = abc(api).await;
+    let query = "sendInitialEvents=false&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut events = api.watch(&format!("{path}?{query}")).await;
+    api.config_map(&path, "d", json!({})).await;
+    assert_eq!(events.next().await.unwrap().short(), "ADDED d");
+}
+
+pub(crate) async fn a_watch_ends_when_its_time_is_up(api: &Api) {
+    let path = abc(api).await;
+    let newest = version(&api.get(&path).await.ok());
+    for seconds in ["1", "-1"] {
+        let events = api.watch(&format!("{path}?resourceVersion={newest}&timeoutSeconds={seconds}")).await;
+        assert_eq!(events.code, 200);
+        assert_eq!(events.rest().await, []);
+    }
+}
+
+pub(crate) async fn what_enters_and_leaves_a_selector_is_added_and_deleted(api: &Api) {
+    let path = api.config_maps().await;
+    let start = api.config_map(&path, "in", json!({"app": "x"})).await;
+    api.config_map(&path, "out", json!({"app": "y"})).await;
+    let mut events = api.watch(&format!("{path}?labelSelector=app%3Dx&resourceVersion={start}")).await;
+    let app = |app: &str| json!({"metadata": {"labels": {"app": app}}});
+    let entered = api.patch(&format!("{path}/out"), &app("x")).await.ok();
+    let changed = api.patch(&format!("{path}/out"), &json!({"data": {"k": "v"}})).await.ok();
+    let left = version(&api.patch(&format!("{path}/out"), &app("z")).await.ok());
+    // Outside of the selector nothing is heard.
+    api.patch(&format!("{path}/out"), &json!({"data": {"k": "w"}})).await.ok();
+    api.delete(&format!("{path}/out")).await.ok();
+    api.delete(&format!("{path}/in")).await.ok();
+    let heard = events.take(4).await;
+    assert_eq!(short(&heard), ["ADDED out", "MODIFIED out", "DELETED out", "DELETED in"]);
+    assert_eq!((&heard[0].object, &heard[1].object), (&entered, &changed));
+    // What left is sent as it was when it was last selected, at the version of the change that took it out.
+    let mut last = changed;
+    last["metadata"]["resourceVersion"] = left.to_string().into();
+    assert_eq!(heard[2].object, last);
+    assert!(heard[3].version() > left && heard[3].object["metadata"]["labels"]["app"] == "x");
+}
+
+pub(crate) async fn what_enters_and_leaves_a_field_selector_is_added_and_deleted(api: &Api) {
+    let path = format!("{}/pods", api.namespace().await);
+    let pod = |name: &str, node: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "example.com/c"}]}})
+    };
+    let start = version(&api.post(&path, &pod("a", "n1")).await.ok());
+    let phase = "fieldSelector=status.phase%3DRunning";
+    let mut running = api.watch(&format!("{path}?{phase}&resourceVersion={start}")).await;
+    let mut on_node = api.watch(&format!("{path}?fieldSelector=spec.nodeName%3Dn1&resourceVersion={start}")).await;
+    api.post(&path, &pod("b", "n2")).await.ok();
+    for phase in ["Running", "Succeeded"] {
+        for name in ["a", "b"] {
+            api.patch(&format!("{path}/{name}/status"), &json!({"status": {"phase": phase}})).await.ok();
+        }
+    }
+    let heard = running.take(4).await;
+    assert_eq!(short(&heard), ["ADDED a", "ADDED b", "DELETED a", "DELETED b"]);
+    assert_eq!(heard[2].object["status"]["phase"], "Running");
+    assert_eq!(short(&on_node.take(2).await), ["MODIFIED a", "MODIFIED a"]);
+    let list = api.get(&format!("{path}?fieldSelector=spec.host%3Dn2,status.phase!%3DRunning")).await.ok();
+    assert_eq!(super::api::names(&list), ["b"]);
+}
+
+pub(crate) async fn a_watch_sees_its_namespace_and_name_only(api: &Api) {
+    let (here, there) = (api.config_maps().await, api.config_maps().await);
+    let start = api.config_map(&here, "a", json!({})).await;
+    let mut events = api.watch(&format!("{here}?resourceVersion={start}")).await;
+    let mut named = api.watch(&format!("{here}?resourceVersion={start}&fieldSelector=metadata.name%3Dc")).await;
+    for name in ["b", "c"] {
+        api.config_map(&there, name, json!({})).await;
+        api.config_map(&here, name, json!({})).await;
+    }
+    assert_eq!(short(&events.take(2).await), ["ADDED b", "ADDED c"]);
+    let event = named.next().await.unwrap();
+    assert_eq!(event.short(), "ADDED c");
+    assert!(here.contains(event.object["metadata"]["namespace"].as_str().unwrap()));
+}
+
+pub(crate) async fn a_bookmark_comes_before_the_end(api: &Api) {
+    let path = api.config_maps().await;
+    let start = api.config_map(&path, "a", json!({})).await;
+    let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=4");
+    let events = api.watch(&format!("{path}?{query}")).await;
+    let written = api.config_map(&path, "b", json!({})).await;
+    let events = events.rest().await;
+    // The last one may come early, and then again.
+    let (added, bookmarks) = events.split_first().unwrap();
+    assert_eq!(added.short(), "ADDED b");
+    assert!((1..=2).contains(&bookmarks.len()), "{bookmarks:?}");
+    for bookmark in bookmarks {
+        assert!(bookmark.kind == "BOOKMARK" && bookmark.version() >= written);
+        let metadata = format!(r#"{{"resourceVersion":"{}"}}"#, bookmark.version());
+        assert!(bookmark.line.contains(&format!("\"metadata\":{metadata}}}")), "{}", bookmark.line);
+    }
+}
+
+pub(crate) async fn the_old_watch_path_starts_with_the_state(api: &Api) {
+    let path = abc(api).await;
+    let old = path.replace("/api/v1/", "/api/v1/watch/");
+    let events = api.stream(&format!("{old}?timeoutSeconds=1&allowWatchBookmarks=true")).await.rest().await;
+    assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
+    let events = api.stream(&format!("{old}/b?timeoutSeconds=1")).await.rest().await;
+    assert_eq!(short(&events), ["ADDED b"]);
+}
