@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod demo;
 mod deploy;
 mod equivalence;
 mod examples;
@@ -13,6 +14,7 @@ mod resume;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        demo::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,
