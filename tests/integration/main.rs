@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod conformance;
+mod demo;
 mod deploy;
 mod equivalence;
 mod examples;
@@ -21,6 +22,7 @@ fn main() -> std::process::ExitCode {
         conformance::REAL,
         conformance::SIMULATED,
         conformance::faults::TESTS,
+        demo::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,
