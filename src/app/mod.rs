@@ -11,6 +11,7 @@ use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tower::util::MapResponseLayer;
 use tracing::{info, warn};
 
 use self::{
@@ -27,6 +28,7 @@ use crate::{
         grpc::Service,
         health,
         listen::{BindError, Bound, Listener},
+        status,
     },
     telemetry::metrics::Metrics,
     upstream::{
@@ -239,6 +241,7 @@ fn serve_data(
         .build_v1()
         .map_err(|error| failed(&error))?;
     let mut server = Server::builder()
+        .layer(MapResponseLayer::new(status::explain))
         .max_concurrent_streams(config.max_concurrent_streams)
         .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
         .http2_keepalive_interval(Some(config.keepalive_interval))

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod bad_input;
 mod conformance;
 mod deploy;
 mod equivalence;
@@ -18,6 +19,7 @@ mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        bad_input::TESTS,
         conformance::REAL,
         conformance::SIMULATED,
         conformance::faults::TESTS,

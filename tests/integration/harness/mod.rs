@@ -30,6 +30,7 @@ pub(crate) mod process;
 pub(crate) mod record;
 mod rest;
 pub(crate) mod rig;
+pub(crate) mod simulated;
 pub(crate) mod wait;
 
 /// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.
