@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod bad_input;
+mod command_line;
 mod conformance;
+mod credentials;
 mod deploy;
 mod equivalence;
 mod examples;
@@ -15,14 +17,17 @@ mod memory;
 mod on_demand;
 mod resume;
 mod scopes;
+mod serve;
 mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
         bad_input::TESTS,
+        command_line::TESTS,
         conformance::REAL,
         conformance::SIMULATED,
         conformance::faults::TESTS,
+        credentials::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,
@@ -33,6 +38,7 @@ fn main() -> std::process::ExitCode {
         on_demand::TESTS,
         resume::TESTS,
         scopes::TESTS,
+        serve::TESTS,
         upstream_faults::TESTS,
     ])
 }

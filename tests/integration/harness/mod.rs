@@ -25,7 +25,7 @@ pub(crate) mod link;
 pub(crate) mod load;
 pub(crate) mod network;
 pub(crate) mod objects;
-mod pki;
+pub(crate) mod pki;
 pub(crate) mod process;
 pub(crate) mod record;
 mod rest;
