@@ -14,6 +14,7 @@ mod failures;
 mod harness;
 mod harness_works;
 mod memory;
+mod metrics;
 mod on_demand;
 mod resume;
 mod scopes;
@@ -35,6 +36,7 @@ fn main() -> std::process::ExitCode {
         harness::process::TESTS,
         harness_works::TESTS,
         memory::TESTS,
+        metrics::TESTS,
         on_demand::TESTS,
         resume::TESTS,
         scopes::TESTS,
