@@ -121,6 +121,8 @@ impl Registry {
     /// Keeps every configured resource cached, and drops idle ones, until the registry is stopped.
     pub async fn run(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
+        let discovery = self.shared.discovery.clone();
+        tasks.spawn(async move { discovery.keep_fresh().await });
         for name in self.options.resources.clone() {
             tasks.spawn(self.clone().keep(name));
         }
@@ -317,7 +319,7 @@ impl Registry {
     /// Whether a changed schema leaves names and selectable fields as they were.
     async fn is_same(&self, served: &Served) -> bool {
         let GroupVersionResource { group, version, resource } = &served.gvr;
-        self.shared.discovery.invalidate().await;
+        self.shared.discovery.doubt();
         let Ok(Resolved { info, fields, .. }) = self.resolve(group, version, resource).await else {
             // The list that follows will tell.
             return true;
