@@ -200,7 +200,7 @@ impl Informer {
 
 /// Whether discovery agrees that the resource is not served: a 404 alone may come from an apiserver that is starting.
 async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
-    discovery.invalidate().await;
+    discovery.doubt();
     let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
 }

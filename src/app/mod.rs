@@ -5,12 +5,13 @@ pub mod informer;
 pub mod on_demand;
 pub mod registry;
 
-use std::{collections::HashMap, future::Future, io, sync::Arc, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
 
 use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tower::util::MapResponseLayer;
 use tracing::{info, warn};
 
 use self::{
@@ -27,6 +28,7 @@ use crate::{
         grpc::Service,
         health,
         listen::{BindError, Bound, Listener},
+        status,
     },
     telemetry::metrics::Metrics,
     upstream::{
@@ -248,6 +250,7 @@ fn serve_data(
         .build_v1()
         .map_err(|error| failed(&error))?;
     let mut server = Server::builder()
+        .layer(MapResponseLayer::new(status::explain))
         .max_concurrent_streams(config.max_concurrent_streams)
         .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
         .http2_keepalive_interval(Some(config.keepalive_interval))
@@ -257,18 +260,15 @@ fn serve_data(
     }
     let router = server.add_service(service).add_service(health_service).add_service(reflection);
     let (registry, drain) = (registry.clone(), drain.clone());
-    let following = tokio::spawn(health::follow(registry.changes(), move || readiness(&registry), reporter));
     Ok(tokio::spawn(async move {
+        health::begin(&reporter).await;
+        let changes = registry.changes();
+        let health = move || (registry.readiness().0, registry.health());
+        let following = tokio::spawn(health::follow(changes, health, reporter, drain.clone()));
         let served = router.serve_with_incoming_shutdown(listener.incoming(), drain.cancelled_owned()).await;
         following.abort();
         served.map_err(|error| chain(&error))
     }))
-}
-
-fn readiness(registry: &Registry) -> health::Health {
-    let hubs = registry.hubs().into_iter();
-    let resources: HashMap<_, _> = hubs.map(|(name, hub)| (name, hub.phase().borrow().serves())).collect();
-    (registry.readiness().0, resources)
 }
 
 fn read_tls(files: &TlsFiles) -> Result<ServerTlsConfig, AppError> {

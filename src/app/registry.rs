@@ -3,6 +3,7 @@
 //! A map from resource to cache that readers look into without waiting; no guard of it is held across an await.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicUsize},
     time::Duration,
 };
@@ -120,6 +121,8 @@ impl Registry {
     /// Keeps every configured resource cached, and drops idle ones, until the registry is stopped.
     pub async fn run(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
+        let discovery = self.shared.discovery.clone();
+        tasks.spawn(async move { discovery.keep_fresh().await });
         for name in self.options.resources.clone() {
             tasks.spawn(self.clone().keep(name));
         }
@@ -316,7 +319,7 @@ impl Registry {
     /// Whether a changed schema leaves names and selectable fields as they were.
     async fn is_same(&self, served: &Served) -> bool {
         let GroupVersionResource { group, version, resource } = &served.gvr;
-        self.shared.discovery.invalidate().await;
+        self.shared.discovery.doubt();
         let Ok(Resolved { info, fields, .. }) = self.resolve(group, version, resource).await else {
             // The list that follows will tell.
             return true;
@@ -354,7 +357,33 @@ impl Registry {
         (lines.iter().all(|(ok, _)| *ok), lines)
     }
 
-    /// Every cache's name and hub, for health.
+    /// Whether each resource is served, by every name it goes by: alone for all its scopes together, and with each scope.
+    pub fn health(&self) -> HashMap<String, bool> {
+        let mut health = HashMap::new();
+        let mut note = |name: &str, scope: &Scope, serves: bool| {
+            for name in [name.to_owned(), title(name, scope)] {
+                *health.entry(name).or_insert(true) &= serves;
+            }
+        };
+        for cache in self.caches.iter() {
+            let Served { gvr, scope, hub, .. } = &cache.served;
+            let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
+            note(&full_name, scope, serves);
+            if cache.name != full_name {
+                note(&cache.name, scope, serves);
+            }
+        }
+        // Whether it has namespaces is not known yet.
+        for missing in self.missing.iter() {
+            for namespace in &self.options.namespaces {
+                note(missing.key(), &Scope::Namespace(namespace.clone()), false);
+            }
+            note(missing.key(), &Scope::Cluster, false);
+        }
+        health
+    }
+
+    /// Every cache's name and hub.
     pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
         let title = |cache: &Cache| title(&cache.served.gvr.to_string(), &cache.served.scope);
         self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()

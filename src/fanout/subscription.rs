@@ -125,7 +125,7 @@ impl Subscription {
         if let Some(resource) = snapshot.resource.take() {
             frames.push_back(Frame::snapshot_begin(snapshot.version, resource));
         }
-        let mut last = None;
+        let (mut last, mut objects) = (None, 0);
         let mut complete = true;
         for object in snapshot.store.select(self.view.selection(), snapshot.last.as_ref()) {
             if bytes >= BATCH_BYTES_MAX {
@@ -134,11 +134,11 @@ impl Subscription {
             }
             let frame = Frame::snapshot_object(object);
             bytes += frame.len();
-            snapshot.sent += 1;
+            objects += 1;
             last = Some(object.key().clone());
             frames.push_back(frame);
         }
-        let objects = frames.len();
+        snapshot.sent += objects as u64;
         snapshot.last = last.or(snapshot.last.take());
         self.hub.metrics().snapshot_sent(objects, bytes);
         if complete {

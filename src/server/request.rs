@@ -92,6 +92,10 @@ pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Dura
     const LEAST: Duration = Duration::from_secs(1);
     let Some(interval) = interval else { return Ok(DEFAULT) };
     let invalid = |message: String| Refusal::Invalid { field: "bookmark_interval", message };
+    // Looked at first: the conversion overflows at the least values.
+    if interval.seconds < 0 || interval.nanos < 0 {
+        return Err(invalid("it is negative".to_owned()));
+    }
     let interval = Duration::try_from(interval).map_err(|error| invalid(error.to_string()))?;
     if interval < LEAST {
         return Err(invalid(format!("{interval:?} is less than {LEAST:?}")));

@@ -53,6 +53,29 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
     }
 }
 
+/// What the gRPC library refuses by itself, in the contract's words. It knows none of our reasons, and it says OUT_OF_RANGE, which
+/// here means that a version is too old, for a request that is too long.
+pub fn explain<B: Default>(response: http::Response<B>) -> http::Response<B> {
+    // Present where the answer is a status and nothing else.
+    let Some(status) = response.extensions().get::<Status>() else { return response };
+    if status.get_details_error_info().is_some() {
+        return response;
+    }
+    let message = status.message();
+    match status.code() {
+        Code::OutOfRange => {
+            let message = format!("the request is too long (--max-message-size): {message}");
+            failed(Code::ResourceExhausted, "REQUEST_TOO_LONG", message).into_http()
+        }
+        // Nothing of ours has seen the request yet: only the request can be at fault.
+        Code::Internal => {
+            let message = format!("the request cannot be read: {message}");
+            failed(Code::InvalidArgument, "MALFORMED_REQUEST", message).into_http()
+        }
+        _ => response,
+    }
+}
+
 /// The status of a Get that found nothing.
 pub fn object_not_found(resource: &str, name: &str) -> Status {
     failed(Code::NotFound, "OBJECT_NOT_FOUND", format!("{resource} {name:?} not found"))
@@ -92,6 +115,21 @@ mod tests {
         let info = status.get_details_error_info().unwrap();
         assert_eq!((info.reason.as_str(), info.domain.as_str()), ("RESOURCE_VERSION_TOO_OLD", "kubefan.dev"));
         assert_eq!(info.metadata["oldest_resource_version"], "9");
+    }
+
+    #[test]
+    fn what_the_library_refuses_has_a_reason_and_no_code_that_means_something_else() {
+        let explained = |status: Status| {
+            let response: http::Response<()> = explain(status.into_http());
+            let status = Status::from_header_map(response.headers()).unwrap();
+            (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
+        };
+        assert_eq!(explained(Status::out_of_range("x")), (Code::ResourceExhausted, "REQUEST_TOO_LONG".to_owned()));
+        assert_eq!(explained(Status::internal("x")), (Code::InvalidArgument, "MALFORMED_REQUEST".to_owned()));
+        assert_eq!(explained(Status::unimplemented("x")), (Code::Unimplemented, String::new()));
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let ours = refused(&Expired { requested: version(5), oldest: version(9) }.into());
+        assert_eq!(explained(ours), (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD".to_owned()));
     }
 
     #[test]

@@ -246,14 +246,11 @@ impl Upstream {
             .body(Bytes::new())
             .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is no path: {error}")))?;
         let service = HttpService::clone(&self.inner.service.load());
-        let response = match service.oneshot(request).await {
-            Ok(response) => response,
-            Err(error) => {
-                (self.observer)(verb, None);
-                return Err(transport::classify(error, &self.inner.server));
-            }
-        };
-        (self.observer)(verb, Some(response.status()));
+        let mut told = Told { observer: &self.observer, verb, status: None };
+        let response =
+            service.oneshot(request).await.map_err(|error| transport::classify(error, &self.inner.server))?;
+        told.status = Some(response.status());
+        drop(told);
         if response.status().is_success() {
             return Ok(response);
         }
@@ -302,6 +299,19 @@ impl Upstream {
             Ok(service) => self.inner.service.store(Arc::new(service)),
             Err(error) => tracing::warn!(%error, "the credentials could not be read again; the old ones stay"),
         }
+    }
+}
+
+/// Tells the observer of a request once, also where nobody waits for its answer any more.
+struct Told<'a> {
+    observer: &'a UpstreamObserver,
+    verb: Verb,
+    status: Option<StatusCode>,
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        (self.observer)(self.verb, self.status);
     }
 }
 

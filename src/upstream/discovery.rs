@@ -3,11 +3,14 @@
 //! Resources come and go with their CRDs, so a name that is not known is asked for again; but not at every call, or readers of a
 //! misspelt name would flood the apiserver with discovery. One extension apiserver that is down must not hide all others.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures::{StreamExt, stream};
 use serde::Deserialize;
-use tokio::{sync::Mutex, time::Instant};
+use tokio::time::{Instant, sleep};
 
 use super::{
     client::{Upstream, Verb},
@@ -29,7 +32,7 @@ const LEGACY_CONCURRENCY: usize = 8;
 /// How long discovery is believed.
 #[derive(Debug, Clone)]
 pub struct DiscoveryOptions {
-    /// Older answers are asked for again, even for names that they know.
+    /// How often [`Discovery::keep_fresh`] asks again.
     pub age_max: Duration,
     /// After an answer or a failure, so long none is asked for again, whatever the name; longer where the apiserver says so.
     pub refresh_interval_min: Duration,
@@ -87,23 +90,30 @@ pub struct SchemaFingerprint {
 }
 
 /// Resolves names, remembering what the apiserver said. Shared by reference.
+///
+/// A name that is known is answered at once, from what is remembered: readers of what is cached must not wait for an apiserver that
+/// is away. [`Self::keep_fresh`] brings what is remembered up to date.
 pub struct Discovery {
     upstream: Upstream,
     options: DiscoveryOptions,
+    known: Mutex<Known>,
     // Held while asking, so that many who ask at once make one request.
-    state: Mutex<State>,
+    asking: tokio::sync::Mutex<Option<LastTry>>,
 }
 
-#[derive(Default)]
-struct State {
-    index: Option<(Arc<ResourceIndex>, Instant)>,
-    last_try: Option<(Instant, Result<(), UpstreamError>)>,
+#[derive(Default, Clone)]
+struct Known {
+    index: Option<Arc<ResourceIndex>>,
+    /// Something in it was said to be gone.
+    doubted: bool,
 }
+
+type LastTry = (Instant, Result<(), UpstreamError>);
 
 impl Discovery {
     /// Discovery of one apiserver; nothing is asked yet.
     pub fn new(upstream: Upstream, options: DiscoveryOptions) -> Self {
-        Self { upstream, options, state: Mutex::default() }
+        Self { upstream, options, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     /// The watchable resource that a name means, by kubectl's rules ([`ResourceIndex::resolve`]).
@@ -118,37 +128,49 @@ impl Discovery {
     }
 
     /// Lets the next look-up ask again: a resource that was known is answered with 404.
-    pub async fn invalidate(&self) {
-        let mut state = self.state.lock().await;
-        if let Some((index, _)) = state.index.take() {
-            // Kept for the case that the apiserver cannot be asked; too old to be believed otherwise.
-            let long_ago = Instant::now().checked_sub(self.options.age_max);
-            state.index = long_ago.map(|fetched| (index, fetched));
+    pub fn doubt(&self) {
+        self.known_mut().doubted = true;
+    }
+
+    /// Asks again from time to time, for as long as it is polled: names get new meanings with new resources.
+    pub async fn keep_fresh(&self) {
+        loop {
+            sleep(self.options.age_max).await;
+            let mut last_try = self.asking.lock().await;
+            self.refresh(&mut last_try).await;
         }
+    }
+
+    fn known_mut(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn lookup<F>(&self, name: &str, find: F) -> Result<ResourceInfo, DiscoveryError>
     where
         F: Fn(&ResourceIndex) -> Result<&ResourceInfo, NoMatch>,
     {
-        let mut state = self.state.lock().await;
-        let fresh =
-            |state: &State| state.index.as_ref().is_some_and(|(_, fetched)| fetched.elapsed() < self.options.age_max);
-        let known = state.index.as_ref().is_some_and(|(index, _)| find(index).is_ok());
-        if !(known && fresh(&state)) {
-            self.refresh(&mut state).await;
+        let known = || self.known_mut().clone();
+        let answers = |known: &Known| !known.doubted && known.index.as_ref().is_some_and(|index| find(index).is_ok());
+        let mut last_try = None;
+        if !answers(&known()) {
+            let mut asking = self.asking.lock().await;
+            // Whoever held the lock may have learnt it.
+            if !answers(&known()) {
+                self.refresh(&mut asking).await;
+            }
+            last_try = asking.clone();
         }
-        let Some((index, _)) = &state.index else {
-            return Err(match &state.last_try {
-                Some((_, Err(error))) => error.clone().into(),
+        let Some(index) = known().index else {
+            return Err(match last_try {
+                Some((_, Err(error))) => error.into(),
                 _ => UpstreamError::invalid("discovery gave no answer").into(),
             });
         };
-        match (find(index), &state.last_try) {
+        match (find(&index), last_try) {
             (Ok(info), _) if info.is_watchable() => Ok(info.clone()),
             (Ok(info), _) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
             // An old index cannot tell that there is no such resource.
-            (Err(_), Some((_, Err(error)))) => Err(error.clone().into()),
+            (Err(_), Some((_, Err(error)))) => Err(error.into()),
             (Err(no_match), _) => Err(match no_match.failed.into_iter().next() {
                 Some(failed) if no_match.suggestion.is_none() => {
                     DiscoveryError::GroupUnavailable { name: name.to_owned(), failed }
@@ -158,19 +180,19 @@ impl Discovery {
         }
     }
 
-    async fn refresh(&self, state: &mut State) {
-        let too_soon = |(last, result): &(Instant, Result<(), UpstreamError>)| {
+    async fn refresh(&self, last_try: &mut Option<LastTry>) {
+        let too_soon = |(last, result): &LastTry| {
             let asked = result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
             last.elapsed() < self.options.refresh_interval_min.max(asked)
         };
-        if state.last_try.as_ref().is_some_and(too_soon) {
+        if last_try.as_ref().is_some_and(too_soon) {
             return;
         }
         let result = self.fetch().await;
-        let now = Instant::now();
-        state.last_try = Some((now, result.as_ref().map(|_| ()).map_err(Clone::clone)));
+        *last_try = Some((Instant::now(), result.as_ref().map(|_| ()).map_err(Clone::clone)));
         match result {
-            Ok(index) => state.index = Some((Arc::new(index), now)),
+            Ok(index) => *self.known_mut() = Known { index: Some(Arc::new(index)), doubted: false },
+            // What is known stays, for the case that it is all there is.
             Err(error) => tracing::debug!(%error, "discovery failed"),
         }
     }
@@ -360,160 +382,4 @@ struct SelectableField {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    };
-
-    use bytes::Bytes;
-    use http_body_util::{BodyExt, Full};
-    use serde_json::{Value, json};
-    use tower::{BoxError, service_fn, util::BoxCloneSyncService};
-
-    use super::*;
-    use crate::upstream::client::UpstreamOptions;
-
-    /// A server that answers by path from a map that the test may change, and counts requests for `/apis`.
-    #[derive(Clone, Default)]
-    struct Server {
-        documents: Arc<Mutex<std::collections::BTreeMap<String, Value>>>,
-        asked: Arc<AtomicUsize>,
-    }
-
-    impl Server {
-        fn set(&self, path: &str, document: Value) {
-            self.documents.lock().unwrap().insert(path.to_owned(), document);
-        }
-
-        fn upstream(&self) -> Upstream {
-            let server = self.clone();
-            let service = service_fn(move |request: http::Request<Bytes>| {
-                let path = request.uri().path().to_owned();
-                server.asked.fetch_add(usize::from(path == "/apis"), Ordering::Relaxed);
-                let document = server.documents.lock().unwrap().get(&path).cloned();
-                let code = match &document {
-                    None => 404,
-                    Some(Value::Number(code)) => code.as_u64().unwrap() as u16,
-                    Some(_) => 200,
-                };
-                let body = Full::new(Bytes::from(document.unwrap_or_default().to_string()))
-                    .map_err(BoxError::from)
-                    .boxed_unsync();
-                async move { Ok::<_, BoxError>(http::Response::builder().status(code).body(body).unwrap()) }
-            });
-            Upstream::from_service(
-                BoxCloneSyncService::new(service),
-                &http::Uri::from_static("http://sim"),
-                UpstreamOptions::default(),
-            )
-        }
-
-        fn discovery(&self) -> Discovery {
-            Discovery::new(self.upstream(), DiscoveryOptions::default())
-        }
-    }
-
-    fn aggregated(group: &str, resources: &[&str]) -> Value {
-        let resources: Vec<Value> = resources
-            .iter()
-            .map(|name| json!({"resource": name, "responseKind": {"kind": name}, "scope": "Namespaced", "verbs": ["list", "watch"]}))
-            .collect();
-        json!({"kind": "APIGroupDiscoveryList", "items": [{"metadata": {"name": group}, "versions": [{"version": "v1", "resources": resources}]}]})
-    }
-
-    fn server() -> Server {
-        let server = Server::default();
-        server.set("/api", aggregated("", &["pods"]));
-        server.set("/apis", aggregated("example.com", &[]));
-        server
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_resource_made_while_running_is_found_and_a_misspelt_one_does_not_flood() {
-        let server = server();
-        let discovery = server.discovery();
-        assert!(discovery.resolve("pods").await.is_ok());
-        for _ in 0..100 {
-            let error = discovery.resolve("widgets").await.unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                "the apiserver has no resource \"widgets\"; `kubectl api-resources` lists all"
-            );
-        }
-        assert_eq!(server.asked.load(Ordering::Relaxed), 1);
-        server.set("/apis", aggregated("example.com", &["widgets"]));
-        tokio::time::advance(Duration::from_secs(2)).await;
-        assert_eq!(discovery.resolve("widgets").await.unwrap().gvr.group, "example.com");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_resource_that_went_is_known_until_it_is_said_to_be_gone() {
-        let server = server();
-        let discovery = server.discovery();
-        assert!(discovery.resolve("pods").await.is_ok());
-        server.set("/api", aggregated("", &[]));
-        tokio::time::advance(Duration::from_secs(5)).await;
-        assert!(discovery.resolve("pods").await.is_ok());
-        discovery.invalidate().await;
-        assert!(matches!(discovery.resolve("pods").await, Err(DiscoveryError::UnknownResource { .. })));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_apiserver_that_is_down_leaves_what_is_known_and_says_why_it_knows_no_more() {
-        let server = server();
-        let discovery = server.discovery();
-        assert!(discovery.resolve("pods").await.is_ok());
-        server.set("/api", json!(503));
-        tokio::time::advance(Duration::from_secs(3600)).await;
-        assert!(discovery.resolve("pods").await.is_ok());
-        assert!(matches!(
-            discovery.resolve("nodes").await,
-            Err(DiscoveryError::Upstream(UpstreamError::Server { code: 503, .. }))
-        ));
-    }
-
-    #[tokio::test]
-    async fn a_legacy_server_is_understood_and_one_broken_group_hides_no_other() {
-        let server = Server::default();
-        let resources = |name: &str| json!({"resources": [{"name": name, "kind": name, "namespaced": true, "verbs": ["list", "watch"]}]});
-        server.set("/api", json!({"kind": "APIVersions", "versions": ["v1"]}));
-        server.set("/api/v1", resources("pods"));
-        server.set(
-            "/apis",
-            json!({"kind": "APIGroupList", "groups": [
-                {"name": "metrics.k8s.io", "versions": [{"groupVersion": "metrics.k8s.io/v1beta1", "version": "v1beta1"}]},
-                {"name": "example.com", "versions": [{"version": "v1"}, {"version": "v2"}], "preferredVersion": {"version": "v2"}},
-            ]}),
-        );
-        server.set("/apis/metrics.k8s.io/v1beta1", json!(503));
-        server.set("/apis/example.com/v1", resources("widgets"));
-        server.set("/apis/example.com/v2", resources("widgets"));
-        let discovery = server.discovery();
-        assert_eq!(discovery.resolve("widgets").await.unwrap().gvr.version, "v2");
-        assert!(discovery.resolve("pods").await.is_ok());
-        let error = discovery.resolve("nodes.metrics.k8s.io").await.unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .starts_with("the resource \"nodes.metrics.k8s.io\" is not known: API group metrics.k8s.io/v1beta1"),
-            "{error}"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_changed_schema_changes_the_fingerprint_and_what_is_forbidden_is_none() {
-        let server = server();
-        let discovery = server.discovery();
-        assert_eq!(discovery.schema_fingerprint("", "v1").await.unwrap(), SchemaFingerprint::default());
-        server.set("/version", json!({"gitVersion": "v1.35.4"}));
-        let schemas = |hash: &str| json!({"paths": {"apis/example.com/v1": {"serverRelativeURL": format!("/openapi/v3/apis/example.com/v1?hash={hash}")}}});
-        server.set("/openapi/v3", schemas("A1"));
-        let first = discovery.schema_fingerprint("example.com", "v1").await.unwrap();
-        assert_eq!((first.server_version.as_deref(), first.schema_hash.as_deref()), (Some("v1.35.4"), Some("A1")));
-        server.set("/openapi/v3", schemas("B2"));
-        assert_ne!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first);
-        server.set("/openapi/v3", json!(500));
-        assert!(discovery.schema_fingerprint("example.com", "v1").await.is_err());
-    }
-}
+mod tests;

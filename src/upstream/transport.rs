@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use kube_client::{
     Config,
     client::{AuthError, ConfigExt},
+    config::KubeconfigError,
 };
 use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
@@ -91,7 +92,8 @@ fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
 fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<reqwest::Client, String> {
     let mut tls = config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
-        other => root_cause(other),
+        // The cause alone would not name the file.
+        other => find::<KubeconfigError>(other).map_or_else(|| root_cause(other), ToString::to_string),
     })?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = reqwest::Client::builder()

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod bad_input;
+mod command_line;
 mod conformance;
+mod credentials;
 mod demo;
 mod deploy;
 mod equivalence;
@@ -12,17 +15,22 @@ mod failures;
 mod harness;
 mod harness_works;
 mod memory;
+mod metrics;
 mod on_demand;
 mod resume;
 mod scopes;
+mod serve;
 mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        bad_input::TESTS,
+        command_line::TESTS,
         conformance::REAL,
         conformance::SIMULATED,
         conformance::faults::TESTS,
         demo::TESTS,
+        credentials::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,
@@ -30,9 +38,11 @@ fn main() -> std::process::ExitCode {
         harness::process::TESTS,
         harness_works::TESTS,
         memory::TESTS,
+        metrics::TESTS,
         on_demand::TESTS,
         resume::TESTS,
         scopes::TESTS,
+        serve::TESTS,
         upstream_faults::TESTS,
     ])
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, SimResource, Status, Verb};
+use kubefan::sim::apiserver::{Fault, FaultRule, SimResource, Status, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
         a_broken_event_is_listed_over, a_line_that_is_no_event_is_asked_for_again, bookmarks_move_the_version,
         no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, an_empty_page_is_no_restart,
-        a_429_stops_discovery_too;
+        a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
 };
 
 const LEAST_WAIT: Duration = Duration::from_millis(800);
@@ -667,14 +667,27 @@ async fn a_429_stops_discovery_too() {
     let setup = Setup::of(&["pods"]);
     let rig = Rig::start(setup.sim(), setup);
     let busy = Fault::TooManyRequests { retry_after_seconds: 25 };
-    rig.sim.set_fault(kubefan::sim::apiserver::FaultRule {
-        fault: busy,
-        verb: Some(Verb::Discovery),
-        resource: None,
-        requests: 2,
-    });
+    rig.sim.set_fault(FaultRule { fault: busy, verb: Some(Verb::Discovery), resource: None, requests: 2 });
     rig.ready().await;
     let asked = rig.network.asked("/api");
     assert_eq!(asked.len(), 3, "{asked:?}");
     at_least(&asked, Duration::from_secs(25), "discovery");
+}
+
+async fn what_is_cached_is_found_while_upstream_is_silent() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    for name in ["pods", "po", "Pod"] {
+        rig.watch_all(name).await;
+    }
+    // Long enough for discovery to be asked again.
+    sleep(Duration::from_secs(3600)).await;
+    let silence = |verb| FaultRule { fault: Fault::Silence, verb: Some(verb), resource: None, requests: 1000 };
+    rig.sim.set_fault(silence(Verb::Discovery));
+    rig.sim.set_fault(silence(Verb::Watch));
+    rig.sim.drop_connections();
+    for name in ["pods", "po", "Pod", "pods"] {
+        let begun = Instant::now();
+        rig.watch_all(name).await;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{name} is found after {:?}", begun.elapsed());
+    }
 }

@@ -31,19 +31,26 @@ impl Kubefan {
 
     /// Starts kubefan with any kubeconfig and waits until it listens.
     pub(crate) async fn spawn(kubeconfig: &Path, args: &[&str]) -> Kubefan {
+        Kubefan::spawn_at(kubeconfig, "127.0.0.1:0", args).await
+    }
+
+    /// The same with the data port at a place of the test's choice. On a Unix socket the value has no `grpc_addr` to connect to.
+    pub(crate) async fn spawn_at(kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
         command
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--kubeconfig"])
+            .args(["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--kubeconfig"])
             .arg(kubeconfig)
             .args(args);
         let mut process = Process::spawn("kubefan", &mut command, &log);
         let outcome = wait::try_until(wait::SOON, || {
             let printed = process.log();
             let address = |what| printed.lines().find_map(|line| line.strip_prefix(what)?.trim().parse().ok());
-            let listening = address("kubefan: serving gRPC on ").zip(address("kubefan: serving admin on ")).map(Ok);
+            let unix = || printed.contains("serving gRPC on unix:").then(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+            let data = address("kubefan: serving gRPC on ").or_else(unix);
+            let listening = data.zip(address("kubefan: serving admin on ")).map(Ok);
             let ended = process.exited().map(|status| Err(format!("ended with {status}")));
             async { listening.or(ended) }
         })
@@ -74,11 +81,41 @@ impl Kubefan {
     }
 }
 
+/// How a command ended, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// The exit code; `None` after a signal.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs the kubefan binary to its end, in an environment without a kubeconfig or any of kubefan's own variables.
+pub(crate) async fn run(args: &[&str]) -> Ran {
+    run_with(args, |_| {}).await
+}
+
+/// The same with a last word on how it is started.
+pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::process::Command)) -> Ran {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
+    prepare(&mut command);
+    let output = tokio::time::timeout(READY_AT_MOST, command.output());
+    let output = output.await.unwrap_or_else(|_| panic!("kubefan {} does not end", args.join(" ")));
+    let output = output.expect("kubefan starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
+    assert!(!ran.stderr.contains("panicked"), "kubefan {}: {ran:?}", args.join(" "));
+    ran
+}
+
 const READY_AT_MOST: Duration = Duration::from_secs(60);
 
 impl Drop for Kubefan {
     fn drop(&mut self) {
         self.process.kill9();
+        let panicked = self.process.log().contains("panicked");
+        assert!(!panicked || std::thread::panicking(), "kubefan panicked:\n{}", self.process.log());
         if std::thread::panicking() {
             // Part of the failure's report.
             eprintln!("kubefan printed:\n{}", self.process.log());

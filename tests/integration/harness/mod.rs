@@ -25,11 +25,12 @@ pub(crate) mod link;
 pub(crate) mod load;
 pub(crate) mod network;
 pub(crate) mod objects;
-mod pki;
+pub(crate) mod pki;
 pub(crate) mod process;
 pub(crate) mod record;
 mod rest;
 pub(crate) mod rig;
+pub(crate) mod simulated;
 pub(crate) mod wait;
 
 /// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.

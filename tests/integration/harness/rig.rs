@@ -187,10 +187,19 @@ impl Rig {
 
     /// Starts a watch as a subscriber does.
     pub(crate) async fn watch(&self, target: Target, resource_version: &str) -> Result<Watch, Status> {
+        self.open(target, resource_version, 0).await
+    }
+
+    /// Starts a watch that ends after so many seconds.
+    pub(crate) async fn watch_for(&self, target: Target, timeout_seconds: i64) -> Watch {
+        self.open(target, "", timeout_seconds).await.unwrap()
+    }
+
+    async fn open(&self, target: Target, resource_version: &str, timeout_seconds: i64) -> Result<Watch, Status> {
         let request = WatchRequest {
             target: Some(target),
             resource_version: resource_version.to_owned(),
-            timeout_seconds: 0,
+            timeout_seconds,
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
         };
         let frames = self.service.watch(Request::new(request)).await?.into_inner();

@@ -1,0 +1,150 @@
+//! Discovery against a server that answers by path from a map.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+use super::*;
+use crate::upstream::client::UpstreamOptions;
+
+/// A server that answers by path from a map that the test may change, and counts requests for `/apis`.
+#[derive(Clone, Default)]
+struct Server {
+    documents: Arc<Mutex<std::collections::BTreeMap<String, Value>>>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Server {
+    fn set(&self, path: &str, document: Value) {
+        self.documents.lock().unwrap().insert(path.to_owned(), document);
+    }
+
+    fn upstream(&self) -> Upstream {
+        let server = self.clone();
+        let service = service_fn(move |request: http::Request<Bytes>| {
+            let path = request.uri().path().to_owned();
+            server.asked.fetch_add(usize::from(path == "/apis"), Ordering::Relaxed);
+            let document = server.documents.lock().unwrap().get(&path).cloned();
+            let code = match &document {
+                None => 404,
+                Some(Value::Number(code)) => code.as_u64().unwrap() as u16,
+                Some(_) => 200,
+            };
+            let body =
+                Full::new(Bytes::from(document.unwrap_or_default().to_string())).map_err(BoxError::from).boxed_unsync();
+            async move { Ok::<_, BoxError>(http::Response::builder().status(code).body(body).unwrap()) }
+        });
+        Upstream::from_service(
+            BoxCloneSyncService::new(service),
+            &http::Uri::from_static("http://sim"),
+            UpstreamOptions::default(),
+        )
+    }
+
+    fn discovery(&self) -> Discovery {
+        Discovery::new(self.upstream(), DiscoveryOptions::default())
+    }
+}
+
+fn aggregated(group: &str, resources: &[&str]) -> Value {
+    let resources: Vec<Value> = resources
+        .iter()
+        .map(|name| json!({"resource": name, "responseKind": {"kind": name}, "scope": "Namespaced", "verbs": ["list", "watch"]}))
+        .collect();
+    json!({"kind": "APIGroupDiscoveryList", "items": [{"metadata": {"name": group}, "versions": [{"version": "v1", "resources": resources}]}]})
+}
+
+fn server() -> Server {
+    let server = Server::default();
+    server.set("/api", aggregated("", &["pods"]));
+    server.set("/apis", aggregated("example.com", &[]));
+    server
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_made_while_running_is_found_and_a_misspelt_one_does_not_flood() {
+    let server = server();
+    let discovery = server.discovery();
+    assert!(discovery.resolve("pods").await.is_ok());
+    for _ in 0..100 {
+        let error = discovery.resolve("widgets").await.unwrap_err();
+        assert_eq!(error.to_string(), "the apiserver has no resource \"widgets\"; `kubectl api-resources` lists all");
+    }
+    assert_eq!(server.asked.load(Ordering::Relaxed), 1);
+    server.set("/apis", aggregated("example.com", &["widgets"]));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert_eq!(discovery.resolve("widgets").await.unwrap().gvr.group, "example.com");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_went_is_known_until_it_is_said_to_be_gone() {
+    let server = server();
+    let discovery = server.discovery();
+    assert!(discovery.resolve("pods").await.is_ok());
+    server.set("/api", aggregated("", &[]));
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert!(discovery.resolve("pods").await.is_ok());
+    discovery.doubt();
+    assert!(matches!(discovery.resolve("pods").await, Err(DiscoveryError::UnknownResource { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_apiserver_that_is_down_leaves_what_is_known_and_says_why_it_knows_no_more() {
+    let server = server();
+    let discovery = server.discovery();
+    assert!(discovery.resolve("pods").await.is_ok());
+    server.set("/api", json!(503));
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert!(discovery.resolve("pods").await.is_ok());
+    assert!(matches!(
+        discovery.resolve("nodes").await,
+        Err(DiscoveryError::Upstream(UpstreamError::Server { code: 503, .. }))
+    ));
+}
+
+#[tokio::test]
+async fn a_legacy_server_is_understood_and_one_broken_group_hides_no_other() {
+    let server = Server::default();
+    let resources = |name: &str| json!({"resources": [{"name": name, "kind": name, "namespaced": true, "verbs": ["list", "watch"]}]});
+    server.set("/api", json!({"kind": "APIVersions", "versions": ["v1"]}));
+    server.set("/api/v1", resources("pods"));
+    server.set(
+        "/apis",
+        json!({"kind": "APIGroupList", "groups": [
+            {"name": "metrics.k8s.io", "versions": [{"groupVersion": "metrics.k8s.io/v1beta1", "version": "v1beta1"}]},
+            {"name": "example.com", "versions": [{"version": "v1"}, {"version": "v2"}], "preferredVersion": {"version": "v2"}},
+        ]}),
+    );
+    server.set("/apis/metrics.k8s.io/v1beta1", json!(503));
+    server.set("/apis/example.com/v1", resources("widgets"));
+    server.set("/apis/example.com/v2", resources("widgets"));
+    let discovery = server.discovery();
+    assert_eq!(discovery.resolve("widgets").await.unwrap().gvr.version, "v2");
+    assert!(discovery.resolve("pods").await.is_ok());
+    let error = discovery.resolve("nodes.metrics.k8s.io").await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("the resource \"nodes.metrics.k8s.io\" is not known: API group metrics.k8s.io/v1beta1"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_changed_schema_changes_the_fingerprint_and_what_is_forbidden_is_none() {
+    let server = server();
+    let discovery = server.discovery();
+    assert_eq!(discovery.schema_fingerprint("", "v1").await.unwrap(), SchemaFingerprint::default());
+    server.set("/version", json!({"gitVersion": "v1.35.4"}));
+    let schemas = |hash: &str| json!({"paths": {"apis/example.com/v1": {"serverRelativeURL": format!("/openapi/v3/apis/example.com/v1?hash={hash}")}}});
+    server.set("/openapi/v3", schemas("A1"));
+    let first = discovery.schema_fingerprint("example.com", "v1").await.unwrap();
+    assert_eq!((first.server_version.as_deref(), first.schema_hash.as_deref()), (Some("v1.35.4"), Some("A1")));
+    server.set("/openapi/v3", schemas("B2"));
+    assert_ne!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first);
+    server.set("/openapi/v3", json!(500));
+    assert!(discovery.schema_fingerprint("example.com", "v1").await.is_err());
+}

@@ -1,0 +1,676 @@
+//! What bad input gets: one clear line that names the thing and the way out, the right code, no panic, and nothing else disturbed.
+//! Everything here goes through the real binary; every kubefan of the harness is checked for panics when it ends.
+
+use std::{net::SocketAddr, time::Duration};
+
+use kubefan::{
+    proto::v1alpha1::{
+        GetRequest, ListRequest, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
+    },
+    sim::apiserver::SimOptions,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tonic::{Code, Request, Status, transport::Channel};
+use tonic_types::StatusExt;
+
+use crate::harness::{
+    Test,
+    kubefan::{Kubefan, Ran, run, run_with},
+    record::{Query, Watch, connect},
+    rig::target,
+    simulated::{Simulated, kubeconfig},
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    local: flags_that_cannot_be_meant_are_one_line, a_configuration_file_that_cannot_be_meant_is_one_line,
+        a_kubeconfig_that_cannot_be_used_is_named, an_address_in_use_is_named_with_its_flag,
+        a_required_apiserver_that_cannot_be_used_ends_the_start, an_apiserver_that_is_away_is_waited_for_and_told,
+        an_apiserver_that_does_not_know_us_is_told_without_the_secret, certificates_that_cannot_be_used_are_named,
+        unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
+        bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused,
+        a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused,
+        an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said,
+        the_admin_port_takes_no_nonsense;
+};
+
+/// One line on stderr with all of these, and that exit code.
+fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
+    assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
+    assert_eq!(ran.stdout, "", "{what}: errors are no output");
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "{what}: one line: {}", ran.stderr);
+    for part in has {
+        assert!(ran.stderr.contains(part), "{what}: {part:?} is not in {}", ran.stderr);
+    }
+    assert!(!ran.stderr.trim_end().contains(|c: char| c.is_control()), "{what}: {:?}", ran.stderr);
+    assert!(ran.stderr.len() < 1000, "{what}: {}", ran.stderr);
+}
+
+async fn flags_that_cannot_be_meant_are_one_line() {
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["--tls-cert-file", "x.pem"], &["--tls-cert-file needs --tls-private-key-file"]),
+        (&["--listen", "127.0.0.1:7444", "--resource=pods"], &["--listen and --admin-listen are both 127.0.0.1:7444"]),
+        (&["--listen", "0.0.0.0:0", "--resource=pods"], &["--listen 0.0.0.0:0", "--insecure", "127.0.0.1"]),
+        (&["--on-demand=false"], &["--resource", "--on-demand"]),
+        (
+            &["--on-demand=false", "--resource=pods", "--on-demand-bytes-max=1Gi"],
+            &["--on-demand-bytes-max", "--on-demand"],
+        ),
+        (&["--resource", "../secrets"], &["--resource", "\"../secrets\""]),
+        (&["--resource", "pods\x1b[31m"], &["--resource", r"pods\u{1b}[31m"]),
+        (&["--namespace", "a/../b"], &["--namespace", "\"a/../b\""]),
+        (&["--resource", "pods", "--resource", "Pods"], &["--resource \"Pods\"", "twice"]),
+        (&["--upstream-field-selector", "spec.nodeName"], &["--upstream-field-selector", "spec.nodeName=node-1"]),
+    ];
+    for (args, has) in cases {
+        let ran = run(&[&["serve"], args].concat()).await;
+        assert_line(&args.join(" "), &ran, 1, has);
+    }
+    // What the command line's grammar refuses also shows the usage.
+    let cases: [(&[&str], &str); 7] = [
+        (&["--drain-timeout=-5s"], "--drain-timeout"),
+        (&["--drain-timeout", "soon"], "soon"),
+        (&["--ring-bytes-max", "64 elephants"], "64 elephants"),
+        (&["--listen", "nowhere"], "\"nowhere\" is no address to listen on"),
+        (&["--page-size", "many"], "--page-size"),
+        (&["--watch-list", "sometimes"], "[possible values: auto, never]"),
+        (&["--no-such-flag"], "--no-such-flag"),
+    ];
+    for (args, has) in cases {
+        let ran = run(&[&["serve"], args].concat()).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}: {ran:?}");
+        assert!(ran.stderr.contains(has), "{args:?}: {}", ran.stderr);
+    }
+}
+
+async fn a_configuration_file_that_cannot_be_meant_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("kubefan.yaml");
+    let path = file.to_str().unwrap();
+    let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
+    let cases = [
+        (format!("{head}resource: [pods]\n"), "line 3: unknown key \"resource\"; did you mean \"resources\"?"),
+        (format!("{head}pageSize: 0\n"), "--page-size"),
+        (format!("{head}pageSize: [1]\n"), "line 3"),
+        (format!("{head}ringAgeMax: soon\n"), "\"soon\" is no duration"),
+        (format!("{head}resources: [pods\n"), "line "),
+        ("resources: [pods]\n".to_owned(), "apiVersion is missing"),
+        ("apiVersion: v1\nkind: Config\n".to_owned(), "kubefan.dev/v1alpha1"),
+        ("\0\u{1}\u{2}".to_owned(), "kubefan.yaml"),
+        (format!("{head}{}", "a: ".repeat(50_000)), "kubefan.yaml"),
+        (format!("{head}{}", "[".repeat(50_000)), "kubefan.yaml"),
+        (format!("{head}a: &a [x]\nb: *nope\n"), "kubefan.yaml"),
+        ("x".repeat(2 << 20), "longer than"),
+    ];
+    for (text, has) in cases {
+        std::fs::write(&file, &text).unwrap();
+        let what: String = text.chars().take(120).collect();
+        assert_line(
+            &what,
+            &run(&["serve", "--config", path]).await,
+            1,
+            &[path, has].map(|part| part)[usize::from(has.starts_with("--"))..],
+        );
+    }
+    let missing = run(&["serve", "--config", "/does/not/exist.yaml"]).await;
+    assert_line("missing", &missing, 1, &["/does/not/exist.yaml", "No such file"]);
+    let directory = run(&["serve", "--config", dir.path().to_str().unwrap()]).await;
+    assert_line("a directory", &directory, 1, &["directory"]);
+}
+
+async fn a_kubeconfig_that_cannot_be_used_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config");
+    let path = file.to_str().unwrap();
+    let ran = run(&["serve", "--resource=pods"]).await;
+    assert_line(
+        "none",
+        &ran,
+        1,
+        &["no kubeconfig found at /nonexistent/.kube/config", "--kubeconfig FILE", "KUBECONFIG"],
+    );
+    let ran = run(&["serve", "--kubeconfig", "/does/not/exist"]).await;
+    assert_line("missing", &ran, 1, &["/does/not/exist", "No such file"]);
+    let ran = run_with(&["serve"], |command| {
+        command.env("KUBECONFIG", "/does/not/exist/either");
+    })
+    .await;
+    assert_line("missing by environment", &ran, 1, &["/does/not/exist/either"]);
+    let ran = run(&["serve", "--kubeconfig", dir.path().to_str().unwrap()]).await;
+    assert_line("a directory", &ran, 1, &[dir.path().to_str().unwrap(), "directory"]);
+
+    let good = "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+                contexts: [{name: a, context: {cluster: c, user: u}}, {name: b, context: {cluster: gone, user: u}}]\n\
+                users: [{name: u, user: {token: very-secret}}]\n";
+    let cases: [(String, &[&str], &[&str]); 8] = [
+        ("{".to_owned(), &[], &["bad YAML"]),
+        (good.replace("very-secret}", "very-secret"), &[], &["bad YAML at line"]),
+        (String::new(), &[], &["no current-context", "--context"]),
+        (good.to_owned(), &["--context", "prod"], &["no context \"prod\"", "a, b"]),
+        (good.to_owned(), &["--context", "b"], &["\"gone\""]),
+        (good.replace("http://127.0.0.1:1", "not a url"), &[], &["cluster url"]),
+        (
+            good.replace("token: very-secret", "tokenFile: /no/such/token, client-certificate: /no/such.pem"),
+            &["--require-upstream"],
+            &["/no/such"],
+        ),
+        (
+            good.replace(
+                "token: very-secret",
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: /no/such/plugin, interactiveMode: Never}",
+            ),
+            &["--require-upstream"],
+            &["plugin"],
+        ),
+    ];
+    for (text, args, has) in cases {
+        std::fs::write(&file, &text).unwrap();
+        let args =
+            [&["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig", path], args].concat();
+        let ran = run(&args).await;
+        assert_line(&text, &ran, 1, has);
+        assert!(!ran.stderr.contains("very-secret"), "{}", ran.stderr);
+    }
+}
+
+async fn an_address_in_use_is_named_with_its_flag() {
+    let simulated = Simulated::start().await;
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let kubeconfig = simulated.kubeconfig();
+    let serve = ["serve", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let ran = run(&[&serve[..], &["--listen", &address, "--admin-listen", "127.0.0.1:0"]].concat()).await;
+    assert_line("the data port", &ran, 1, &[&format!("cannot listen on {address} (--listen)"), "port 0"]);
+    let ran = run(&[&serve[..], &["--listen", "127.0.0.1:0", "--admin-listen", &address]].concat()).await;
+    assert_line("the admin port", &ran, 1, &[&format!("cannot listen on {address} (--admin-listen)")]);
+
+    let socket = format!("unix:{}", simulated.dir.path().join("socket").display());
+    let first = simulated.kubefan_at(&socket).await;
+    let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
+    assert_line("a socket", &ran, 1, &[&socket, "another process has it"]);
+    drop(first);
+    // The one that was killed has left its socket behind, which is nobody's now.
+    simulated.kubefan_at(&socket).await;
+    let ran =
+        run(&[&serve[..], &["--listen", "unix:/no/such/directory/socket", "--admin-listen", "127.0.0.1:0"]].concat())
+            .await;
+    assert_line("no directory", &ran, 1, &["unix:/no/such/directory/socket"]);
+}
+
+async fn a_required_apiserver_that_cannot_be_used_ends_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    // Bound and dropped: nobody listens there.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
+    let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
+    let ran = run(&[&serve[..], &[away.to_str().unwrap()]].concat()).await;
+    assert_line("unreachable", &ran, 1, &[&closed.to_string(), "refused", "--require-upstream"]);
+
+    let strict = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
+    let wrong = strict.kubeconfig_for("{ token: wrong-and-secret }");
+    let ran = run(&[&serve[..], &[wrong.to_str().unwrap()]].concat()).await;
+    assert_line("unauthorized", &ran, 1, &["401", "--require-upstream"]);
+    assert!(!ran.stderr.contains("wrong-and-secret"));
+
+    let nonsense = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = nonsense.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = nonsense.accept().await {
+            let _ = stream.write_all(b"220 mail.example ESMTP\r\n").await;
+        }
+    });
+    let mail = kubeconfig(&dir, &format!("http://{address}"), "{}");
+    let ran = run(&[&serve[..], &[mail.to_str().unwrap()]].concat()).await;
+    assert_line("no apiserver", &ran, 1, &["--require-upstream"]);
+}
+
+async fn an_apiserver_that_is_away_is_waited_for_and_told() {
+    let mut simulated = Simulated::start().await;
+    simulated.stop().await;
+    let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=pods"]).await;
+    let (code, text) = wait::until("the reason", wait::SOON, || async {
+        kubefan.admin("/readyz?verbose").await.filter(|(_, text)| text.contains("cannot reach"))
+    })
+    .await;
+    assert_eq!(code, 503);
+    let line = text.lines().next().unwrap();
+    assert!(line.starts_with("[-]pods syncing: ") && line.contains(&simulated.addr.to_string()), "{text}");
+    assert!(kubefan.admin("/livez").await.unwrap().0.is_success(), "alive all the same");
+    let status = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.get_details_retry_info().is_some() && status.message().contains("cannot reach"), "{status}");
+    simulated.resume().await;
+    kubefan.ready().await;
+    good(&simulated, &kubefan).await;
+}
+
+async fn an_apiserver_that_does_not_know_us_is_told_without_the_secret() {
+    let strict = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
+    let kubefan = Kubefan::spawn(&strict.kubeconfig_for("{ token: wrong-and-secret }"), &["--resource=pods"]).await;
+    let (code, text) = wait::until("the reason", wait::SOON, || async {
+        kubefan.admin("/readyz?verbose").await.filter(|(_, text)| text.contains("401"))
+    })
+    .await;
+    assert_eq!(code, 503);
+    assert!(text.contains("does not accept kubefan's credentials"), "{text}");
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let (_, page) = kubefan.admin("/").await.unwrap();
+    let said = [text, metrics, page, kubefan.process.log()].concat();
+    assert!(!said.contains("wrong-and-secret"), "{said}");
+}
+
+async fn certificates_that_cannot_be_used_are_named() {
+    let simulated = Simulated::start().await;
+    let kubeconfig = simulated.kubeconfig();
+    let nonsense = simulated.dir.path().join("nonsense.pem");
+    std::fs::write(&nonsense, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    let nonsense = nonsense.to_str().unwrap();
+    let serve =
+        ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    for file in [nonsense, "/does/not/exist.pem"] {
+        let ran = run(&[&serve[..], &["--tls-cert-file", file, "--tls-private-key-file", file]].concat()).await;
+        assert_line(file, &ran, 1, &["--tls-cert-file", file]);
+    }
+}
+
+/// A subscriber that must not notice anything.
+struct Good {
+    watch: Watch,
+    writes: u32,
+}
+
+impl Good {
+    async fn of(kubefan: &Kubefan) -> Good {
+        let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
+        watch.until_resumable().await;
+        Good { watch, writes: 0 }
+    }
+
+    /// Checks that it goes on.
+    async fn goes_on(&mut self, simulated: &Simulated) {
+        self.writes += 1;
+        let version = simulated.stage("a", &format!("s{}", self.writes));
+        self.watch.until(version).await;
+        assert_eq!(self.watch.events.len() as u32, self.writes, "nothing lost, nothing repeated");
+    }
+}
+
+async fn good(simulated: &Simulated, kubefan: &Kubefan) {
+    Good::of(kubefan).await.goes_on(simulated).await;
+}
+
+/// kubefan with pods, a subscriber, and a client for the bad requests.
+async fn disturbed() -> (Simulated, Kubefan, Good, WatchServiceClient<Channel>) {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let good = Good::of(&kubefan).await;
+    let client = connect(kubefan.grpc_addr).await;
+    (simulated, kubefan, good, client)
+}
+
+/// A refusal: its code, the field at fault, and a reason in every case.
+fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &str) {
+    assert_eq!(status.code(), code, "{what}: {status:?}");
+    assert!(status.message().contains(has), "{what}: {has:?} is not in {}", status.message());
+    assert!(!status.message().contains(|c: char| c.is_control()), "{what}: one line: {:?}", status.message());
+    let info = status.get_details_error_info().unwrap_or_else(|| panic!("{what}: no ErrorInfo"));
+    assert_eq!(info.domain, "kubefan.dev", "{what}");
+    assert!(!info.reason.is_empty(), "{what}");
+    let named = status.get_details_bad_request().map(|bad| bad.field_violations[0].field.clone()).unwrap_or_default();
+    assert_eq!(named, field, "{what}: the field at fault");
+}
+
+async fn watch_error(client: &mut WatchServiceClient<Channel>, request: WatchRequest) -> Status {
+    match client.watch(request).await {
+        Err(status) => status,
+        Ok(response) => panic!("it is served: {:?}", response.into_inner().message().await),
+    }
+}
+
+fn watch_of(target: Target) -> WatchRequest {
+    WatchRequest { target: Some(target), ..WatchRequest::default() }
+}
+
+async fn unknown_resources_are_refused_with_a_suggestion() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let cases = [
+        ("podz", "did you mean \"pods\"?"),
+        ("deploymnets", "did you mean \"deployments.apps\"?"),
+        ("xyzzy", "kubectl api-resources"),
+    ];
+    for (name, has) in cases {
+        let status = watch_error(&mut client, watch_of(target(name))).await;
+        assert_refused(name, &status, Code::NotFound, "", has);
+        assert!(status.message().contains(&format!("{name:?}")), "{status}");
+    }
+    let other_group = Target { group: "apps".into(), version: "v1".into(), ..target("pods") };
+    let status = watch_error(&mut client, watch_of(other_group)).await;
+    assert_refused("another group", &status, Code::NotFound, "", "pods.v1.apps");
+    assert_refused(
+        "none",
+        &watch_error(&mut client, watch_of(target(""))).await,
+        Code::InvalidArgument,
+        "target.resource",
+        "required",
+    );
+    let nothing = watch_error(&mut client, WatchRequest::default()).await;
+    assert_refused("no target", &nothing, Code::InvalidArgument, "target.resource", "required");
+    good.goes_on(&simulated).await;
+}
+
+async fn bad_selectors_are_refused_with_the_place() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let labels = [
+        ("a in (b", 7),
+        ("a=b,,c=d", 4),
+        ("=x", 0),
+        ("a in b", 5),
+        ("a b", 2),
+        ("!", 1),
+        ("a=-", 2),
+        ("app=web;tier=db", 4),
+    ];
+    for (text, place) in labels {
+        let selector = Target { label_selector: text.into(), ..target("pods") };
+        let status = watch_error(&mut client, watch_of(selector)).await;
+        let place = format!("(at byte {place})");
+        assert_refused(text, &status, Code::InvalidArgument, "target.label_selector", &place);
+    }
+    let fields = [
+        ("spec.nodeName", "(at byte 0)"),
+        ("status.phase=Running,metadata.name", "(at byte 21)"),
+        (r"metadata.name=a\b", "(at byte "),
+        ("spec.color=red", "field label not supported: \"spec.color\"; pods can be selected by metadata.name"),
+    ];
+    for (text, has) in fields {
+        let selector = Target { field_selector: text.into(), ..target("pods") };
+        let status = watch_error(&mut client, watch_of(selector)).await;
+        assert_refused(text, &status, Code::InvalidArgument, "target.field_selector", has);
+    }
+    let long = Target { label_selector: "a=b,".repeat(6000) + "a=b", ..target("pods") };
+    let status = watch_error(&mut client, watch_of(long)).await;
+    assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "16384 bytes at most");
+    let deep = Target { label_selector: "(".repeat(16_000), ..target("pods") };
+    assert_eq!(watch_error(&mut client, watch_of(deep)).await.code(), Code::InvalidArgument);
+    good.goes_on(&simulated).await;
+}
+
+async fn bad_versions_are_refused() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    for text in ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"] {
+        let request = WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
+        let status = watch_error(&mut client, request).await;
+        assert_refused(text, &status, Code::InvalidArgument, "resource_version", &format!("{text:?}"));
+        let list = ListRequest { target: Some(target("pods")), resource_version: text.into() };
+        assert_eq!(client.list(list).await.err().unwrap().code(), Code::InvalidArgument);
+    }
+    let future = WatchRequest { resource_version: "999999999".into(), ..watch_of(target("pods")) };
+    let status = watch_error(&mut client, future).await;
+    assert_refused("the future", &status, Code::Unavailable, "", "too large resource version: 999999999, current: ");
+    assert!(status.get_details_retry_info().is_some());
+    let list = ListRequest { target: Some(target("pods")), resource_version: "999999999".into() };
+    let status = client.list(list).await.err().unwrap();
+    assert_refused("a list from the future", &status, Code::Unavailable, "", "too large resource version");
+    good.goes_on(&simulated).await;
+}
+
+async fn names_that_are_no_names_are_refused() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let bad = [
+        "../../secrets",
+        "pods/status",
+        "pods%2Fstatus",
+        "a\nb",
+        "a\0b",
+        "a b",
+        "a?watch=1",
+        "a#b",
+        "\u{1b}[31m",
+        "\u{85}x",
+    ];
+    let set: [(&str, fn(&mut Target, String)); 5] = [
+        ("target.group", |target, name| target.group = name),
+        ("target.version", |target, name| target.version = name),
+        ("target.resource", |target, name| target.resource = name),
+        ("target.namespace", |target, name| target.namespace = name),
+        ("target.name", |target, name| target.name = name),
+    ];
+    for (field, set) in set {
+        for name in bad {
+            let mut target = target("pods");
+            set(&mut target, name.to_owned());
+            let status = watch_error(&mut client, watch_of(target)).await;
+            assert_refused(&format!("{field} {name:?}"), &status, Code::InvalidArgument, field, "");
+        }
+        let mut long = target("pods");
+        set(&mut long, "x".repeat(10_000));
+        let status = watch_error(&mut client, watch_of(long)).await;
+        assert_refused(field, &status, Code::InvalidArgument, field, "longer than");
+        assert!(status.message().len() < 1000, "what is refused is not repeated at length");
+    }
+    for odd in ["..", ".", "...", "-", ".pods", "pods..apps", &"x.".repeat(200)] {
+        let status = watch_error(&mut client, watch_of(target(odd))).await;
+        assert!([Code::NotFound, Code::InvalidArgument].contains(&status.code()), "{odd}: {status}");
+        assert!(status.message().len() < 1000 && status.get_details_error_info().is_some(), "{status:?}");
+    }
+    good.goes_on(&simulated).await;
+}
+
+async fn times_that_cannot_be_are_refused() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    for seconds in [-1, i64::MIN] {
+        let request = WatchRequest { timeout_seconds: seconds, ..watch_of(target("pods")) };
+        let status = watch_error(&mut client, request).await;
+        assert_refused("timeout", &status, Code::InvalidArgument, "timeout_seconds", &seconds.to_string());
+    }
+    for (seconds, nanos) in [(0, 0), (0, 999_999_999), (-5, 0), (0, -1), (i64::MIN, i32::MIN), (-1, i32::MAX)] {
+        let bookmark_interval = Some(prost_types::Duration { seconds, nanos });
+        let request = WatchRequest { bookmark_interval, ..watch_of(target("pods")) };
+        let status = watch_error(&mut client, request).await;
+        assert_refused("bookmarks", &status, Code::InvalidArgument, "bookmark_interval", "");
+    }
+    // The longest are taken, and mean "very long".
+    for (timeout_seconds, seconds) in [(i64::MAX, i64::MAX), (1 << 40, 1 << 40)] {
+        let bookmark_interval = Some(prost_types::Duration { seconds, nanos: 0 });
+        let request = WatchRequest { bookmark_interval, timeout_seconds, ..watch_of(target("pods")) };
+        let mut stream = client.watch(request).await.unwrap().into_inner();
+        assert!(stream.message().await.unwrap().is_some());
+    }
+    good.goes_on(&simulated).await;
+}
+
+async fn a_get_that_cannot_be_is_refused() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let get = |target: Target| GetRequest { target: Some(target), resource_version: String::new() };
+    let named =
+        |namespace: &str, name: &str| Target { namespace: namespace.into(), name: name.into(), ..target("pods") };
+    let cases = [
+        (named("default", ""), "target.name", "required"),
+        (named("", "a"), "target.namespace", "required"),
+        (Target { label_selector: "a=b".into(), ..named("default", "a") }, "target", "selectors are not allowed"),
+    ];
+    for (target, field, has) in cases {
+        let status = client.get(get(target)).await.unwrap_err();
+        assert_refused(field, &status, Code::InvalidArgument, field, has);
+    }
+    let status = client.get(get(named("default", "nope"))).await.unwrap_err();
+    assert_refused("no such pod", &status, Code::NotFound, "", "pods \"nope\" not found");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "OBJECT_NOT_FOUND");
+    let node = Target { namespace: "default".into(), name: "n".into(), ..target("nodes") };
+    assert_refused(
+        "a node",
+        &client.get(get(node)).await.unwrap_err(),
+        Code::InvalidArgument,
+        "target.namespace",
+        "not namespaced",
+    );
+    good.goes_on(&simulated).await;
+}
+
+/// Sends bytes and returns what comes back within a second, or until the other side closes.
+async fn send(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The other side may close in the middle of it.
+    let _ = stream.write_all(bytes).await;
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await;
+    answer
+}
+
+async fn what_is_no_grpc_disturbs_nobody() {
+    let (simulated, kubefan, mut good, mut client) = disturbed().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let inputs: [Vec<u8>; 9] = [
+        random.clone(),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        b"POST /kubefan.v1alpha1.WatchService/Watch HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n\0\0\0\0\0"
+            .to_vec(),
+        // The start of a TLS handshake.
+        [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &random[..500]].concat(),
+        preface[..10].to_vec(),
+        [&preface[..], &random].concat(),
+        // A frame that claims 16 MiB.
+        [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat(),
+        // A header block that never ends.
+        [&preface[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0, 0, 4, 1, 0, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41].repeat(100)]
+            .concat(),
+        Vec::new(),
+    ];
+    for bytes in &inputs {
+        send(kubefan.grpc_addr, bytes).await;
+        good.goes_on(&simulated).await;
+    }
+    // Connections that say nothing cost nobody else.
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(TcpStream::connect(kubefan.grpc_addr).await.unwrap());
+    }
+    good.goes_on(&simulated).await;
+
+    // What is gRPC, and no message of ours.
+    for body in [&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0, 9, 1], &[]] {
+        let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+        let url = format!("http://{}/kubefan.v1alpha1.WatchService/Watch", kubefan.grpc_addr);
+        let answer = http
+            .post(url)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(body.to_vec())
+            .send()
+            .await
+            .unwrap();
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
+    }
+    good.goes_on(&simulated).await;
+    assert!(client.list_resources(kubefan::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
+}
+
+async fn a_request_that_is_too_long_is_refused() {
+    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
+    let status = watch_error(&mut client, watch_of(long.clone())).await;
+    // Not OUT_OF_RANGE, which says that a version is too old.
+    assert_refused("a watch", &status, Code::ResourceExhausted, "", "--max-message-size");
+    let status = client.list(ListRequest { target: Some(long), ..ListRequest::default() }).await.err().unwrap();
+    assert_refused("a list", &status, Code::ResourceExhausted, "", "--max-message-size");
+    good.goes_on(&simulated).await;
+}
+
+async fn an_unknown_method_is_refused() {
+    let (simulated, kubefan, mut good, _client) = disturbed().await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    for path in ["/kubefan.v1alpha1.WatchService/Wtach", "/kubefan.v9.WatchService/Watch", "/nothing", "/"] {
+        let mut grpc = tonic::client::Grpc::new(channel.clone());
+        grpc.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<WatchRequest, WatchResponse>::default();
+        let path: http::uri::PathAndQuery = path.parse().unwrap();
+        let status = grpc.unary(Request::new(WatchRequest::default()), path, codec).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented, "{status}");
+    }
+    good.goes_on(&simulated).await;
+}
+
+async fn the_command_line_says_what_is_wrong() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let ran = run(&["get", "pods", "--server", &closed]).await;
+    assert_line("no server", &ran, 1, &["cannot reach kubefan at", &closed, "kubefan serve"]);
+    let cases: [(&[&str], &str); 6] = [
+        (&["get", "pods/a", "b"], "\"b\""),
+        (&["get", "po", "-A", "a"], "--namespace"),
+        (&["get", "po", "a", "-l", "b=c"], "selector"),
+        (&["get", "po", "--server", "ftp://x"], "ftp://x"),
+        (&["watch", "po,svc"], "one type"),
+        (&["get", "po", "--ca-file", "/no/such.pem", "--server", "https://127.0.0.1:1"], "/no/such.pem"),
+    ];
+    for (args, has) in cases {
+        assert_line(&args.join(" "), &run(args).await, 1, &["error: ", has]);
+    }
+    for args in [
+        &["get"][..],
+        &["get", "po", "-o", "xml"],
+        &["watch", "po", "--timeout", "-1s"],
+        &["gte", "po"],
+        &["get", "po", "-n", "a", "-A"],
+    ] {
+        let ran = run(args).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}: {ran:?}");
+        assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
+    }
+}
+
+async fn the_client_says_what_the_server_said() {
+    let (simulated, kubefan, mut good, _client) = disturbed().await;
+    let server = kubefan.grpc_addr.to_string();
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["get", "podz"], &["Error from server (NotFound): ", "did you mean \"pods\"?"]),
+        (&["watch", "podz"], &["Error from server (NotFound): ", "did you mean \"pods\"?"]),
+        (&["get", "po", "-l", "a in (b"], &["Error from server (BadRequest): ", "(at byte 7)"]),
+        (&["watch", "po", "-l", "a in (b"], &["Error from server (BadRequest): ", "(at byte 7)"]),
+        (&["get", "po", "--field-selector", "spec.color=red"], &["Error from server (BadRequest): ", "spec.color"]),
+        (&["get", "po", "--resource-version", "x"], &["Error from server (BadRequest): ", "\"x\""]),
+        (&["watch", "po", "--resource-version", "x"], &["Error from server (BadRequest): ", "\"x\""]),
+        (&["get", "po", "nope"], &["Error from server (NotFound): ", "\"nope\" not found"]),
+        (&["get", "po/../secrets"], &["error: "]),
+    ];
+    for (args, has) in cases {
+        assert_line(&args.join(" "), &run(&[args, &["--server", &server]].concat()).await, 1, has);
+    }
+    good.goes_on(&simulated).await;
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = plain.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = plain.accept().await {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
+        }
+    });
+    let ran = run(&["get", "po", "--server", &address]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.lines().count() == 1 && ran.stderr.contains(&address), "{}", ran.stderr);
+}
+
+async fn the_admin_port_takes_no_nonsense() {
+    let (simulated, kubefan, mut good, _client) = disturbed().await;
+    for path in ["/nope", "/metrics/../../etc/passwd", "/readyz/x", "/%00"] {
+        assert_eq!(kubefan.admin(path).await.unwrap().0, 404, "{path}");
+    }
+    let url = format!("http://{}/metrics", kubefan.admin_addr);
+    assert_eq!(reqwest::Client::new().post(url).body("x").send().await.unwrap().status(), 405);
+    send(kubefan.admin_addr, &[0xff; 4000]).await;
+    send(kubefan.admin_addr, b"GET /livez HTTP/1.1\r\n").await;
+    assert!(kubefan.admin("/livez?x=%zz").await.unwrap().0.is_success());
+    // A page for people shows names as text.
+    let odd = Query::default().target("<script>alert(1)</script>");
+    assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
+    assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));
+    good.goes_on(&simulated).await;
+}

@@ -1,0 +1,235 @@
+//! `kubefan get` and `kubefan watch` as their users know kubectl: names, output, selectors, exit codes, and a watch that comes back by
+//! itself and says so.
+
+use std::process::Stdio;
+
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+
+use crate::harness::{
+    Test,
+    kubefan::{Kubefan, Ran, run},
+    process::free_port,
+    rig::{pod_in, pods},
+    simulated::{Simulated, json as parse},
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    local: get_prints_as_kubectl_does, get_takes_every_name_and_selector, get_follows_changes,
+        exit_codes_are_for_scripts, a_watch_resumes_by_itself_and_says_so,
+        a_watch_that_cannot_resume_ends_and_says_so, version_and_completion_need_no_server;
+};
+
+async fn with_pods() -> (Simulated, Kubefan, String) {
+    let simulated = Simulated::start().await;
+    let mut other = pod_in("kube-system", "dns", "old");
+    other["spec"]["nodeName"] = "n1".into();
+    other["status"] = json!({ "phase": "Running" });
+    simulated.sim.create(&pods(), other).unwrap();
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let server = kubefan.grpc_addr.to_string();
+    (simulated, kubefan, server)
+}
+
+async fn get(server: &str, args: &[&str]) -> Ran {
+    let ran = run(&[&["get"], args, &["--server", server]].concat()).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{args:?}: {ran:?}");
+    ran
+}
+
+async fn get_prints_as_kubectl_does() {
+    let (simulated, _kubefan, server) = with_pods().await;
+    let table = get(&server, &["pods"]).await.stdout;
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows.len(), 4, "{table}");
+    assert_eq!(rows[0].first(), Some(&"NAME"), "{table}");
+    assert_eq!(rows[0].iter().filter(|column| ["STATUS", "NODE", "AGE"].contains(*column)).count(), 3, "{table}");
+    assert_eq!(rows[1..].iter().map(|row| row[0]).collect::<Vec<_>>(), ["a", "b", "c"], "{table}");
+    let all = get(&server, &["pods", "-A"]).await.stdout;
+    assert!(all.starts_with("NAMESPACE ") && all.contains("kube-system") && all.contains("Running"), "{all}");
+
+    let one = parse(&get(&server, &["po", "a", "-o", "json"]).await.stdout);
+    let url = format!("http://{}/api/v1/namespaces/default/pods/a", simulated.addr);
+    let direct = parse(&reqwest::get(url).await.unwrap().text().await.unwrap());
+    assert_eq!(one, direct);
+    let list = parse(&get(&server, &["po", "-o", "json"]).await.stdout);
+    assert_eq!((&list["kind"], &list["apiVersion"]), (&json!("List"), &json!("v1")));
+    assert_eq!(list["items"].as_array().unwrap().len(), 3);
+    assert_eq!(list["items"][0], direct);
+    let yaml = get(&server, &["po", "a", "-o", "yaml"]).await.stdout;
+    assert_eq!(serde_saphyr::from_str::<serde_json::Value>(&yaml).unwrap(), direct, "{yaml}");
+    assert_eq!(get(&server, &["po", "-o", "name"]).await.stdout, "pod/a\npod/b\npod/c\n");
+    let empty = run(&["get", "po", "-n", "kube-public", "--server", &server]).await;
+    assert_eq!((empty.code, empty.stdout.as_str()), (Some(0), ""));
+    assert_eq!(empty.stderr, "No resources found in kube-public namespace.\n");
+}
+
+async fn get_takes_every_name_and_selector() {
+    let (simulated, _kubefan, server) = with_pods().await;
+    simulated.stage("b", "other");
+    let deployment = json!({ "metadata": { "namespace": "default", "name": "web" }, "spec": {} });
+    let deployments = kubefan::model::GroupVersionResource::new("apps", "v1", "deployments");
+    simulated.sim.create(&deployments, deployment).unwrap();
+    let cases: [(&[&str], &str); 14] = [
+        (&["po"], "pod/a\npod/b\npod/c\n"),
+        (&["pod", "a"], "pod/a\n"),
+        (&["Pod/a", "pods/c"], "pod/a\npod/c\n"),
+        (&["pods.v1.", "a"], "pod/a\n"),
+        (&["deploy"], "deployment.apps/web\n"),
+        (&["deployments.apps"], "deployment.apps/web\n"),
+        (&["deploy/web", "po/a"], "deployment.apps/web\npod/a\n"),
+        (&["ns", "default"], "namespace/default\n"),
+        (&["po", "-n", "kube-system"], "pod/dns\n"),
+        (&["po", "-A", "-l", "stage=old"], "pod/dns\n"),
+        (&["po", "-l", "stage in (new)"], "pod/a\npod/c\n"),
+        (&["po", "-l", "stage!=new"], "pod/b\n"),
+        (&["po", "-A", "--field-selector", "spec.nodeName=n1,status.phase=Running"], "pod/dns\n"),
+        (&["po", "--field-selector", "metadata.name!=a", "-l", "stage=new"], "pod/c\n"),
+    ];
+    for (args, expected) in cases {
+        let ran = get(&server, &[args, &["-o", "name"]].concat()).await;
+        assert_eq!(ran.stdout, expected, "{args:?}");
+    }
+}
+
+/// A running command whose lines can be read as they come.
+struct Running {
+    child: tokio::process::Child,
+    stdout: Lines<BufReader<tokio::process::ChildStdout>>,
+    stderr: Lines<BufReader<tokio::process::ChildStderr>>,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Running {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+        command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        let stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        Running { child: child, stdout, stderr }
+    }
+
+    async fn line(&mut self) -> String {
+        let line = tokio::time::timeout(wait::SOON, self.stdout.next_line());
+        line.await.expect("a line comes").unwrap().expect("it goes on")
+    }
+
+    async fn lines(&mut self, count: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for _ in 0..count {
+            lines.push(self.line().await);
+        }
+        lines
+    }
+
+    /// The next line on stderr that contains this; the ones before it are dropped.
+    async fn says(&mut self, text: &str) -> String {
+        let found = async {
+            loop {
+                let line = self.stderr.next_line().await.unwrap().expect("it goes on");
+                if line.contains(text) {
+                    return line;
+                }
+            }
+        };
+        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("{text:?} is not said"))
+    }
+}
+
+async fn get_follows_changes() {
+    let (simulated, _kubefan, server) = with_pods().await;
+    let mut names = Running::start(&["get", "po", "-w", "-o", "name", "-l", "stage=new", "--server", &server]);
+    assert_eq!(names.lines(3).await, ["pod/a", "pod/b", "pod/c"]);
+    let mut table = Running::start(&["get", "po", "-w", "--server", &server]);
+    assert_eq!(table.lines(4).await.len(), 4);
+    simulated.create("d");
+    simulated.stage("b", "other");
+    assert_eq!(names.lines(2).await, ["pod/d", "pod/b"], "what leaves the selector is shown once more");
+    let rows = table.lines(2).await;
+    assert!(rows[0].starts_with("d ") && rows[1].starts_with("b "), "{rows:?}");
+}
+
+async fn exit_codes_are_for_scripts() {
+    let (simulated, _kubefan, server) = with_pods().await;
+    let partly = run(&["get", "po", "a", "nope", "-o", "name", "--server", &server]).await;
+    assert_eq!((partly.code, partly.stdout.as_str()), (Some(1), "pod/a\n"), "{partly:?}");
+    assert!(partly.stderr.contains("\"nope\" not found"), "{partly:?}");
+    let cases: [(&[&str], i32); 6] = [
+        (&["get", "po", "a"], 0),
+        (&["get", "po", "nope"], 1),
+        (&["get", "podz"], 1),
+        (&["watch", "podz"], 1),
+        (&["watch", "po", "--timeout=1s"], 0),
+        (&["get", "po", "--colour"], 2),
+    ];
+    for (args, code) in cases {
+        assert_eq!(run(&[args, &["--server", &server]].concat()).await.code, Some(code), "{args:?}");
+    }
+    // As in a pipe to `head`: whoever reads has seen enough.
+    let mut running = Running::start(&["watch", "po", "-o", "name", "--server", &server]);
+    running.lines(3).await;
+    let Running { mut child, stdout, .. } = running;
+    drop(stdout);
+    simulated.create("d");
+    let ended = wait::until("the end of it", wait::SOON, || {
+        let ended = child.try_wait().unwrap();
+        async move { ended }
+    })
+    .await;
+    assert_eq!(ended.code(), Some(0));
+}
+
+/// A watch over a kubefan at a fixed address, which is killed and started again after `meanwhile`.
+async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubefan, Running) {
+    let simulated = Simulated::start().await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let start = async || {
+        let kubefan = Kubefan::spawn_at(&simulated.kubeconfig(), &address, &["--resource=pods"]).await;
+        kubefan.ready().await;
+        kubefan
+    };
+    let kubefan = start().await;
+    let mut watch = Running::start(&["watch", "pods", "-o", "name", "--server", &address]);
+    assert_eq!(watch.lines(3).await, ["pod/a", "pod/b", "pod/c"]);
+    simulated.create("before");
+    assert_eq!(watch.line().await, "pod/before");
+    drop(kubefan);
+    watch.says("connection lost").await;
+    meanwhile(&simulated);
+    let kubefan = start().await;
+    (simulated, kubefan, watch)
+}
+
+async fn a_watch_resumes_by_itself_and_says_so() {
+    let (simulated, _kubefan, mut watch) = over_a_restart(|_| {}).await;
+    let said = watch.says("connected again").await;
+    assert!(said.contains("resumed at version") && said.contains("nothing was missed"), "{said}");
+    simulated.create("after");
+    assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
+}
+
+async fn a_watch_that_cannot_resume_ends_and_says_so() {
+    let (_simulated, _kubefan, mut watch) = over_a_restart(|simulated| {
+        simulated.create("between");
+    })
+    .await;
+    // Starting over would print what was printed before.
+    watch.says("Error from server (Expired): too old resource version").await;
+    assert_eq!(tokio::time::timeout(wait::SOON, watch.child.wait()).await.unwrap().unwrap().code(), Some(1));
+    assert_eq!(watch.stdout.next_line().await.unwrap(), None);
+}
+
+async fn version_and_completion_need_no_server() {
+    let version = run(&["version"]).await;
+    assert_eq!((version.code, version.stderr.as_str()), (Some(0), ""));
+    assert!(version.stdout.contains(env!("CARGO_PKG_VERSION")), "{version:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let completion = run(&["completion", shell]).await;
+        assert_eq!(completion.code, Some(0));
+        assert!(completion.stdout.contains("kubefan") && completion.stdout.contains("serve"), "{shell}");
+    }
+    assert_eq!(run(&["completion", "tcsh2"]).await.code, Some(2));
+    let help = run(&["serve", "--help"]).await;
+    assert!(help.code == Some(0) && help.stdout.contains("--drain-timeout") && help.stdout.contains("[default: 10s]"));
+}

@@ -1,0 +1,119 @@
+//! A simulated apiserver on a loopback port, for tests that need the real kubefan binary but not the real kube-apiserver.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use kubefan::sim::apiserver::{SimApiserver, SimOptions};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use super::{
+    kubefan::Kubefan,
+    rig::{pod, pods},
+};
+
+/// A running simulated apiserver; it ends when dropped.
+pub(crate) struct Simulated {
+    pub(crate) sim: SimApiserver,
+    /// Where it listens.
+    pub(crate) addr: SocketAddr,
+    /// For the test's files.
+    pub(crate) dir: TempDir,
+    serving: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl Simulated {
+    /// Starts one with the default options and three pods in the namespace `default`.
+    pub(crate) async fn start() -> Simulated {
+        let simulated = Simulated::with(SimOptions::default()).await;
+        for name in ["a", "b", "c"] {
+            simulated.create(name);
+        }
+        simulated
+    }
+
+    /// Starts an empty one.
+    pub(crate) async fn with(options: SimOptions) -> Simulated {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let addr = listener.local_addr().expect("a listener has an address");
+        let sim = SimApiserver::new(options);
+        let serving = Some(tokio::spawn(sim.clone().serve(listener, std::future::pending())));
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
+        Simulated { sim, addr, dir, serving }
+    }
+
+    /// Takes it off the network: connections break, and new ones are refused.
+    pub(crate) async fn stop(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            serving.abort();
+            let _ = serving.await;
+            self.sim.drop_connections();
+        }
+    }
+
+    /// Puts it back at the same address.
+    pub(crate) async fn resume(&mut self) {
+        let listener = TcpListener::bind(self.addr).await.expect("the port is still free");
+        self.serving = Some(tokio::spawn(self.sim.clone().serve(listener, std::future::pending())));
+    }
+
+    /// Makes a pod in the namespace `default` with the label `stage=new`; its version.
+    pub(crate) fn create(&self, name: &str) -> u64 {
+        self.sim.create(&pods(), pod(name, "new")).expect("the pod is valid and new")
+    }
+
+    /// Writes over a pod with another label; its version.
+    pub(crate) fn stage(&self, name: &str, stage: &str) -> u64 {
+        self.sim.update(&pods(), pod(name, stage)).expect("the pod is there")
+    }
+
+    /// A kubeconfig that leads here, with this entry for the user, such as `{ token: abc }`.
+    pub(crate) fn kubeconfig_for(&self, user: &str) -> PathBuf {
+        kubeconfig(&self.dir, &format!("http://{}", self.addr), user)
+    }
+
+    /// A kubeconfig that leads here.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig_for("{}")
+    }
+
+    /// kubefan in front of it, synced.
+    pub(crate) async fn kubefan(&self, args: &[&str]) -> Kubefan {
+        let kubefan = Kubefan::spawn(&self.kubeconfig(), args).await;
+        kubefan.ready().await;
+        kubefan
+    }
+}
+
+impl Simulated {
+    /// The same on a Unix socket, such as `unix:/tmp/x`.
+    pub(crate) async fn kubefan_at(&self, socket: &str) -> Kubefan {
+        let kubefan = Kubefan::spawn_at(&self.kubeconfig(), socket, &["--resource=pods"]).await;
+        kubefan.ready().await;
+        kubefan
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        if let Some(serving) = &self.serving {
+            serving.abort();
+        }
+    }
+}
+
+/// Writes a kubeconfig with one cluster and one user.
+pub(crate) fn kubeconfig(dir: &TempDir, server: &str, user: &str) -> PathBuf {
+    let path = dir.path().join("kubeconfig");
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: sim\nclusters: [{{ name: sim, cluster: {{ server: '{server}' }} }}]\n\
+         contexts: [{{ name: sim, context: {{ cluster: sim, user: someone }} }}]\nusers: [{{ name: someone, user: {user} }}]\n"
+    );
+    std::fs::write(&path, text).expect("the kubeconfig is written");
+    path
+}
+
+/// The JSON of what a command printed.
+pub(crate) fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}

@@ -1,0 +1,330 @@
+//! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and an end that tells every subscriber to come back.
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use kubefan::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
+use tokio::io::AsyncWriteExt;
+use tonic::{
+    Code, Status,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
+use tonic_types::StatusExt;
+
+use crate::harness::{
+    Test,
+    kubefan::{Kubefan, run},
+    pki::Authority,
+    record::{Watch, connect},
+    rig::target,
+    simulated::Simulated,
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    local: a_data_port_with_a_certificate_speaks_tls_only, a_unix_socket_is_served_and_removed,
+        a_termination_tells_every_stream_to_come_back, a_termination_waits_for_nobody_longer_than_it_may,
+        a_health_watch_does_not_hold_up_the_end, health_tells_each_resource_from_before_its_sync_through_an_outage,
+        reflection_describes_the_service, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
+        ports_of_the_systems_choice_are_printed, the_environment_and_the_file_are_read;
+};
+
+async fn a_data_port_with_a_certificate_speaks_tls_only() {
+    let simulated = Simulated::start().await;
+    let authority = Authority::new();
+    let (certificate, key) = authority.server();
+    let file = |name: &str, text: &str| {
+        let path = simulated.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (certificate, key) = (file("server.pem", &certificate), file("server-key.pem", &key));
+    let ca = file("ca.pem", &authority.ca_pem);
+    let kubefan =
+        simulated.kubefan(&["--resource=pods", "--tls-cert-file", &certificate, "--tls-private-key-file", &key]).await;
+    let address = kubefan.grpc_addr;
+
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority.ca_pem));
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap();
+    let mut client = WatchServiceClient::new(endpoint.connect().await.unwrap());
+    let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
+    let version = simulated.create("later");
+    watch.until(version).await;
+    assert_eq!(watch.state.len(), 4);
+
+    let secure = format!("https://{address}");
+    let got = run(&["get", "pods", "-o", "name", "--server", &secure, "--ca-file", &ca]).await;
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 4), "{got:?}");
+    let stranger = run(&["get", "pods", "--server", &secure]).await;
+    assert_eq!(stranger.code, Some(1), "an authority that is not trusted: {stranger:?}");
+    assert!(stranger.stderr.contains("certificate") && stranger.stderr.lines().count() == 1, "{stranger:?}");
+    let plain = run(&["get", "pods", "--server", &address.to_string()]).await;
+    assert_eq!(plain.code, Some(1), "no TLS: {plain:?}");
+    assert_eq!(plain.stderr.lines().count(), 1, "{plain:?}");
+    let version = simulated.create("last");
+    watch.until(version).await;
+}
+
+async fn a_unix_socket_is_served_and_removed() {
+    let simulated = Simulated::start().await;
+    let path = simulated.dir.path().join("kubefan.sock");
+    let socket = format!("unix:{}", path.display());
+    let mut kubefan = simulated.kubefan_at(&socket).await;
+    let got = run(&["get", "pods", "-o", "name", "--server", &socket]).await;
+    assert_eq!((got.code, got.stdout.as_str()), (Some(0), "pod/a\npod/b\npod/c\n"), "{got:?}");
+    // On a local address readers choose what is cached.
+    let got = run(&["get", "ns", "default", "-o", "name", "--server", &socket]).await;
+    assert_eq!(got.stdout, "namespace/default\n", "{got:?}");
+    kubefan.process.terminate();
+    assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0));
+    assert!(!path.exists(), "the socket's file is removed");
+}
+
+async fn end_of(watch: &mut Watch) -> Option<Status> {
+    loop {
+        match watch.step().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            Err(status) => return Some(status),
+        }
+    }
+}
+
+async fn a_termination_tells_every_stream_to_come_back() {
+    let simulated = Simulated::start().await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=30s"]).await;
+    let mut watches = Vec::new();
+    for n in 0..20 {
+        let mut client = connect(kubefan.grpc_addr).await;
+        let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
+        // One has not read its snapshot yet.
+        if n > 0 {
+            watch.until_resumable().await;
+        }
+        watches.push((client, watch));
+    }
+    kubefan.process.terminate();
+    for (_, watch) in &mut watches {
+        let status = end_of(watch).await.expect("a stream that is cut short says so");
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.get_details_error_info().unwrap().reason, "DRAINING");
+        assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
+    }
+    assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0), "{}", kubefan.process.log());
+    assert!(tokio::net::TcpStream::connect(kubefan.grpc_addr).await.is_err());
+}
+
+async fn a_termination_waits_for_nobody_longer_than_it_may() {
+    let simulated = Simulated::start().await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=2s"]).await;
+    // Half a request, for ever.
+    let mut stream = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();
+    let settings = [0u8, 0, 0, 4, 0, 0, 0, 0, 0];
+    // HEADERS of a POST without END_STREAM: a call whose message never comes.
+    let headers = [
+        &[0u8, 0, 60, 1, 4, 0, 0, 0, 1, 0x83, 0x86, 0x04, 39][..],
+        b"/kubefan.v1alpha1.WatchService/WatchAll",
+        &[0x01, 1, b'x', 0x0f, 0x10, 11][..],
+        b"application",
+    ]
+    .concat();
+    stream.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &headers].concat()).await.unwrap();
+    let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
+    watch.until_resumable().await;
+    kubefan.process.terminate();
+    assert_eq!(end_of(&mut watch).await.unwrap().code(), Code::Unavailable);
+    assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0), "{}", kubefan.process.log());
+}
+
+fn channel_to(kubefan: &Kubefan) -> Channel {
+    Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap().connect_lazy()
+}
+
+async fn health_of(kubefan: &Kubefan, service: &str) -> Result<ServingStatus, Code> {
+    let mut client = HealthClient::new(channel_to(kubefan));
+    let request = HealthCheckRequest { service: service.to_owned() };
+    client.check(request).await.map(|response| response.into_inner().status()).map_err(|status| status.code())
+}
+
+async fn a_health_watch_does_not_hold_up_the_end() {
+    let simulated = Simulated::start().await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=10m"]).await;
+    let mut client = HealthClient::new(channel_to(&kubefan));
+    let mut health = client.watch(HealthCheckRequest { service: "pods".into() }).await.unwrap().into_inner();
+    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    let begun = Instant::now();
+    kubefan.process.terminate();
+    let mut last = ServingStatus::Serving;
+    while let Ok(Some(response)) = health.message().await {
+        last = response.status();
+    }
+    assert_ne!(last, ServingStatus::Serving, "a probe is told first");
+    assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(300), "not by the drain timeout");
+}
+
+async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
+    let mut simulated = Simulated::start().await;
+    simulated.stop().await;
+    let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=po,deployments.apps"]).await;
+    let all = ["", "kubefan.v1alpha1.WatchService", "po", "deployments.apps"];
+    for service in all {
+        assert_eq!(health_of(&kubefan, service).await, Ok(ServingStatus::NotServing), "{service:?} before the sync");
+    }
+    assert_eq!(health_of(&kubefan, "nonsense").await, Err(Code::NotFound));
+    let mut client = HealthClient::new(channel_to(&kubefan));
+    let mut changes = client.watch(HealthCheckRequest { service: "po".into() }).await.unwrap().into_inner();
+    assert_eq!(changes.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+
+    simulated.resume().await;
+    kubefan.ready().await;
+    while changes.message().await.unwrap().expect("health is watched on").status() != ServingStatus::Serving {}
+    for service in all.into_iter().chain(["pods"]) {
+        wait::until("health to say so", wait::SOON, || async {
+            (health_of(&kubefan, service).await == Ok(ServingStatus::Serving)).then_some(())
+        })
+        .await;
+    }
+
+    simulated.stop().await;
+    wait::until("kubefan to notice", wait::SOON, || async {
+        kubefan.admin("/readyz?verbose").await.filter(|(_, text)| text.contains("po stale"))
+    })
+    .await;
+    for service in all {
+        assert_eq!(health_of(&kubefan, service).await, Ok(ServingStatus::Serving), "{service:?} in an outage");
+    }
+    assert!(kubefan.admin("/readyz").await.unwrap().0.is_success());
+    let got = run(&["get", "po", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "what is cached is served: {got:?}");
+    // Short names too, which only the configuration knows now.
+    let begun = Instant::now();
+    let got = run(&["get", "pods", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", begun.elapsed());
+}
+
+async fn reflection_describes_the_service() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let mut client = ServerReflectionClient::new(channel_to(&kubefan));
+    let ask = |question| ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let questions = [
+        MessageRequest::ListServices(String::new()),
+        MessageRequest::FileContainingSymbol("kubefan.v1alpha1.WatchService.Watch".into()),
+    ];
+    let requests = futures::stream::iter(questions.map(ask));
+    let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
+    let Some(MessageResponse::ListServicesResponse(list)) = answers.message().await.unwrap().unwrap().message_response
+    else {
+        panic!("no list of services");
+    };
+    let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+    names.sort();
+    assert_eq!(
+        names,
+        ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "kubefan.v1alpha1.WatchService"]
+    );
+    let Some(MessageResponse::FileDescriptorResponse(files)) =
+        answers.message().await.unwrap().unwrap().message_response
+    else {
+        panic!("no file");
+    };
+    assert!(!files.file_descriptor_proto.is_empty());
+}
+
+async fn the_number_of_streams_is_limited() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
+    let mut client = connect(kubefan.grpc_addr).await;
+    let mut first = Watch::start(&mut client, target("pods"), "").await.unwrap();
+    let second = Watch::start(&mut client, target("pods"), "").await.unwrap();
+    let status = Watch::start(&mut client, target("pods"), "").await.err().unwrap();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert!(status.message().contains("--subscribers-max"), "{status}");
+    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
+    drop(second);
+    wait::until("the place of the one that left", wait::SOON, || {
+        let mut client = client.clone();
+        async move { Watch::start(&mut client, target("pods"), "").await.ok() }
+    })
+    .await;
+    let version = simulated.create("later");
+    first.until(version).await;
+}
+
+async fn a_timeout_ends_a_watch_cleanly() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let request = WatchRequest { target: Some(target("pods")), timeout_seconds: 1, ..WatchRequest::default() };
+    let begun = Instant::now();
+    let mut stream = connect(kubefan.grpc_addr).await.watch(request).await.unwrap().into_inner();
+    let mut messages = 0;
+    while stream.message().await.unwrap().is_some() {
+        messages += 1;
+    }
+    assert_eq!(messages, 5, "a snapshot of three");
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    let server = kubefan.grpc_addr.to_string();
+    let watched = run(&["watch", "pods", "--timeout=1s", "-o", "name", "--server", &server]).await;
+    assert_eq!((watched.code, watched.stdout.lines().count()), (Some(0), 3), "{watched:?}");
+    let version = watched.stderr.trim().rsplit('=').next().unwrap().to_owned();
+    assert!(watched.stderr.starts_with("to go on from here: --resource-version="), "{watched:?}");
+    simulated.create("later");
+    let more =
+        run(&["watch", "pods", "--timeout=1s", "-o", "name", "--server", &server, "--resource-version", &version])
+            .await;
+    assert_eq!(more.stdout, "pod/later\n", "{more:?}");
+}
+
+async fn ports_of_the_systems_choice_are_printed() {
+    let simulated = Simulated::start().await;
+    let first = simulated.kubefan(&["--resource=pods"]).await;
+    let second = simulated.kubefan(&["--resource=pods"]).await;
+    let ports = [first.grpc_addr, first.admin_addr, second.grpc_addr, second.admin_addr].map(|address| address.port());
+    assert!(ports.iter().all(|port| *port != 0), "{ports:?}");
+    assert_eq!(ports.iter().collect::<std::collections::HashSet<_>>().len(), 4);
+}
+
+async fn the_environment_and_the_file_are_read() {
+    let simulated = Simulated::start().await;
+    let file = simulated.dir.path().join("kubefan.yaml");
+    let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\nlogFormat: json\nlogLevel: warn\n";
+    std::fs::write(&file, text).unwrap();
+    let log = simulated.dir.path().join("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command
+        .args(["serve", "--listen=127.0.0.1:0", "--log-level=info"])
+        .env("KUBEFAN_ADMIN_LISTEN", "127.0.0.1:0")
+        .env("KUBEFAN_CONFIG", &file)
+        .env("KUBEFAN_RESOURCE", "pods,services")
+        .env("KUBECONFIG", simulated.kubeconfig());
+    let process = crate::harness::process::Process::spawn("kubefan", &mut command, &log);
+    let admin = wait::until("its address", wait::SOON, || async {
+        let printed = process.log();
+        printed.lines().find_map(|line| line.strip_prefix("kubefan: serving admin on ").map(str::to_owned))
+    })
+    .await;
+    let ready = wait::until("readiness", wait::SOON, || async {
+        let answer = reqwest::get(format!("http://{admin}/readyz?verbose")).await.ok()?;
+        let ready = answer.status().is_success();
+        answer.text().await.ok().filter(|_| ready)
+    })
+    .await;
+    assert_eq!(
+        ready, "[+]pods synced\n[+]services synced\nreadyz check passed\n",
+        "the environment goes before the file"
+    );
+    let printed = process.log();
+    let lines: Vec<_> = printed.lines().filter(|line| !line.starts_with("kubefan: ")).collect();
+    assert!(!lines.is_empty(), "the flag goes before the file");
+    for line in lines {
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["level"] == "INFO"), "{line}");
+    }
+}
