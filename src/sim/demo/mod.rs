@@ -22,7 +22,6 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use kube_client::Config;
 use tokio::{
-    net::TcpListener,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -45,7 +44,7 @@ use crate::{
     config::ServeConfig,
     model::GroupVersionResource,
     proto::v1alpha1::ResourceState,
-    server::listen::Bound,
+    server::listen::{Bound, listen_tcp},
     upstream::{Upstream, client::UpstreamOptions, settings::SettingsError},
 };
 
@@ -124,6 +123,9 @@ pub enum DemoError {
     /// kubefan cannot run.
     #[error(transparent)]
     App(#[from] AppError),
+    /// kubefan has ended.
+    #[error("kubefan ended: {0}")]
+    Ended(String),
     /// kubefan cannot be asked.
     #[error("asking kubefan: {0}")]
     Client(Box<ClientError>),
@@ -170,7 +172,7 @@ impl Demo {
             }
             _ => {}
         }
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into())?;
         let sim_address = listener.local_addr()?;
         let sim = SimApiserver::new(SimOptions { seed: options.seed, ..SimOptions::default() });
         let url: http::Uri = format!("http://{sim_address}").parse().map_err(io::Error::other)?;
@@ -222,6 +224,9 @@ impl Demo {
         let kubefan = app.metrics().clone();
         let mut load = Load { options, sim, kubefan, board, churn, stop };
         load.churn.fill(&load.stop).await?;
+        if load.stop.is_cancelled() {
+            return Ok(contrast);
+        }
         let start = Instant::now();
 
         let direct = load.options.duration.map_or(DIRECT_DURATION_MAX, |whole| (whole / 4).min(DIRECT_DURATION_MAX));
@@ -229,6 +234,9 @@ impl Demo {
         let mut tasks = subscribers::direct(&upstream, &load.options, &load.board);
         contrast.direct = load.run(Route::Direct, before, |ready| Some(ready + direct)).await?;
         load.end(&mut tasks).await;
+        if load.stop.is_cancelled() {
+            return Ok(contrast);
+        }
 
         let (end_kubefan, address) = (CancellationToken::new(), bound.0.to_string());
         let before = load.begin(Route::Kubefan);
@@ -245,7 +253,11 @@ impl Demo {
         };
         let result = tokio::select! {
             result = through => result,
-            Ok(Err(error)) = &mut serving => return Err(error.into()),
+            ended = &mut serving => return Err(match ended {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(())) => DemoError::Ended("nobody asked it to".to_owned()),
+                Err(panic) => DemoError::Ended(panic.to_string()),
+            }),
         };
         end_kubefan.cancel();
         // Bounded by kubefan's own drain timeout; how it ended is of no more interest.
