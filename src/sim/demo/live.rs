@@ -192,7 +192,7 @@ fn draw_progress(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
 
 fn number_lines(meter: &Meter) -> Vec<Line<'static>> {
     let rate = |rate: f64| text::count(rate.round() as u64);
-    let unknown = || "-".to_owned();
+    let unknown = || text::NOTHING.to_owned();
     let row = |label: &str, cell: &dyn Fn(&Sample) -> String| {
         let cells = Route::ALL.map(|route| {
             let text = meter.sample_of(route).map_or_else(String::new, cell);

@@ -10,7 +10,8 @@ use super::{
     board::{Activity, Board, Route, Stage},
     counts::Counts,
     lag::Quantiles,
-    pod_watches, process,
+    load::pod_watches,
+    process,
 };
 use crate::sim::apiserver::SimApiserver;
 
