@@ -119,7 +119,7 @@ async fn show(options: DemoOptions) -> Result<(), CliError> {
     let program = hints::program();
     let hints = hints::lines(&program, data, admin);
     let apiserver = demo.apiserver();
-    writeln!(stdout(), "simulated apiserver on {apiserver}; kubefan: gRPC on {data}, admin on {admin}")?;
+    writeln!(stdout(), "simulated apiserver on {apiserver}\nkubefan on {data}, its admin port on {admin}")?;
 
     let stop = Stop::new()?;
     let mut meter = demo.meter();
@@ -138,10 +138,7 @@ async fn show(options: DemoOptions) -> Result<(), CliError> {
     let contrast = ended.map_err(CliError::plain)?.map_err(CliError::plain)?;
     write!(stdout(), "\n{contrast}")?;
     if !endless {
-        writeln!(
-            stdout(),
-            "\nto look around, keep it running with {program} demo --duration 0, and from another terminal:"
-        )?;
+        writeln!(stdout(), "\nto look around, run {program} demo --duration 0 and, in another terminal:")?;
         hints.iter().try_for_each(|hint| writeln!(stdout(), "  {hint}"))?;
     }
     contrast.failure().map_or(Ok(()), |failure| Err(CliError::Plain(failure)))
@@ -236,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_duration_of_nothing_is_without_end() {
-        let duration = |text| parse(&["--duration", text]).map(|options| options.duration);
+        let duration = |text: &str| parse(&[&format!("--duration={text}")]).map(|options| options.duration);
         assert_eq!([duration("0"), duration("0s")], [Ok(None), Ok(None)]);
         assert_eq!(duration("90s"), Ok(Some(Duration::from_secs(90))));
         for text in ["10ms", "25h", "soon", "-3s"] {

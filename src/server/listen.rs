@@ -11,7 +11,7 @@ use std::{
 use futures::Stream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
 };
 use tonic::transport::server::Connected;
 
@@ -67,7 +67,7 @@ impl Listener {
     /// taken over; one that is in use is not.
     pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
         let bound = match address {
-            ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
             ListenAddress::Unix(path) => bind_unix(path).await.map(|listener| Self::Unix(listener, path.clone())),
         };
         bound.map_err(|error| BindError { address: address.clone(), flag, error })
@@ -108,6 +108,19 @@ impl Listener {
             }
         })
     }
+}
+
+/// Connections that may wait to be accepted; Linux takes `net.core.somaxconn` where that is less. After a restart every subscriber
+/// comes back at once, and what finds the usual queue of 128 full is dropped, or reset when it first sends something.
+const BACKLOG: u32 = 4096;
+
+/// Binds a TCP address with room for a crowd. As Rust's own listeners, it takes over an address whose connections linger.
+pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
@@ -201,5 +214,27 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         either!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::*;
+
+    /// More than the 128 that listeners get by default.
+    const CROWD: usize = 300;
+
+    #[tokio::test]
+    async fn a_crowd_that_comes_at_once_waits_to_be_accepted() {
+        let system = fs::read_to_string("/proc/sys/net/core/somaxconn").ok().and_then(|text| text.trim().parse().ok());
+        let crowd = CROWD.min(system.unwrap_or(0));
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        // Nobody accepts. One that finds the queue full gets no answer.
+        let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
+        let connected: Vec<_> = (0..crowd).map(connect).collect();
+        assert_eq!(connected.len(), crowd);
     }
 }

@@ -15,6 +15,22 @@ pub struct RouteCounts {
     pub churn: Counts,
 }
 
+impl RouteCounts {
+    fn per_change(&self, count: u64) -> String {
+        match self.churn.changes {
+            0 => text::NOTHING.to_owned(),
+            changes => format!("{:.2}", count as f64 / changes as f64),
+        }
+    }
+
+    fn bytes_per_change(&self, bytes: u64) -> String {
+        match self.churn.changes {
+            0 => text::NOTHING.to_owned(),
+            changes => text::bytes(bytes as f64 / changes as f64),
+        }
+    }
+}
+
 /// Whether everything arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finish {
@@ -64,34 +80,35 @@ impl fmt::Display for Contrast {
         let title = format!("{subscribers} subscribers of {} pods", text::count(self.objects as u64));
         writeln!(f, "{}", line(&title, &Route::ALL.map(|route| route.as_str().to_owned())))?;
         type Cell = fn(&RouteCounts) -> String;
-        let rows: [(&str, Cell); 13] = [
-            ("watches on pods, open at the apiserver", |route| text::count(route.pod_watches)),
-            ("lists answered by the apiserver", |route| text::count(route.initial.lists + route.churn.lists)),
-            ("the initial state", |_| String::new()),
-            ("  objects encoded by the apiserver", |route| text::count(route.initial.objects)),
-            ("  bytes sent by the apiserver", |route| text::bytes(route.initial.bytes as f64)),
-            ("then, for each change", |route| format!("of {}", text::count(route.churn.changes))),
-            ("  events sent by the apiserver", |route| text::per(route.churn.events, route.churn.changes)),
-            ("  objects encoded by the apiserver", |route| text::per(route.churn.objects, route.churn.changes)),
-            ("  selectors tested by the apiserver", |route| text::per(route.churn.selector_tests, route.churn.changes)),
-            ("  bytes sent by the apiserver", |route| match route.churn.changes {
-                0 => "-".to_owned(),
-                changes => text::bytes(route.churn.bytes as f64 / changes as f64),
-            }),
-            ("  messages encoded by kubefan", |route| match route.churn.messages {
-                0 => "-".to_owned(),
-                messages => text::per(messages, route.churn.changes),
-            }),
-            ("  events received by subscribers", |route| text::per(route.churn.deliveries, route.churn.changes)),
-            ("  bytes received by subscribers", |route| match route.churn.changes {
-                0 => "-".to_owned(),
-                changes => text::bytes(route.churn.delivered_bytes as f64 / changes as f64),
-            }),
+        let rows: [(&str, Option<Cell>); 13] = [
+            ("watches on pods, open at the apiserver", Some(|route| text::count(route.pod_watches))),
+            ("lists answered by the apiserver", Some(|route| text::count(route.initial.lists + route.churn.lists))),
+            ("the initial state", None),
+            ("  objects encoded by the apiserver", Some(|route| text::count(route.initial.objects))),
+            ("  bytes sent by the apiserver", Some(|route| text::bytes(route.initial.bytes as f64))),
+            ("then, for each change", Some(|route| format!("of {}", text::count(route.churn.changes)))),
+            ("  events sent by the apiserver", Some(|route| route.per_change(route.churn.events))),
+            ("  objects encoded by the apiserver", Some(|route| route.per_change(route.churn.objects))),
+            ("  selectors tested by the apiserver", Some(|route| route.per_change(route.churn.selector_tests))),
+            ("  bytes sent by the apiserver", Some(|route| route.bytes_per_change(route.churn.bytes))),
+            (
+                "  messages encoded by kubefan",
+                Some(|route| match route.churn.messages {
+                    0 => text::NOTHING.to_owned(),
+                    messages => route.per_change(messages),
+                }),
+            ),
+            ("  events received by subscribers", Some(|route| route.per_change(route.churn.deliveries))),
+            ("  bytes received by subscribers", Some(|route| route.bytes_per_change(route.churn.delivered_bytes))),
         ];
         for (label, cell) in rows {
-            let cells =
-                [self.direct, self.kubefan].map(|route| route.map_or_else(|| "-".to_owned(), |route| cell(&route)));
-            writeln!(f, "{}", line(label, &cells).trim_end())?;
+            let Some(cell) = cell else {
+                writeln!(f, "{label}")?;
+                continue;
+            };
+            let cells = [&self.direct, &self.kubefan];
+            let cells = cells.map(|route| route.as_ref().map_or_else(|| text::NOTHING.to_owned(), cell));
+            writeln!(f, "{}", line(label, &cells))?;
         }
         writeln!(f)?;
         let Some(Finish { version, at_version, breaks }) = self.finish else {

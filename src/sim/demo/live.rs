@@ -19,6 +19,7 @@ use ratatui::{
     },
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style, Stylize},
+    symbols::line,
     text::{Line, Span},
     widgets::{LineGauge, Paragraph, Sparkline, SparklineBar},
 };
@@ -101,7 +102,9 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         // What follows is written in its place.
+        let top = self.terminal.get_frame().area().as_position();
         let _ = self.terminal.clear();
+        let _ = self.terminal.set_cursor_position(top);
         restore();
     }
 }
@@ -178,6 +181,8 @@ fn draw_progress(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
             let gauge = LineGauge::default()
                 .ratio((elapsed.as_secs_f64() / whole.as_secs_f64()).clamp(0.0, 1.0))
                 .label(format!("{:>3}s of {}s", seconds.min(whole.as_secs()), whole.as_secs()))
+                .filled_symbol(line::THICK_HORIZONTAL)
+                .unfilled_symbol(line::HORIZONTAL)
                 .filled_style(Style::from(color(route)))
                 .unfilled_style(Style::from(Color::DarkGray));
             frame.render_widget(gauge, area);
@@ -187,7 +192,7 @@ fn draw_progress(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
 
 fn number_lines(meter: &Meter) -> Vec<Line<'static>> {
     let rate = |rate: f64| text::count(rate.round() as u64);
-    let unknown = || "-".to_owned();
+    let unknown = || text::NOTHING.to_owned();
     let row = |label: &str, cell: &dyn Fn(&Sample) -> String| {
         let cells = Route::ALL.map(|route| {
             let text = meter.sample_of(route).map_or_else(String::new, cell);

@@ -10,7 +10,8 @@ use super::{
     board::{Activity, Board, Route, Stage},
     counts::Counts,
     lag::Quantiles,
-    pod_watches, process,
+    load::pod_watches,
+    process,
 };
 use crate::sim::apiserver::SimApiserver;
 
@@ -46,6 +47,7 @@ pub struct Meter {
     board: Arc<Board>,
     sim: SimApiserver,
     kubefan: Registry,
+    stage: (Route, Activity),
     read: (Instant, Counts),
     sampled: (Instant, Counts),
     samples: [Option<Sample>; 2],
@@ -56,7 +58,8 @@ impl Meter {
     pub(super) fn new(options: DemoOptions, board: Arc<Board>, sim: SimApiserver, kubefan: Registry) -> Self {
         let now = (Instant::now(), Counts::default());
         let history = VecDeque::with_capacity(HISTORY_MAX);
-        Self { options, board, sim, kubefan, read: now, sampled: now, samples: [None; 2], history }
+        let stage = (Route::Direct, Activity::Filling);
+        Self { options, board, sim, kubefan, stage, read: now, sampled: now, samples: [None; 2], history }
     }
 
     /// Reads the counters; true where that made a new sample.
@@ -72,6 +75,13 @@ impl Meter {
             self.history.push_back((route, (deliveries as f64 / seconds) as u64));
         }
         self.read = now;
+        if self.stage != (route, activity) {
+            // A second that is half one thing and half another would be neither.
+            self.stage = (route, activity);
+            self.sampled = now;
+            self.board.lags.take();
+            return false;
+        }
         if now.0 - self.sampled.0 < SAMPLE_INTERVAL {
             return false;
         }

@@ -11,6 +11,7 @@ mod counts;
 pub mod hints;
 mod lag;
 pub mod live;
+mod load;
 mod meter;
 pub mod plain;
 mod process;
@@ -21,14 +22,10 @@ mod text;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use kube_client::Config;
-use tokio::{
-    net::TcpListener,
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::{board::Board, churn::Churn, counts::Counts};
+use self::{board::Board, churn::Churn, load::Load};
 pub use self::{
     board::{Activity, Route, Stage},
     contrast::{Contrast, Finish, RouteCounts},
@@ -41,11 +38,9 @@ use super::{
 };
 use crate::{
     app::{App, AppError},
-    client::{ClientError, ClientOptions, ListWatch},
+    client::ClientError,
     config::ServeConfig,
-    model::GroupVersionResource,
-    proto::v1alpha1::ResourceState,
-    server::listen::Bound,
+    server::listen::{Bound, listen_tcp},
     upstream::{Upstream, client::UpstreamOptions, settings::SettingsError},
 };
 
@@ -55,13 +50,6 @@ const DIRECT_DURATION_MAX: Duration = Duration::from_secs(5);
 const KUBEFAN_DURATION_MIN: Duration = Duration::from_secs(1);
 /// For every subscriber to receive its initial state.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// For what is under way to arrive.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// For watches that were ended to be noticed by the apiserver.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The apiserver has been silent for so long: everything was sent.
-const QUIET: Duration = Duration::from_millis(200);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Files and connections beside those of the subscribers.
 const FILES_BESIDE: u64 = 64;
 /// Pods per node, about.
@@ -124,6 +112,9 @@ pub enum DemoError {
     /// kubefan cannot run.
     #[error(transparent)]
     App(#[from] AppError),
+    /// kubefan has ended.
+    #[error("kubefan ended: {0}")]
+    Ended(String),
     /// kubefan cannot be asked.
     #[error("asking kubefan: {0}")]
     Client(Box<ClientError>),
@@ -170,7 +161,7 @@ impl Demo {
             }
             _ => {}
         }
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into())?;
         let sim_address = listener.local_addr()?;
         let sim = SimApiserver::new(SimOptions { seed: options.seed, ..SimOptions::default() });
         let url: http::Uri = format!("http://{sim_address}").parse().map_err(io::Error::other)?;
@@ -222,6 +213,9 @@ impl Demo {
         let kubefan = app.metrics().clone();
         let mut load = Load { options, sim, kubefan, board, churn, stop };
         load.churn.fill(&load.stop).await?;
+        if load.stop.is_cancelled() {
+            return Ok(contrast);
+        }
         let start = Instant::now();
 
         let direct = load.options.duration.map_or(DIRECT_DURATION_MAX, |whole| (whole / 4).min(DIRECT_DURATION_MAX));
@@ -229,6 +223,9 @@ impl Demo {
         let mut tasks = subscribers::direct(&upstream, &load.options, &load.board);
         contrast.direct = load.run(Route::Direct, before, |ready| Some(ready + direct)).await?;
         load.end(&mut tasks).await;
+        if load.stop.is_cancelled() {
+            return Ok(contrast);
+        }
 
         let (end_kubefan, address) = (CancellationToken::new(), bound.0.to_string());
         let before = load.begin(Route::Kubefan);
@@ -245,120 +242,15 @@ impl Demo {
         };
         let result = tokio::select! {
             result = through => result,
-            Ok(Err(error)) = &mut serving => return Err(error.into()),
+            ended = &mut serving => return Err(match ended {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(())) => DemoError::Ended("nobody asked it to".to_owned()),
+                Err(panic) => DemoError::Ended(panic.to_string()),
+            }),
         };
         end_kubefan.cancel();
         // Bounded by kubefan's own drain timeout; how it ended is of no more interest.
         let _ = serving.await;
         result
-    }
-}
-
-/// The parts that both routes use.
-struct Load {
-    options: DemoOptions,
-    sim: SimApiserver,
-    kubefan: prometheus::Registry,
-    board: Arc<Board>,
-    churn: Churn,
-    stop: CancellationToken,
-}
-
-impl Load {
-    fn counts(&self) -> Counts {
-        Counts::read(&self.sim.stats(), &self.kubefan, &self.board)
-    }
-
-    fn begin(&self, route: Route) -> Counts {
-        self.board.enter(route, Activity::Connecting);
-        self.counts()
-    }
-
-    /// Waits for the initial state, changes objects until `end` says, and lets everything arrive. `None` if stopped before that.
-    async fn run(
-        &mut self,
-        route: Route,
-        before: Counts,
-        end: impl FnOnce(Instant) -> Option<Instant>,
-    ) -> Result<Option<RouteCounts>, DemoError> {
-        let subscribers = self.board.subscribers();
-        let (board, stop) = (&self.board, &self.stop);
-        wait_until(READY_TIMEOUT, || board.ready() == subscribers || stop.is_cancelled()).await;
-        if self.stop.is_cancelled() {
-            return Ok(None);
-        }
-        if self.board.ready() < subscribers {
-            return Err(DemoError::NotReady { route, ready: self.board.ready(), subscribers });
-        }
-        let (ready, watches) = (self.counts(), pod_watches(&self.sim));
-        self.board.enter(route, Activity::Churning);
-        self.churn.run(end(Instant::now()), &self.stop).await?;
-        self.board.enter(route, Activity::Settling);
-        let pod_watches = watches.max(pod_watches(&self.sim));
-        match route {
-            // These hear of a version only by their own events.
-            Route::Direct => self.quiet().await,
-            Route::Kubefan => {
-                let version = self.sim.revision();
-                wait_until(SETTLE_TIMEOUT, || self.board.at(version) == subscribers).await;
-            }
-        }
-        let settled = self.counts();
-        Ok(Some(RouteCounts { pod_watches, initial: ready - before, churn: settled - ready }))
-    }
-
-    /// Waits until the apiserver sends no more.
-    async fn quiet(&self) {
-        let (mut last, mut since) = (self.counts(), Instant::now());
-        let quiet = || {
-            let counts = self.counts();
-            if counts != last {
-                (last, since) = (counts, Instant::now());
-            }
-            since.elapsed() >= QUIET
-        };
-        wait_until(SETTLE_TIMEOUT, quiet).await;
-    }
-
-    /// Waits until kubefan serves the pods, or until the demo is stopped.
-    async fn synced(&self, address: &str) -> Result<(), DemoError> {
-        let failed = |error| DemoError::Client(Box::new(error));
-        let kubefan = ListWatch::connect(address, &ClientOptions::default()).await.map_err(failed)?;
-        let start = Instant::now();
-        while start.elapsed() < READY_TIMEOUT && !self.stop.is_cancelled() {
-            let resources = kubefan.list_resources().await.map_err(failed)?;
-            if resources.iter().any(|resource| resource.name == "pods" && resource.state() == ResourceState::Synced) {
-                break;
-            }
-            sleep(POLL_INTERVAL).await;
-        }
-        Ok(())
-    }
-
-    fn finish(&self) -> Finish {
-        let version = self.sim.revision();
-        let breaks = self.board.breaks.load(std::sync::atomic::Ordering::Relaxed);
-        Finish { version, at_version: self.board.at(version), breaks }
-    }
-
-    /// Ends the subscribers, and waits until the apiserver has noticed.
-    async fn end(&self, tasks: &mut JoinSet<()>) {
-        tasks.shutdown().await;
-        if self.board.stage().route == Route::Direct {
-            wait_until(CLOSE_TIMEOUT, || pod_watches(&self.sim) == 0).await;
-        }
-    }
-}
-
-/// Watches on pods that the apiserver has open.
-fn pod_watches(sim: &SimApiserver) -> u64 {
-    let pods = GroupVersionResource::new("", "v1", "pods");
-    sim.stats().open_watches.get(&pods).copied().unwrap_or_default()
-}
-
-async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() && start.elapsed() < limit {
-        sleep(POLL_INTERVAL).await;
     }
 }

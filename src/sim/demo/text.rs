@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Where there is no number.
+pub(super) const NOTHING: &str = "-";
+
 /// `1,234,567`.
 pub(super) fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -26,11 +29,6 @@ pub(super) fn bytes(number: f64) -> String {
     if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// `part` for each of `whole`: `36.2`, or `-` where there is nothing to divide by.
-pub(super) fn per(part: u64, whole: u64) -> String {
-    if whole == 0 { "-".to_owned() } else { format!("{:.2}", part as f64 / whole as f64) }
-}
-
 /// `850 µs`, `1.2 ms`, `3.4 s`.
 pub(super) fn span(duration: Duration) -> String {
     match duration.as_micros() {
@@ -48,7 +46,6 @@ mod tests {
     fn numbers_are_easy_to_read() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0.0, 1023.0, 1024.0, 37_854_000.0].map(bytes), ["0 B", "1023 B", "1.0 KiB", "36.1 MiB"]);
-        assert_eq!((per(362, 10), per(1, 0)), ("36.20".to_owned(), "-".to_owned()));
         let spans = [850, 1_240, 3_400_000].map(|micros| span(Duration::from_micros(micros)));
         assert_eq!(spans, ["850 µs", "1.2 ms", "3.4 s"]);
     }
