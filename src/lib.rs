@@ -11,7 +11,7 @@
 //!       │ apply / replace, one writer per resource       cache      store (state) + ring (history)
 //!       ▼
 //!   views: one per distinct selection, shared by all equal subscriptions
-//!       │ an event goes only to the views it concerns    fanout     encode once
+//!       │ an event wakes only the views it concerns      fanout     encode once
 //!       ▼
 //!   subscriptions: a cursor into the view's log
 //!       │ pull; wake-ups carry no data                   server     gRPC, admin

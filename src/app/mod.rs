@@ -79,6 +79,9 @@ pub enum AppError {
 /// The largest header list of a request, in bytes.
 const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
 
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A kubefan whose ports are bound and which does not serve yet.
 pub struct App {
     config: ServeConfig,
@@ -281,7 +284,7 @@ fn read_tls(files: &TlsFiles) -> Result<ServerTlsConfig, AppError> {
         std::fs::read(path).map_err(|error| failed(format!("cannot read {}: {error}", path.display())))
     };
     let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.private_key_file)?);
-    let tls = ServerTlsConfig::new().identity(identity);
+    let tls = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_TIMEOUT);
     // Tried here, so that a broken certificate is told before anything is started.
     Server::builder().tls_config(tls.clone()).map_err(|error| failed(chain(&error)))?;
     Ok(tls)

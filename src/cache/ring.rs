@@ -7,7 +7,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::model::{ResourceVersion, event::WatchEvent};
+use crate::model::{
+    ResourceVersion,
+    event::{EventType, WatchEvent},
+};
 
 /// One step of history.
 #[derive(Debug, Clone)]
@@ -42,8 +45,12 @@ impl Record {
 
     /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
     fn cost_bytes(&self) -> usize {
-        let of =
-            |event: &WatchEvent| size_of::<WatchEvent>() + event.previous().map_or(0, |previous| previous.cost_bytes());
+        let of = |event: &WatchEvent| {
+            let previous = event.previous().map_or(0, |previous| previous.cost_bytes());
+            // What was deleted is in the state no longer, neither as it was nor as it was told.
+            let deleted = if event.kind() == EventType::Deleted { event.object().cost_bytes() } else { 0 };
+            size_of::<WatchEvent>() + previous + deleted
+        };
         match self {
             Self::Event(event) => of(event),
             Self::Gap(gap) => size_of::<Gap>() + gap.events.iter().map(|event| of(event)).sum::<usize>(),
@@ -64,6 +71,8 @@ pub struct RingLimits {
 }
 
 impl RingLimits {
+    /// What the logs of all views of one cache may take together.
+    pub const LOG_BYTES_MAX: usize = 64 << 20;
     /// What a ring may always hold where its bytes follow those of the objects.
     pub const BYTES_LEAST: usize = 8 << 20;
 
@@ -102,18 +111,25 @@ impl EventRing {
         Self { limits, floor, records: VecDeque::new(), bytes: 0 }
     }
 
-    /// Appends a record and lets go of what is over the limits.
-    pub fn push(&mut self, record: Record, now: Instant, store_bytes: usize) {
+    /// Appends a record. [`Self::evict`] follows, once the views have seen it too.
+    pub fn push(&mut self, record: Record, now: Instant) {
         debug_assert!(self.records.back().is_none_or(|last| last.record.version() < record.version()));
         let cost_bytes = record.cost_bytes();
         self.bytes += cost_bytes;
         self.records.push_back(Entry { record, cost_bytes, at: now });
-        self.evict(now, store_bytes);
     }
 
-    /// Lets go of what is over the limits by `now`.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize) {
-        let bytes_max = self.limits.bytes_max(store_bytes);
+    /// Lets go of what is over the limits by `now`; tells whether the floor has moved.
+    ///
+    /// `log_bytes` is what all views' logs of these records take. Where that is over [`RingLimits::LOG_BYTES_MAX`], history is
+    /// shortened in proportion: subscribers with selectors of their own must not be able to fill the memory.
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> bool {
+        let mut bytes_max = self.limits.bytes_max(store_bytes);
+        if log_bytes > RingLimits::LOG_BYTES_MAX {
+            let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
+            bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
+        }
+        let floor = self.floor;
         while let Some(oldest) = self.records.front() {
             let over = self.bytes > bytes_max
                 || self.records.len() > self.limits.ring_events_max
@@ -125,6 +141,7 @@ impl EventRing {
             self.floor = oldest.record.version();
             self.records.pop_front();
         }
+        floor != self.floor
     }
 
     /// Every record after `version`, oldest first.
@@ -194,6 +211,11 @@ mod tests {
         RingLimits { ring_bytes_max: Some(1 << 20), ring_events_max: 3, ring_age_max: Duration::from_secs(60) }
     }
 
+    fn push(ring: &mut EventRing, record: Record) {
+        ring.push(record, Instant::now());
+        ring.evict(Instant::now(), 0, 0);
+    }
+
     fn since(ring: &EventRing, number: u64) -> Result<Vec<u64>, u64> {
         ring.since(version(number))
             .map(|records| records.map(|record| record.version().get()).collect())
@@ -204,7 +226,7 @@ mod tests {
     async fn history_is_complete_or_expired() {
         let mut ring = EventRing::new(limits(), version(10));
         for number in [11, 13, 15, 17] {
-            ring.push(event(number), Instant::now(), 0);
+            push(&mut ring, event(number));
         }
         assert_eq!(since(&ring, 10), Err(11), "the fourth record pushed the first out");
         assert_eq!(since(&ring, 11), Ok(vec![13, 15, 17]));
@@ -215,26 +237,37 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn age_and_bytes_bound_the_ring_but_the_newest_record_stays() {
         let mut ring = EventRing::new(RingLimits { ring_bytes_max: Some(1), ..limits() }, version(10));
-        ring.push(event(11), Instant::now(), 0);
+        push(&mut ring, event(11));
         assert_eq!(since(&ring, 10), Ok(vec![11]));
-        ring.push(event(12), Instant::now(), 0);
+        push(&mut ring, event(12));
         assert_eq!(since(&ring, 10), Err(11));
 
         let mut ring = EventRing::new(limits(), version(10));
-        ring.push(event(11), Instant::now(), 0);
+        push(&mut ring, event(11));
         tokio::time::advance(Duration::from_secs(61)).await;
-        ring.push(event(12), Instant::now(), 0);
+        push(&mut ring, event(12));
         assert_eq!((since(&ring, 10), ring.len()), (Err(11), 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_resumes_inside_a_gap() {
         let mut ring = EventRing::new(limits(), version(10));
-        ring.push(event(12), Instant::now(), 0);
+        push(&mut ring, event(12));
         let gap = Gap { from: version(12), to: version(20), reason: "expired", events: vec![] };
-        ring.push(Record::Gap(Arc::new(gap)), Instant::now(), 0);
+        push(&mut ring, Record::Gap(Arc::new(gap)));
         assert_eq!(since(&ring, 12), Ok(vec![20]));
         assert_eq!(since(&ring, 15), Err(20));
         assert_eq!(since(&ring, 20), Ok(vec![]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn logs_that_grow_too_large_shorten_history() {
+        let mut ring = EventRing::new(RingLimits { ring_events_max: 100, ..limits() }, version(10));
+        for number in 11..31 {
+            push(&mut ring, event(number));
+        }
+        assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2));
+        assert_eq!(ring.len(), 10, "twice the limit leaves half of the history");
+        assert!(!ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX));
     }
 }

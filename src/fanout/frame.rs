@@ -96,6 +96,11 @@ impl Frame {
         self.head.len() + self.body.len()
     }
 
+    /// The bytes that are this frame's own; the object's are shared with the cache.
+    pub fn head_len(&self) -> usize {
+        self.head.len()
+    }
+
     /// Never: every message has a field.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -117,6 +117,24 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
+impl Cached {
+    /// Takes the new state, and lets go of the history that is over the limits, in the ring and in every view.
+    fn advance(
+        &mut self,
+        store: Store,
+        version: ResourceVersion,
+        views: &HashMap<SelectionSpec, Arc<View>>,
+        now: Instant,
+    ) {
+        self.store = store;
+        self.version = version;
+        let log_bytes = views.values().map(|view| view.log_bytes()).sum();
+        if self.ring.evict(now, self.store.json_bytes(), log_bytes) {
+            views.values().for_each(|view| view.trim(self.ring.floor()));
+        }
+    }
+}
+
 impl Hub {
     /// A hub without state yet.
     pub fn new(resource: ResolvedResource, limits: RingLimits, metrics: CacheMetrics) -> Arc<Self> {
@@ -155,28 +173,27 @@ impl Hub {
     /// Publishes a new state; `received` is when upstream's line was read. Called by the one writer only.
     pub fn commit(&self, commit: Commit, received: Instant) {
         let Commit { store, version, change } = commit;
-        let store_bytes = store.json_bytes();
         let mut inner = self.inner();
         if inner.cache.is_none() {
             inner.synced_since = Some(wall_clock());
         }
         inner.message.clear();
         let Inner { cache, views, .. } = &mut *inner;
-        let mut dispatched = 0;
+        // The views that have something to send: only theirs are woken.
+        let (mut told, mut dispatched) = (Vec::new(), 0);
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
-                dispatched = views.values().map(|view| view.append(&record, received)).sum();
-                cached.store = store;
-                cached.version = version;
-                cached.ring.push(record, received, store_bytes);
-                views.values().for_each(|view| view.trim(cached.ring.floor()));
+                for view in views.values() {
+                    let messages = view.append(&record, received);
+                    if messages > 0 {
+                        dispatched += messages;
+                        told.push(view.clone());
+                    }
+                }
+                cached.ring.push(record, received);
+                cached.advance(store, version, views, received);
             }
-            (Change::Version, Some(cached)) => {
-                cached.store = store;
-                cached.version = version;
-                cached.ring.evict(received, store_bytes);
-                views.values().for_each(|view| view.trim(cached.ring.floor()));
-            }
+            (Change::Version, Some(cached)) => cached.advance(store, version, views, received),
             (_, cache) => {
                 if let Some(before) = cache {
                     let end =
@@ -189,10 +206,8 @@ impl Hub {
         // Published after the last append, and inside the section, so that nobody subscribes in between.
         self.head.send_replace(Some(version));
         self.enter(Phase::Synced);
-        if dispatched > 0 {
-            views.values().for_each(|view| view.wake());
-        }
         drop(inner);
+        told.iter().for_each(|view| view.wake());
         self.metrics.dispatched(dispatched);
     }
 
@@ -347,6 +362,7 @@ impl Hub {
         };
         if let Some(cached) = &inner.cache {
             gauges.ring_bytes = cached.ring.bytes();
+            gauges.log_bytes = inner.views.values().map(|view| view.log_bytes()).sum();
             gauges.ring_events = cached.ring.len();
             gauges.ring_age = cached.ring.age(Instant::now());
             gauges.objects = cached.store.len();

@@ -21,12 +21,19 @@ pub struct LogEntry {
     pub received: Option<Instant>,
 }
 
+impl LogEntry {
+    fn cost_bytes(&self) -> usize {
+        size_of::<Self>() + self.frame.head_len()
+    }
+}
+
 /// The entries after `floor`.
 #[derive(Debug)]
 pub struct ViewLog {
     floor: ResourceVersion,
     first: u64,
     entries: VecDeque<LogEntry>,
+    bytes: usize,
 }
 
 /// Sequence numbers start in the middle, so that there is room for older history in front.
@@ -35,7 +42,7 @@ const MIDDLE: u64 = 1 << 62;
 impl ViewLog {
     /// An empty log that covers what comes after `floor`.
     pub fn new(floor: ResourceVersion) -> Self {
-        Self { floor, first: MIDDLE, entries: VecDeque::new() }
+        Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes: 0 }
     }
 
     /// The version after which the log is complete.
@@ -43,8 +50,14 @@ impl ViewLog {
         self.floor
     }
 
+    /// What the entries take beyond the objects that they share with the cache.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Appends an entry.
     pub fn push(&mut self, entry: LogEntry) {
+        self.bytes += entry.cost_bytes();
         self.entries.push_back(entry);
     }
 
@@ -52,6 +65,7 @@ impl ViewLog {
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogEntry>) {
         self.first -= older.len() as u64;
         for entry in older.into_iter().rev() {
+            self.bytes += entry.cost_bytes();
             self.entries.push_front(entry);
         }
         self.floor = floor;
@@ -63,7 +77,8 @@ impl ViewLog {
             return;
         }
         self.floor = floor;
-        while self.entries.front().is_some_and(|entry| entry.version <= floor) {
+        while let Some(entry) = self.entries.front().filter(|entry| entry.version <= floor) {
+            self.bytes -= entry.cost_bytes();
             self.entries.pop_front();
             self.first += 1;
         }

@@ -72,6 +72,11 @@ impl View {
         self.state().log.trim(floor);
     }
 
+    /// What its log takes beyond the objects that it shares with the cache.
+    pub fn log_bytes(&self) -> usize {
+        self.state().log.bytes()
+    }
+
     /// Ends the view.
     pub fn close(&self, end: StreamEnd) {
         self.state().end.get_or_insert(end);

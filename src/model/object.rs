@@ -23,6 +23,8 @@ pub struct Object {
     version_text: Span,
     labels: Box<[(Span, Span)]>,
     fields: Box<[Span]>,
+    /// It says its kind.
+    has_type: bool,
     bytes: Bytes,
 }
 
@@ -77,6 +79,8 @@ const UID: usize = 2;
 const VERSION: usize = 3;
 const LABELS: usize = 4;
 const METADATA: [&str; 5] = ["name", "namespace", "uid", "resourceVersion", "labels"];
+const KIND: usize = 5;
+const API_VERSION: usize = 6;
 
 impl Node {
     fn insert(&mut self, path: &[impl AsRef<str>], slot: &mut usize) -> usize {
@@ -101,6 +105,9 @@ impl ObjectParser {
         for name in METADATA {
             root.insert(&["metadata", name], &mut slots);
         }
+        for name in ["kind", "apiVersion"] {
+            root.insert(&[name], &mut slots);
+        }
         let fields = table.fields().iter();
         let fields = fields.map(|f| f.paths.iter().map(|path| root.insert(path, &mut slots)).collect()).collect();
         Self { root, fields, slots, defaults: table.fields().iter().map(|field| field.default).collect() }
@@ -113,10 +120,12 @@ impl ObjectParser {
 
     /// An object from an item of a list: `kind` and `api_version` are put in front where the item has none.
     pub fn from_list_item(&self, json: &str, kind: &str, api_version: &str) -> Result<Object, ObjectError> {
-        let body = json.trim_start().strip_prefix('{').unwrap_or(json).trim_start();
-        if body.starts_with("\"kind\":") || body.starts_with("\"apiVersion\":") {
-            return self.parse(json.as_bytes());
+        let object = self.parse(json.as_bytes())?;
+        // Wherever they stand: the keys of a custom resource are sorted, and some sort before these.
+        if object.has_type {
+            return Ok(object);
         }
+        let body = json.trim_start().strip_prefix('{').unwrap_or(json).trim_start();
         let comma = if body.starts_with('}') { "" } else { "," };
         let canonical = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}{body}");
         self.parse_owned(Bytes::from(canonical.into_bytes().into_boxed_slice()))
@@ -136,7 +145,9 @@ impl ObjectParser {
             start: (text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
             len: text.len() as u32,
         };
-        let name = text(NAME).ok_or(ObjectError::Metadata("name"))?;
+        // Names of some types may hold what JSON escapes (RBAC takes any path segment, such as `a&b`).
+        let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
+        let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
         let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
         let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
         let labels = match slots[LABELS] {
@@ -146,7 +157,8 @@ impl ObjectParser {
         let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
         let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span)).collect();
         Ok(Object {
-            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), name),
+            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
+            has_type: slots[KIND].is_some() || slots[API_VERSION].is_some(),
             version,
             uid: text(UID).map_or(Span::default(), span),
             version_text: span(version_text),
@@ -236,7 +248,7 @@ impl fmt::Debug for Object {
     }
 }
 
-/// The text of a JSON string without escapes, which names, versions and labels never have.
+/// The text of a JSON string without escapes, which versions, uids and labels never have.
 fn plain_string(raw: &str) -> Option<&str> {
     let text = raw.strip_prefix('"')?.strip_suffix('"')?;
     (!text.contains('\\')).then_some(text)
@@ -388,6 +400,20 @@ mod tests {
         let item = POD.replace(r#""kind":"Pod","apiVersion":"v1","#, "");
         assert_eq!(parser.from_list_item(&item, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
         assert_eq!(parser.from_list_item(POD, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
+    }
+
+    #[test]
+    fn a_custom_object_whose_keys_sort_before_its_kind_stays_as_it_is() {
+        let parser = ObjectParser::new(&pods().1);
+        let item = r#"{"allowAll":true,"apiVersion":"v1","kind":"X","metadata":{"name":"x","resourceVersion":"1"}}"#;
+        assert_eq!(parser.from_list_item(item, "X", "v1").unwrap().bytes(), item.as_bytes());
+    }
+
+    #[test]
+    fn a_name_may_hold_what_json_escapes() {
+        let parser = ObjectParser::new(&pods().1);
+        let role = parser.parse(br#"{"metadata":{"name":"a\u0026b","resourceVersion":"1"}}"#).unwrap();
+        assert_eq!(role.key().name(), "a&b");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -34,13 +35,13 @@ pub struct Service<C> {
     catalog: Arc<C>,
     drain: CancellationToken,
     subscribers_max: usize,
-    subscribers: Arc<tokio::sync::Semaphore>,
+    subscribers: Arc<Semaphore>,
 }
 
 impl<C: Catalog> Service<C> {
     /// A service of `catalog`; every stream ends when `drain` is cancelled.
     pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize) -> Self {
-        let subscribers = Arc::new(tokio::sync::Semaphore::new(subscribers_max));
+        let subscribers = Arc::new(Semaphore::new(subscribers_max.min(Semaphore::MAX_PERMITS)));
         Self { catalog, drain, subscribers_max, subscribers }
     }
 
@@ -57,6 +58,15 @@ impl<C: Catalog> Service<C> {
             Some(version) => selected.served.hub.reached(version, FRESHNESS_TIMEOUT).await,
             None => Ok(()),
         }
+    }
+
+    /// A place for one stream; a list holds state for as long as it is read, as a watch does.
+    fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.subscribers.clone().try_acquire_owned().map_err(|_| {
+            let limit = self.subscribers_max;
+            let message = format!("{limit} streams are open, the most this kubefan serves (--subscribers-max)");
+            status::refused(&Refusal::Exhausted(message))
+        })
     }
 
     async fn open(&self, request: WatchRequest) -> Result<Session, Refusal> {
@@ -80,11 +90,7 @@ impl<C: Catalog> WatchService for Service<C> {
     type ListStream = BoxStream<ListResponse>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let Ok(permit) = self.subscribers.clone().try_acquire_owned() else {
-            let limit = self.subscribers_max;
-            let message = format!("{limit} watches are open, the most this kubefan serves (--subscribers-max)");
-            return Err(status::refused(&Refusal::Exhausted(message)));
-        };
+        let permit = self.admit()?;
         let session = self.open(request.into_inner()).await.map_err(|refusal| status::refused(&refusal))?;
         let frames = stream::unfold(Some((session, permit)), |open| async {
             let (mut session, permit) = open?;
@@ -97,6 +103,7 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let permit = self.admit()?;
         let ListRequest { target, resource_version } = request.into_inner();
         let open = async {
             let version = request::version(&resource_version)?;
@@ -108,6 +115,7 @@ impl<C: Catalog> WatchService for Service<C> {
         let (selected, store, version) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
         let resource = Some(selected.served.hub.resource().clone());
         let chunks = stream::unfold(Some((resource, None::<ObjectKey>)), move |place| {
+            let _held = &permit;
             let chunk = place.map(|(resource, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {

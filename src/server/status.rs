@@ -20,7 +20,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The status of a request that was refused.
 pub fn refused(refusal: &Refusal) -> Status {
-    let message = refusal.to_string();
+    let message = shortened(refusal.to_string());
     match refusal {
         Refusal::NotSynced { .. } => retriable(Code::Unavailable, "NOT_SYNCED", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
@@ -28,6 +28,7 @@ pub fn refused(refusal: &Refusal) -> Status {
         Refusal::Expired(expired) => too_old(expired),
         Refusal::Future { .. } => retriable(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
         Refusal::Invalid { field, message } => {
+            let message = &shortened(message.clone());
             let mut details = ErrorDetails::with_bad_request_violation(*field, message);
             details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
             Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
@@ -91,6 +92,17 @@ fn too_old(expired: &Expired) -> Status {
     Status::with_error_details(Code::OutOfRange, expired.to_string(), details)
 }
 
+/// What a peer sent is quoted in messages, and a status travels in the headers, which peers limit to some KiB.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+fn shortened(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        message.push('…');
+    }
+    message
+}
+
 fn failed(code: Code, reason: &str, message: String) -> Status {
     let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
     Status::with_error_details(code, message, details)
@@ -130,6 +142,12 @@ mod tests {
         let version = |number| ResourceVersion::new(number).unwrap();
         let ours = refused(&Expired { requested: version(5), oldest: version(9) }.into());
         assert_eq!(explained(ours), (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD".to_owned()));
+    }
+
+    #[test]
+    fn a_long_fault_still_fits_into_the_headers() {
+        let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "ä".repeat(10_000) });
+        assert!(status.message().len() < 1100 && status.details().len() < 2000, "{}", status.message().len());
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub struct Metrics {
     subscribers: IntGaugeVec,
     views: IntGaugeVec,
     ring_bytes: IntGaugeVec,
+    log_bytes: IntGaugeVec,
     ring_events: IntGaugeVec,
     ring_age: GaugeVec,
     objects: IntGaugeVec,
@@ -165,6 +166,11 @@ impl Metrics {
             subscribers: int_gauge("kubefan_subscribers", "Watches of subscribers now.", &CACHE)?,
             views: int_gauge("kubefan_views", "Distinct selections now; equal subscriptions share one.", &CACHE)?,
             ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes that history keeps beyond the cached objects.", &CACHE)?,
+            log_bytes: int_gauge(
+                "kubefan_view_log_bytes",
+                "Bytes that the views' logs take beyond the objects they share; over 64 MiB, history is shortened.",
+                &CACHE,
+            )?,
             ring_events: int_gauge("kubefan_ring_events", "Records of history held.", &CACHE)?,
             ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record of history.", &CACHE)?,
             objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
@@ -258,6 +264,8 @@ pub struct CacheGauges {
     pub views: usize,
     /// Bytes of history.
     pub ring_bytes: usize,
+    /// Bytes of the views' logs.
+    pub log_bytes: usize,
     /// Records of history.
     pub ring_events: usize,
     /// Age of the oldest record.
@@ -345,6 +353,7 @@ impl CacheMetrics {
         set(&self.all.subscribers, gauges.subscribers);
         set(&self.all.views, gauges.views);
         set(&self.all.ring_bytes, gauges.ring_bytes);
+        set(&self.all.log_bytes, gauges.log_bytes);
         set(&self.all.ring_events, gauges.ring_events);
         set(&self.all.objects, gauges.objects);
         set(&self.all.object_bytes, gauges.object_bytes);

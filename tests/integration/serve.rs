@@ -1,9 +1,6 @@
 //! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and an end that tells every subscriber to come back.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{process::Command, time::Duration};
 
 use kubefan::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
 use tokio::io::AsyncWriteExt;
@@ -159,7 +156,7 @@ async fn a_health_watch_does_not_hold_up_the_end() {
     let mut client = HealthClient::new(channel_to(&kubefan));
     let mut health = client.watch(HealthCheckRequest { service: "pods".into() }).await.unwrap().into_inner();
     assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    let begun = Instant::now();
+    let begun = tokio::time::Instant::now();
     kubefan.process.terminate();
     let mut last = ServingStatus::Serving;
     while let Ok(Some(response)) = health.message().await {
@@ -205,7 +202,7 @@ async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
     let got = run(&["get", "po", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "what is cached is served: {got:?}");
     // Short names too, which only the configuration knows now.
-    let begun = Instant::now();
+    let begun = tokio::time::Instant::now();
     let got = run(&["get", "pods", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", begun.elapsed());
 }
@@ -263,7 +260,7 @@ async fn a_timeout_ends_a_watch_cleanly() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let request = WatchRequest { target: Some(target("pods")), timeout_seconds: 1, ..WatchRequest::default() };
-    let begun = Instant::now();
+    let begun = tokio::time::Instant::now();
     let mut stream = connect(kubefan.grpc_addr).await.watch(request).await.unwrap().into_inner();
     let mut messages = 0;
     while stream.message().await.unwrap().is_some() {
