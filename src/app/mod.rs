@@ -101,26 +101,35 @@ pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send)
 impl App {
     /// Reads credentials and certificates and binds both ports. The apiserver is not waited for, unless it is required.
     pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
+        let options =
+            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
+        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
+        Self::bind_to(upstream, config).await
+    }
+
+    /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read.
+    pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
         let tls = match &config.tls {
             Some(files) => Some(read_tls(files)?),
             None => None,
         };
-        let options =
-            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
         let counted = metrics.clone();
-        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?.with_observer(
-            Arc::new(move |verb, code| match code {
-                Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
-                None => counted.upstream_request(verb.as_str(), "error"),
-            }),
-        );
+        let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
+            Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
+            None => counted.upstream_request(verb.as_str(), "error"),
+        }));
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
         let data = Listener::bind(&config.listen, "--listen").await?;
         let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
         Ok(Self { config, upstream, metrics, data, admin, tls })
+    }
+
+    /// What `/metrics` will serve.
+    pub fn metrics(&self) -> &PrometheusRegistry {
+        self.metrics.registry()
     }
 
     /// Where the data port and the admin port are.

@@ -2,6 +2,8 @@
 //! its flags, its columns, its exit codes, one line per error.
 
 mod completion;
+#[cfg(feature = "sim")]
+mod demo;
 #[cfg(feature = "client")]
 mod get;
 mod human_duration;
@@ -35,6 +37,8 @@ struct Cli {
 enum Command {
     #[cfg(feature = "server")]
     Serve(Box<serve::ServeArgs>),
+    #[cfg(feature = "sim")]
+    Demo(demo::DemoArgs),
     #[cfg(feature = "client")]
     Get(get::GetArgs),
     #[cfg(feature = "client")]
@@ -103,6 +107,8 @@ fn run(command: Command) -> Result<(), CliError> {
     match command {
         #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(*args),
+        #[cfg(feature = "sim")]
+        Command::Demo(args) => demo::run(args),
         #[cfg(feature = "client")]
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         #[cfg(feature = "client")]

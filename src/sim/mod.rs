@@ -4,4 +4,5 @@
 //! (`tests/integration/conformance.rs`) run against this one and against a real kube-apiserver.
 
 pub mod apiserver;
+pub mod demo;
 pub mod workload;

@@ -400,7 +400,8 @@ impl<R: Rng> Reflector<R> {
             }
         };
         watch.moved |= reached > version;
-        self.state = State::Watching { watch, version: reached };
+        // A bookmark may be older than what was told; going back to it would repeat events.
+        self.state = State::Watching { watch, version: version.max(reached) };
         Ok(Step::Update { update, received })
     }
 

@@ -432,7 +432,8 @@ async fn names_that_are_no_names_are_refused() {
         "\u{1b}[31m",
         "\u{85}x",
     ];
-    let set: [(&str, fn(&mut Target, String)); 5] = [
+    type Set = fn(&mut Target, String);
+    let set: [(&str, Set); 5] = [
         ("target.group", |target, name| target.group = name),
         ("target.version", |target, name| target.version = name),
         ("target.resource", |target, name| target.resource = name),

@@ -107,7 +107,7 @@ impl Running {
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
         let stderr = BufReader::new(child.stderr.take().unwrap()).lines();
-        Running { child: child, stdout, stderr }
+        Running { child, stdout, stderr }
     }
 
     async fn line(&mut self) -> String {

@@ -7,6 +7,7 @@ mod bad_input;
 mod command_line;
 mod conformance;
 mod credentials;
+mod demo;
 mod deploy;
 mod equivalence;
 mod examples;
@@ -29,6 +30,7 @@ fn main() -> std::process::ExitCode {
         conformance::SIMULATED,
         conformance::faults::TESTS,
         credentials::TESTS,
+        demo::TESTS,
         deploy::TESTS,
         equivalence::TESTS,
         examples::TESTS,

@@ -1,12 +1,9 @@
 //! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and an end that tells every subscriber to come back.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{process::Command, time::Duration};
 
 use kubefan::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
-use tokio::io::AsyncWriteExt;
+use tokio::{io::AsyncWriteExt, time::Instant};
 use tonic::{
     Code, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},

@@ -83,17 +83,34 @@ pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &
     body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
 }
 
-/// What the apiserver lists, by key, in the form that a watch sends.
+/// The state that the apiserver's own watch begins with, as events: every object as ADDED, in key order.
+pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Recorded> {
+    let initial = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut response = api.client().get(format!("{}{}{initial}", api.url(), query.pods_path())).send().await.unwrap();
+    let (mut body, mut read, mut events) = (Vec::new(), 0, Vec::new());
+    loop {
+        let Some(end) = body[read..].iter().position(|byte| *byte == b'\n') else {
+            body.extend_from_slice(&response.chunk().await.unwrap().expect("the initial state has an end"));
+            continue;
+        };
+        let line: Line<'_> = serde_json::from_slice(&body[read..read + end]).unwrap();
+        if line.kind == "BOOKMARK" {
+            return events;
+        }
+        events.push(Recorded { kind: kind(line.kind), object: line.object.get().to_owned() });
+        read += end + 1;
+    }
+}
+
+/// What the apiserver holds, by key, in the form that a watch sends.
 pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
-    // The initial state of a watch, because its bytes are the watch's own.
-    let events = upstream_watch(api, query, "", 1).await;
-    let added = events.into_iter().take_while(|event| event.kind == "ADDED");
     let key = |object: &str| {
         let object: serde_json::Value = serde_json::from_str(object).expect("JSON");
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         format!("{}/{}", text("namespace"), text("name"))
     };
-    added.map(|event| (key(&event.object), event.object)).collect()
+    let events = upstream_initial(api, query).await;
+    events.into_iter().map(|event| (key(&event.object), event.object)).collect()
 }
 
 /// A connection to kubefan of its own.

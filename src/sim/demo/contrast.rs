@@ -1,0 +1,190 @@
+//! The end of the demo: the same load on both ways, in counts. Times and CPU are left out: they would be this machine's.
+
+use std::fmt;
+
+use super::{board::Route, counts::Counts, text};
+
+/// What one route cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteCounts {
+    /// The most watches on pods that the apiserver had open at once.
+    pub pod_watches: u64,
+    /// Until every subscriber had its initial state; no object changed.
+    pub initial: Counts,
+    /// While objects changed.
+    pub churn: Counts,
+}
+
+/// Whether everything arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finish {
+    /// The version of the last change.
+    pub version: u64,
+    /// Subscribers that have received everything up to it.
+    pub at_version: usize,
+    /// Watches that broke and came back, over both routes.
+    pub breaks: u64,
+}
+
+/// The result of the demo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contrast {
+    /// Subscribers.
+    pub subscribers: usize,
+    /// Pods.
+    pub objects: usize,
+    /// `None` for a route that was not come to, or not all the way to its churn.
+    pub direct: Option<RouteCounts>,
+    /// The same through kubefan.
+    pub kubefan: Option<RouteCounts>,
+    /// `None` where the demo was stopped before it could be known.
+    pub finish: Option<Finish>,
+}
+
+impl Contrast {
+    /// Whether something that was promised did not happen: a subscriber that is behind, or a second watch upstream.
+    pub fn failure(&self) -> Option<String> {
+        let Finish { version, at_version, .. } = self.finish?;
+        if at_version < self.subscribers {
+            let behind = self.subscribers - at_version;
+            return Some(format!("{behind} of {} subscribers did not reach version {version}", self.subscribers));
+        }
+        let watches = self.kubefan.map_or(1, |route| route.pod_watches);
+        (watches != 1).then(|| format!("kubefan had {watches} watches on pods open at once; one is enough"))
+    }
+}
+
+/// Two columns of numbers, as wide as a narrow terminal.
+const LABEL_WIDTH: usize = 44;
+const NUMBER_WIDTH: usize = 17;
+
+impl fmt::Display for Contrast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let subscribers = text::count(self.subscribers as u64);
+        let title = format!("{subscribers} subscribers of {} pods", text::count(self.objects as u64));
+        writeln!(f, "{}", line(&title, &Route::ALL.map(|route| route.as_str().to_owned())))?;
+        type Cell = fn(&RouteCounts) -> String;
+        let rows: [(&str, Cell); 13] = [
+            ("watches on pods, open at the apiserver", |route| text::count(route.pod_watches)),
+            ("lists answered by the apiserver", |route| text::count(route.initial.lists + route.churn.lists)),
+            ("the initial state", |_| String::new()),
+            ("  objects encoded by the apiserver", |route| text::count(route.initial.objects)),
+            ("  bytes sent by the apiserver", |route| text::bytes(route.initial.bytes as f64)),
+            ("then, for each change", |route| format!("of {}", text::count(route.churn.changes))),
+            ("  events sent by the apiserver", |route| text::per(route.churn.events, route.churn.changes)),
+            ("  objects encoded by the apiserver", |route| text::per(route.churn.objects, route.churn.changes)),
+            ("  selectors tested by the apiserver", |route| text::per(route.churn.selector_tests, route.churn.changes)),
+            ("  bytes sent by the apiserver", |route| match route.churn.changes {
+                0 => "-".to_owned(),
+                changes => text::bytes(route.churn.bytes as f64 / changes as f64),
+            }),
+            ("  messages encoded by kubefan", |route| match route.churn.messages {
+                0 => "-".to_owned(),
+                messages => text::per(messages, route.churn.changes),
+            }),
+            ("  events received by subscribers", |route| text::per(route.churn.deliveries, route.churn.changes)),
+            ("  bytes received by subscribers", |route| match route.churn.changes {
+                0 => "-".to_owned(),
+                changes => text::bytes(route.churn.delivered_bytes as f64 / changes as f64),
+            }),
+        ];
+        for (label, cell) in rows {
+            let cells =
+                [self.direct, self.kubefan].map(|route| route.map_or_else(|| "-".to_owned(), |route| cell(&route)));
+            writeln!(f, "{}", line(label, &cells).trim_end())?;
+        }
+        writeln!(f)?;
+        let Some(Finish { version, at_version, breaks }) = self.finish else {
+            return writeln!(f, "stopped before every subscriber was connected through kubefan");
+        };
+        if at_version == self.subscribers {
+            writeln!(f, "all {subscribers} subscribers are at version {version}")?;
+        }
+        if breaks > 0 {
+            writeln!(f, "{} broken watches were taken up again", text::count(breaks))?;
+        }
+        Ok(())
+    }
+}
+
+fn line(label: &str, cells: &[String; 2]) -> String {
+    let [direct, kubefan] = cells;
+    format!("{label:<LABEL_WIDTH$}{direct:>NUMBER_WIDTH$}{kubefan:>NUMBER_WIDTH$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contrast() -> Contrast {
+        let initial = |objects, bytes| Counts { objects, bytes, ..Counts::default() };
+        let churn = |events, bytes, messages| Counts {
+            changes: 1_000,
+            events,
+            objects: 1_500,
+            selector_tests: events * 2,
+            bytes,
+            messages,
+            deliveries: 36_210,
+            delivered_bytes: 181_050_000,
+            ..Counts::default()
+        };
+        let direct = RouteCounts {
+            pod_watches: 300,
+            initial: initial(180_000, 900_000_000),
+            churn: churn(36_210, 181_050_000, 0),
+        };
+        let kubefan = RouteCounts {
+            pod_watches: 1,
+            initial: Counts { lists: 1, ..initial(5_000, 25_000_000) },
+            churn: churn(1_000, 5_000_000, 3_250),
+        };
+        let finish = Some(Finish { version: 7_105, at_version: 300, breaks: 0 });
+        Contrast { subscribers: 300, objects: 5_000, direct: Some(direct), kubefan: Some(kubefan), finish }
+    }
+
+    #[test]
+    fn the_table_sets_both_ways_side_by_side() {
+        let expected = "\
+300 subscribers of 5,000 pods                          direct  through kubefan
+watches on pods, open at the apiserver                    300                1
+lists answered by the apiserver                             0                1
+the initial state
+  objects encoded by the apiserver                    180,000            5,000
+  bytes sent by the apiserver                       858.3 MiB         23.8 MiB
+then, for each change                                of 1,000         of 1,000
+  events sent by the apiserver                          36.21             1.00
+  objects encoded by the apiserver                       1.50             1.50
+  selectors tested by the apiserver                     72.42             2.00
+  bytes sent by the apiserver                       176.8 KiB          4.9 KiB
+  messages encoded by kubefan                               -             3.25
+  events received by subscribers                        36.21            36.21
+  bytes received by subscribers                     176.8 KiB        176.8 KiB
+
+all 300 subscribers are at version 7105
+";
+        assert_eq!(contrast().to_string(), expected);
+        assert_eq!(contrast().failure(), None);
+    }
+
+    #[test]
+    fn a_demo_that_was_stopped_early_shows_what_it_has() {
+        let text = Contrast { direct: None, kubefan: None, finish: None, ..contrast() }.to_string();
+        assert!(
+            text.contains("watches on pods, open at the apiserver                      -                -\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("\nstopped before every subscriber was connected through kubefan\n"), "{text}");
+    }
+
+    #[test]
+    fn a_subscriber_behind_and_a_second_watch_are_failures() {
+        let behind = Finish { version: 7_105, at_version: 298, breaks: 3 };
+        let behind = Contrast { finish: Some(behind), ..contrast() };
+        assert_eq!(behind.failure().unwrap(), "2 of 300 subscribers did not reach version 7105");
+        assert!(!behind.to_string().contains("all 300") && behind.to_string().contains("3 broken watches"));
+        let second = contrast().kubefan.map(|route| RouteCounts { pod_watches: 2, ..route });
+        let second = Contrast { kubefan: second, ..contrast() };
+        assert_eq!(second.failure().unwrap(), "kubefan had 2 watches on pods open at once; one is enough");
+    }
+}
