@@ -96,11 +96,13 @@ async fn end_of(watch: &mut Watch) -> Option<Status> {
 
 async fn a_termination_tells_every_stream_to_come_back() {
     let simulated = Simulated::start().await;
-    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=30s"]).await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=20s"]).await;
     let mut watches = Vec::new();
     for n in 0..20 {
         let mut client = connect(kubefan.grpc_addr).await;
-        let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();
+        // Without bookmarks of its own, which would wake it anyway.
+        let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
+        let mut watch = Watch::over(Box::pin(client.watch(request).await.unwrap().into_inner()), "");
         // One has not read its snapshot yet.
         if n > 0 {
             watch.until_resumable().await;

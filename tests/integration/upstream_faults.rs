@@ -87,6 +87,11 @@ fn relists_for(rig: &Rig, reason: &str) -> f64 {
     rig.metric(&format!(r#"kubefan_relists_total{{group="",namespace="",reason="{reason}",resource="pods"}}"#))
 }
 
+fn restarts(rig: &Rig, reason: &str) -> f64 {
+    let labels = format!(r#"{{group="",namespace="",reason="{reason}",resource="pods"}}"#);
+    rig.metric(&format!("kubefan_upstream_watch_restarts_total{labels}"))
+}
+
 fn open_watches(rig: &Rig) -> f64 {
     rig.metric(r#"kubefan_upstream_watches{group="",namespace="",purpose="standing",resource="pods"}"#)
 }
@@ -95,22 +100,22 @@ fn status(code: u16, reason: &'static str, message: &str) -> Fault {
     Fault::Status(Box::new(Status::failure(code, reason, message)))
 }
 
-/// What upstream may answer or do instead of serving, and passes.
-fn passing_faults() -> Vec<Fault> {
+/// What upstream may answer or do instead of serving, and passes; each with its reason in metrics.
+fn passing_faults() -> Vec<(Fault, &'static str)> {
     vec![
-        Fault::TooManyRequests { retry_after_seconds: 1 },
-        Fault::TooManyRequestsText { retry_after_seconds: 1 },
-        Fault::Unauthorized,
-        Fault::InternalError,
-        Fault::ServiceUnavailable,
-        status(504, "Timeout", "Timeout: request did not complete within the allotted timeout"),
-        Fault::Disconnect,
+        (Fault::TooManyRequests { retry_after_seconds: 1 }, "too_many_requests"),
+        (Fault::TooManyRequestsText { retry_after_seconds: 1 }, "too_many_requests"),
+        (Fault::Unauthorized, "unauthorized"),
+        (Fault::InternalError, "server_error"),
+        (Fault::ServiceUnavailable, "server_error"),
+        (status(504, "Timeout", "Timeout: request did not complete within the allotted timeout"), "timeout"),
+        (Fault::Disconnect, "reset"),
     ]
 }
 
 async fn a_failed_watch_goes_on_where_it_was() {
-    let in_stream = [Fault::TruncatedLine];
-    for fault in passing_faults().into_iter().chain(in_stream) {
+    let in_stream = [(Fault::TruncatedLine, "truncated")];
+    for (fault, reason) in passing_faults().into_iter().chain(in_stream) {
         let what = format!("{fault:?}");
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
         let mut expected = write(&rig, "b").to_vec();
@@ -122,6 +127,8 @@ async fn a_failed_watch_goes_on_where_it_was() {
         let asked = &rig.network.asked(PODS)[before..];
         assert_eq!(asked.len(), 4, "{what}: each failure is one request: {asked:?}");
         at_least(asked, LEAST_WAIT, &what);
+        let expected_restarts = if reason == "reset" { 4.0 } else { 3.0 };
+        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted as what it was");
         expected.extend(write(&rig, "d"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
     }
@@ -129,7 +136,7 @@ async fn a_failed_watch_goes_on_where_it_was() {
 
 async fn a_failed_first_list_is_tried_again_and_readers_are_told() {
     for watch_list in [true, false] {
-        for fault in passing_faults() {
+        for (fault, _) in passing_faults() {
             let what = format!("{fault:?}, watch list: {watch_list}");
             let mut setup = Setup::of(&["pods"]);
             setup.reflector.watch_list = watch_list;
@@ -209,8 +216,7 @@ async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
     assert_eq!(asked.len(), 2, "{asked:?}");
     let silence = waits(asked)[0];
     assert!(silence >= Duration::from_secs(90) && silence < Duration::from_secs(95), "{silence:?}");
-    let restarts = r#"kubefan_upstream_watch_restarts_total{group="",namespace="",reason="idle",resource="pods"}"#;
-    assert_eq!(rig.metric(restarts), 1.0);
+    assert_eq!(restarts(&rig, "idle"), 1.0);
 }
 
 async fn a_quiet_resource_is_no_failure() {
@@ -595,7 +601,7 @@ async fn no_failure_makes_a_tight_loop() {
         status(400, "BadRequest", "no"),
         status(422, "Invalid", "no"),
     ];
-    for fault in passing_faults().into_iter().chain(others) {
+    for fault in passing_faults().into_iter().map(|(fault, _)| fault).chain(others) {
         let what = format!("{fault:?}");
         let (rig, _watch, before) = synced(Setup::of(&["pods"])).await;
         for verb in [Verb::Watch, Verb::List] {
@@ -658,8 +664,7 @@ async fn an_empty_page_is_no_restart() {
     let rig = Rig::over(network, sim, setup);
     rig.ready().await;
     rig.watch_all("pods").await;
-    let restarts = r#"kubefan_upstream_watch_restarts_total{group="",namespace="",reason="timeout",resource="pods"}"#;
-    assert_eq!(rig.metric(restarts), 0.0);
+    assert_eq!(restarts(&rig, "timeout"), 0.0);
     assert_eq!(relists(&rig), 1.0);
 }
 
