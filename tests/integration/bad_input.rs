@@ -23,7 +23,11 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place, bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused, a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused, an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said, the_admin_port_takes_no_nonsense;
+    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
+        bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused,
+        a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused,
+        an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said,
+        the_admin_port_takes_no_nonsense;
 };
 
 /// One line on stderr with all of these, and that exit code.

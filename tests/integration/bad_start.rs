@@ -19,7 +19,10 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: flags_that_cannot_be_meant_are_one_line, a_configuration_file_that_cannot_be_meant_is_one_line, a_kubeconfig_that_cannot_be_used_is_named, an_address_in_use_is_named_with_its_flag, a_required_apiserver_that_cannot_be_used_ends_the_start, an_apiserver_that_is_away_is_waited_for_and_told, an_apiserver_that_does_not_know_us_is_told_without_the_secret, certificates_that_cannot_be_used_are_named;
+    local: flags_that_cannot_be_meant_are_one_line, a_configuration_file_that_cannot_be_meant_is_one_line,
+        a_kubeconfig_that_cannot_be_used_is_named, an_address_in_use_is_named_with_its_flag,
+        a_required_apiserver_that_cannot_be_used_ends_the_start, an_apiserver_that_is_away_is_waited_for_and_told,
+        an_apiserver_that_does_not_know_us_is_told_without_the_secret, certificates_that_cannot_be_used_are_named;
 };
 
 async fn flags_that_cannot_be_meant_are_one_line() {

@@ -23,7 +23,14 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap, a_line_that_is_too_long_is_listed_instead, an_object_too_long_for_a_watch_comes_by_list, a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted, a_403_from_the_start_is_told_until_it_is_lifted, a_404_that_discovery_denies_is_bridged, a_resource_that_goes_ends_its_streams_and_comes_back, a_list_that_expires_midway_is_asked_for_in_one_piece, an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state, a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on, a_broken_event_is_listed_over, an_empty_page_is_no_restart;
+    paused: an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
+        a_line_that_is_too_long_is_listed_instead, an_object_too_long_for_a_watch_comes_by_list,
+        a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
+        a_403_from_the_start_is_told_until_it_is_lifted, a_404_that_discovery_denies_is_bridged,
+        a_resource_that_goes_ends_its_streams_and_comes_back, a_list_that_expires_midway_is_asked_for_in_one_piece,
+        an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state,
+        a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
+        a_broken_event_is_listed_over, an_empty_page_is_no_restart;
 };
 
 fn object(name: &str, version: u64) -> Value {

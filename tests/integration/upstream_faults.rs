@@ -18,7 +18,12 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told, retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing, a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure, compression_and_fragments_change_nothing, a_line_that_is_no_event_is_asked_for_again, bookmarks_move_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
+    paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told,
+        retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing,
+        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure,
+        compression_and_fragments_change_nothing, a_line_that_is_no_event_is_asked_for_again,
+        bookmarks_move_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
+        a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
 };
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
