@@ -3,11 +3,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan::{
-    proto::v1alpha1::{
-        GetRequest, ListRequest, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
-    },
-    sim::apiserver::SimOptions,
+use kubefan::proto::v1alpha1::{
+    GetRequest, ListRequest, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -18,19 +15,15 @@ use tonic_types::StatusExt;
 
 use crate::harness::{
     Test,
-    kubefan::{Kubefan, Ran, run, run_with},
+    kubefan::{Kubefan, Ran, run},
     record::{Query, Watch, connect},
     rig::target,
-    simulated::{Simulated, kubeconfig},
-    tests, wait,
+    simulated::Simulated,
+    tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: flags_that_cannot_be_meant_are_one_line, a_configuration_file_that_cannot_be_meant_is_one_line,
-        a_kubeconfig_that_cannot_be_used_is_named, an_address_in_use_is_named_with_its_flag,
-        a_required_apiserver_that_cannot_be_used_ends_the_start, an_apiserver_that_is_away_is_waited_for_and_told,
-        an_apiserver_that_does_not_know_us_is_told_without_the_secret, certificates_that_cannot_be_used_are_named,
-        unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
+    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
         bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused,
         a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused,
         an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said,
@@ -38,7 +31,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 };
 
 /// One line on stderr with all of these, and that exit code.
-fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
+pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
     assert_eq!(ran.stdout, "", "{what}: errors are no output");
     let lines: Vec<&str> = ran.stderr.lines().collect();
@@ -48,233 +41,6 @@ fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     }
     assert!(!ran.stderr.trim_end().contains(|c: char| c.is_control()), "{what}: {:?}", ran.stderr);
     assert!(ran.stderr.len() < 1000, "{what}: {}", ran.stderr);
-}
-
-async fn flags_that_cannot_be_meant_are_one_line() {
-    let cases: [(&[&str], &[&str]); 10] = [
-        (&["--tls-cert-file", "x.pem"], &["--tls-cert-file needs --tls-private-key-file"]),
-        (&["--listen", "127.0.0.1:7444", "--resource=pods"], &["--listen and --admin-listen are both 127.0.0.1:7444"]),
-        (&["--listen", "0.0.0.0:0", "--resource=pods"], &["--listen 0.0.0.0:0", "--insecure", "127.0.0.1"]),
-        (&["--on-demand=false"], &["--resource", "--on-demand"]),
-        (
-            &["--on-demand=false", "--resource=pods", "--on-demand-bytes-max=1Gi"],
-            &["--on-demand-bytes-max", "--on-demand"],
-        ),
-        (&["--resource", "../secrets"], &["--resource", "\"../secrets\""]),
-        (&["--resource", "pods\x1b[31m"], &["--resource", r"pods\u{1b}[31m"]),
-        (&["--namespace", "a/../b"], &["--namespace", "\"a/../b\""]),
-        (&["--resource", "pods", "--resource", "Pods"], &["--resource \"Pods\"", "twice"]),
-        (&["--upstream-field-selector", "spec.nodeName"], &["--upstream-field-selector", "spec.nodeName=node-1"]),
-    ];
-    for (args, has) in cases {
-        let ran = run(&[&["serve"], args].concat()).await;
-        assert_line(&args.join(" "), &ran, 1, has);
-    }
-    // What the command line's grammar refuses also shows the usage.
-    let cases: [(&[&str], &str); 7] = [
-        (&["--drain-timeout=-5s"], "--drain-timeout"),
-        (&["--drain-timeout", "soon"], "soon"),
-        (&["--ring-bytes-max", "64 elephants"], "64 elephants"),
-        (&["--listen", "nowhere"], "\"nowhere\" is no address to listen on"),
-        (&["--page-size", "many"], "--page-size"),
-        (&["--watch-list", "sometimes"], "[possible values: auto, never]"),
-        (&["--no-such-flag"], "--no-such-flag"),
-    ];
-    for (args, has) in cases {
-        let ran = run(&[&["serve"], args].concat()).await;
-        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}: {ran:?}");
-        assert!(ran.stderr.contains(has), "{args:?}: {}", ran.stderr);
-    }
-}
-
-async fn a_configuration_file_that_cannot_be_meant_is_one_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("kubefan.yaml");
-    let path = file.to_str().unwrap();
-    let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
-    let cases = [
-        (format!("{head}resource: [pods]\n"), "line 3: unknown key \"resource\"; did you mean \"resources\"?"),
-        (format!("{head}pageSize: 0\n"), "--page-size"),
-        (format!("{head}pageSize: [1]\n"), "line 3"),
-        (format!("{head}ringAgeMax: soon\n"), "\"soon\" is no duration"),
-        (format!("{head}resources: [pods\n"), "line "),
-        ("resources: [pods]\n".to_owned(), "apiVersion is missing"),
-        ("apiVersion: v1\nkind: Config\n".to_owned(), "kubefan.dev/v1alpha1"),
-        ("\0\u{1}\u{2}".to_owned(), "kubefan.yaml"),
-        (format!("{head}{}", "a: ".repeat(50_000)), "kubefan.yaml"),
-        (format!("{head}{}", "[".repeat(50_000)), "kubefan.yaml"),
-        (format!("{head}a: &a [x]\nb: *nope\n"), "kubefan.yaml"),
-        ("x".repeat(2 << 20), "longer than"),
-    ];
-    for (text, has) in cases {
-        std::fs::write(&file, &text).unwrap();
-        let what: String = text.chars().take(120).collect();
-        assert_line(
-            &what,
-            &run(&["serve", "--config", path]).await,
-            1,
-            &[path, has].map(|part| part)[usize::from(has.starts_with("--"))..],
-        );
-    }
-    let missing = run(&["serve", "--config", "/does/not/exist.yaml"]).await;
-    assert_line("missing", &missing, 1, &["/does/not/exist.yaml", "No such file"]);
-    let directory = run(&["serve", "--config", dir.path().to_str().unwrap()]).await;
-    assert_line("a directory", &directory, 1, &["directory"]);
-}
-
-async fn a_kubeconfig_that_cannot_be_used_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("config");
-    let path = file.to_str().unwrap();
-    let ran = run(&["serve", "--resource=pods"]).await;
-    assert_line(
-        "none",
-        &ran,
-        1,
-        &["no kubeconfig found at /nonexistent/.kube/config", "--kubeconfig FILE", "KUBECONFIG"],
-    );
-    let ran = run(&["serve", "--kubeconfig", "/does/not/exist"]).await;
-    assert_line("missing", &ran, 1, &["/does/not/exist", "No such file"]);
-    let ran = run_with(&["serve"], |command| {
-        command.env("KUBECONFIG", "/does/not/exist/either");
-    })
-    .await;
-    assert_line("missing by environment", &ran, 1, &["/does/not/exist/either"]);
-    let ran = run(&["serve", "--kubeconfig", dir.path().to_str().unwrap()]).await;
-    assert_line("a directory", &ran, 1, &[dir.path().to_str().unwrap(), "directory"]);
-
-    let good = "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
-                contexts: [{name: a, context: {cluster: c, user: u}}, {name: b, context: {cluster: gone, user: u}}]\n\
-                users: [{name: u, user: {token: very-secret}}]\n";
-    let cases: [(String, &[&str], &[&str]); 8] = [
-        ("{".to_owned(), &[], &["bad YAML"]),
-        (good.replace("very-secret}", "very-secret"), &[], &["bad YAML at line"]),
-        (String::new(), &[], &["no current-context", "--context"]),
-        (good.to_owned(), &["--context", "prod"], &["no context \"prod\"", "a, b"]),
-        (good.to_owned(), &["--context", "b"], &["\"gone\""]),
-        (good.replace("http://127.0.0.1:1", "not a url"), &[], &["cluster url"]),
-        (
-            good.replace("token: very-secret", "tokenFile: /no/such/token, client-certificate: /no/such.pem"),
-            &["--require-upstream"],
-            &["/no/such"],
-        ),
-        (
-            good.replace(
-                "token: very-secret",
-                "exec: {apiVersion: client.authentication.k8s.io/v1, command: /no/such/plugin, interactiveMode: Never}",
-            ),
-            &["--require-upstream"],
-            &["plugin"],
-        ),
-    ];
-    for (text, args, has) in cases {
-        std::fs::write(&file, &text).unwrap();
-        let args =
-            [&["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig", path], args].concat();
-        let ran = run(&args).await;
-        assert_line(&text, &ran, 1, has);
-        assert!(!ran.stderr.contains("very-secret"), "{}", ran.stderr);
-    }
-}
-
-async fn an_address_in_use_is_named_with_its_flag() {
-    let simulated = Simulated::start().await;
-    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let kubeconfig = simulated.kubeconfig();
-    let serve = ["serve", "--kubeconfig", kubeconfig.to_str().unwrap()];
-    let ran = run(&[&serve[..], &["--listen", &address, "--admin-listen", "127.0.0.1:0"]].concat()).await;
-    assert_line("the data port", &ran, 1, &[&format!("cannot listen on {address} (--listen)"), "port 0"]);
-    let ran = run(&[&serve[..], &["--listen", "127.0.0.1:0", "--admin-listen", &address]].concat()).await;
-    assert_line("the admin port", &ran, 1, &[&format!("cannot listen on {address} (--admin-listen)")]);
-
-    let socket = format!("unix:{}", simulated.dir.path().join("socket").display());
-    let first = simulated.kubefan_at(&socket).await;
-    let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
-    assert_line("a socket", &ran, 1, &[&socket, "another process has it"]);
-    drop(first);
-    // The one that was killed has left its socket behind, which is nobody's now.
-    simulated.kubefan_at(&socket).await;
-    let ran =
-        run(&[&serve[..], &["--listen", "unix:/no/such/directory/socket", "--admin-listen", "127.0.0.1:0"]].concat())
-            .await;
-    assert_line("no directory", &ran, 1, &["unix:/no/such/directory/socket"]);
-}
-
-async fn a_required_apiserver_that_cannot_be_used_ends_the_start() {
-    let dir = tempfile::tempdir().unwrap();
-    // Bound and dropped: nobody listens there.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
-    let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
-    let ran = run(&[&serve[..], &[away.to_str().unwrap()]].concat()).await;
-    assert_line("unreachable", &ran, 1, &[&closed.to_string(), "refused", "--require-upstream"]);
-
-    let strict = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
-    let wrong = strict.kubeconfig_for("{ token: wrong-and-secret }");
-    let ran = run(&[&serve[..], &[wrong.to_str().unwrap()]].concat()).await;
-    assert_line("unauthorized", &ran, 1, &["401", "--require-upstream"]);
-    assert!(!ran.stderr.contains("wrong-and-secret"));
-
-    let nonsense = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = nonsense.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = nonsense.accept().await {
-            let _ = stream.write_all(b"220 mail.example ESMTP\r\n").await;
-        }
-    });
-    let mail = kubeconfig(&dir, &format!("http://{address}"), "{}");
-    let ran = run(&[&serve[..], &[mail.to_str().unwrap()]].concat()).await;
-    assert_line("no apiserver", &ran, 1, &["--require-upstream"]);
-}
-
-async fn an_apiserver_that_is_away_is_waited_for_and_told() {
-    let mut simulated = Simulated::start().await;
-    simulated.stop().await;
-    let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=pods"]).await;
-    let (code, text) = wait::until("the reason", wait::SOON, || async {
-        kubefan.admin("/readyz?verbose").await.filter(|(_, text)| text.contains("cannot reach"))
-    })
-    .await;
-    assert_eq!(code, 503);
-    let line = text.lines().next().unwrap();
-    assert!(line.starts_with("[-]pods syncing: ") && line.contains(&simulated.addr.to_string()), "{text}");
-    assert!(kubefan.admin("/livez").await.unwrap().0.is_success(), "alive all the same");
-    let status = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.err().unwrap();
-    assert_eq!(status.code(), Code::Unavailable, "{status}");
-    assert!(status.get_details_retry_info().is_some() && status.message().contains("cannot reach"), "{status}");
-    simulated.resume().await;
-    kubefan.ready().await;
-    good(&simulated, &kubefan).await;
-}
-
-async fn an_apiserver_that_does_not_know_us_is_told_without_the_secret() {
-    let strict = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
-    let kubefan = Kubefan::spawn(&strict.kubeconfig_for("{ token: wrong-and-secret }"), &["--resource=pods"]).await;
-    let (code, text) = wait::until("the reason", wait::SOON, || async {
-        kubefan.admin("/readyz?verbose").await.filter(|(_, text)| text.contains("401"))
-    })
-    .await;
-    assert_eq!(code, 503);
-    assert!(text.contains("does not accept kubefan's credentials"), "{text}");
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let (_, page) = kubefan.admin("/").await.unwrap();
-    let said = [text, metrics, page, kubefan.process.log()].concat();
-    assert!(!said.contains("wrong-and-secret"), "{said}");
-}
-
-async fn certificates_that_cannot_be_used_are_named() {
-    let simulated = Simulated::start().await;
-    let kubeconfig = simulated.kubeconfig();
-    let nonsense = simulated.dir.path().join("nonsense.pem");
-    std::fs::write(&nonsense, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-    let nonsense = nonsense.to_str().unwrap();
-    let serve =
-        ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig", kubeconfig.to_str().unwrap()];
-    for file in [nonsense, "/does/not/exist.pem"] {
-        let ran = run(&[&serve[..], &["--tls-cert-file", file, "--tls-private-key-file", file]].concat()).await;
-        assert_line(file, &ran, 1, &["--tls-cert-file", file]);
-    }
 }
 
 /// A subscriber that must not notice anything.
@@ -299,7 +65,7 @@ impl Good {
     }
 }
 
-async fn good(simulated: &Simulated, kubefan: &Kubefan) {
+pub(crate) async fn good(simulated: &Simulated, kubefan: &Kubefan) {
     Good::of(kubefan).await.goes_on(simulated).await;
 }
 

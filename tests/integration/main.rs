@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
 mod bad_input;
+mod bad_start;
 mod command_line;
 mod conformance;
 mod credentials;
@@ -17,6 +18,7 @@ mod harness_works;
 mod memory;
 mod metrics;
 mod on_demand;
+mod relists;
 mod resume;
 mod scopes;
 mod serve;
@@ -25,6 +27,7 @@ mod upstream_faults;
 fn main() -> std::process::ExitCode {
     harness::run(&[
         bad_input::TESTS,
+        bad_start::TESTS,
         command_line::TESTS,
         conformance::REAL,
         conformance::SIMULATED,
@@ -40,6 +43,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        relists::TESTS,
         resume::TESTS,
         scopes::TESTS,
         serve::TESTS,

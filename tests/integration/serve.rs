@@ -140,6 +140,7 @@ async fn a_termination_waits_for_nobody_longer_than_it_may() {
     kubefan.process.terminate();
     assert_eq!(end_of(&mut watch).await.unwrap().code(), Code::Unavailable);
     assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0), "{}", kubefan.process.log());
+    assert!(kubefan.process.log().contains("did not end within the drain timeout"), "{}", kubefan.process.log());
 }
 
 fn channel_to(kubefan: &Kubefan) -> Channel {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, FaultRule, SimResource, Status, Verb};
+use kubefan::sim::apiserver::{Fault, FaultRule, Status, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 
 use crate::harness::{
     Test,
-    network::{Asked, Network, answer, waits},
+    network::{Asked, answer, waits},
     record::Watch,
     rig::{PODS, Rig, Setup, pod, pods, target, versions},
     tests,
@@ -20,23 +20,16 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told,
         retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing,
-        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure, compression_and_fragments_change_nothing,
-        an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
-        a_line_that_is_too_long_is_listed_instead, an_object_too_long_for_a_watch_comes_by_list,
-        a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
-        a_403_from_the_start_is_told_until_it_is_lifted, a_404_that_discovery_denies_is_bridged,
-        a_resource_that_goes_ends_its_streams_and_comes_back, a_list_that_expires_midway_is_asked_for_in_one_piece,
-        an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state,
-        a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
-        a_broken_event_is_listed_over, a_line_that_is_no_event_is_asked_for_again, bookmarks_move_the_version,
-        no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop, an_empty_page_is_no_restart,
+        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure,
+        compression_and_fragments_change_nothing, a_line_that_is_no_event_is_asked_for_again,
+        bookmarks_move_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
         a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
 };
 
-const LEAST_WAIT: Duration = Duration::from_millis(800);
+pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
 
 /// A synced kubefan with one pod, a subscriber that has its snapshot, and the number of requests for pods so far.
-async fn synced(setup: Setup) -> (Rig, Watch, usize) {
+pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
     let rig = Rig::synced(sim, setup).await;
@@ -46,13 +39,13 @@ async fn synced(setup: Setup) -> (Rig, Watch, usize) {
 }
 
 /// Creates, changes and deletes pods; the versions of the three writes.
-fn write(rig: &Rig, name: &str) -> [u64; 3] {
+pub(crate) fn write(rig: &Rig, name: &str) -> [u64; 3] {
     let created = rig.sim.create(&pods(), pod(name, "new")).unwrap();
     let changed = rig.sim.update(&pods(), pod(name, "changed")).unwrap();
     [created, changed, rig.sim.delete(&pods(), "default", name).unwrap()]
 }
 
-fn at_least(asked: &[Asked], least: Duration, what: &str) {
+pub(crate) fn at_least(asked: &[Asked], least: Duration, what: &str) {
     let waits = waits(asked);
     assert!(waits.iter().all(|wait| *wait >= least), "{what}: requests came after {waits:?}");
 }
@@ -67,7 +60,7 @@ async fn assert_bridged(what: &str, rig: &Rig, watch: &mut Watch, expected: &[u6
     assert_eq!(open_watches(rig), 1.0, "{what}: one watch upstream");
 }
 
-fn relists(rig: &Rig) -> f64 {
+pub(crate) fn relists(rig: &Rig) -> f64 {
     let reasons = [
         "initial",
         "expired",
@@ -83,20 +76,20 @@ fn relists(rig: &Rig) -> f64 {
     reasons.iter().map(|reason| relists_for(rig, reason)).sum()
 }
 
-fn relists_for(rig: &Rig, reason: &str) -> f64 {
+pub(crate) fn relists_for(rig: &Rig, reason: &str) -> f64 {
     rig.metric(&format!(r#"kubefan_relists_total{{group="",namespace="",reason="{reason}",resource="pods"}}"#))
 }
 
-fn restarts(rig: &Rig, reason: &str) -> f64 {
+pub(crate) fn restarts(rig: &Rig, reason: &str) -> f64 {
     let labels = format!(r#"{{group="",namespace="",reason="{reason}",resource="pods"}}"#);
     rig.metric(&format!("kubefan_upstream_watch_restarts_total{labels}"))
 }
 
-fn open_watches(rig: &Rig) -> f64 {
+pub(crate) fn open_watches(rig: &Rig) -> f64 {
     rig.metric(r#"kubefan_upstream_watches{group="",namespace="",purpose="standing",resource="pods"}"#)
 }
 
-fn status(code: u16, reason: &'static str, message: &str) -> Fault {
+pub(crate) fn status(code: u16, reason: &'static str, message: &str) -> Fault {
     Fault::Status(Box::new(Status::failure(code, reason, message)))
 }
 
@@ -253,300 +246,8 @@ async fn compression_and_fragments_change_nothing() {
     }
 }
 
-/// What must hold after a break that upstream's history does not bridge: exact before, one marked gap, exact after.
-async fn assert_gap(rig: &Rig, watch: &mut Watch, reason: &str, before: &[u64], during: [u64; 3]) {
-    watch.until(during[2]).await;
-    assert_eq!(versions(&watch.events), before, "{reason}: exact up to the gap");
-    assert_eq!(watch.gap_reasons, [reason]);
-    assert_eq!(watch.state, rig.truth(PODS).await, "{reason}: the state after the gap");
-    assert_eq!(relists_for(rig, reason), 1.0, "{reason}");
-    let after = write(rig, "after");
-    watch.until(after[2]).await;
-    assert_eq!(versions(&watch.events), [before, &after].concat(), "{reason}: exact after the gap");
-    assert_eq!(open_watches(rig), 1.0, "{reason}");
-}
-
-async fn an_expired_version_leaves_a_marked_gap() {
-    for watch_list in [true, false] {
-        let mut setup = Setup::of(&["pods"]);
-        setup.reflector.watch_list = watch_list;
-        let (rig, mut watch, asked) = synced(setup).await;
-        let before = write(&rig, "b");
-        watch.until(before[2]).await;
-        rig.sim.delete(&pods(), "default", "a").unwrap();
-        watch.until(rig.sim.revision()).await;
-        let before = [&before[..], &[rig.sim.revision()]].concat();
-        let kept = rig.sim.create(&pods(), pod("kept", "new")).unwrap();
-        watch.until(kept).await;
-        let before = [&before[..], &[kept]].concat();
-        rig.cut().await;
-        let during = write(&rig, "c");
-        // The watch comes back to an apiserver that has forgotten: HTTP 200 with one ERROR event.
-        rig.sim.compact();
-        assert_gap(&rig, &mut watch, "expired", &before, during).await;
-        let requests = if watch_list { 2 } else { 3 };
-        assert_eq!(rig.network.asked(PODS).len() - asked, requests, "the try, and what a list takes");
-    }
-}
-
-async fn an_expired_status_leaves_a_marked_gap() {
-    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, status(410, "Expired", "The provided continue parameter is too old"), 1);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "expired", &[], during).await;
-}
-
-async fn a_line_that_is_too_long_is_listed_instead() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.reflector.line_bytes_max = 64 << 10;
-    let (rig, mut watch, _) = synced(setup).await;
-    rig.fault(Verb::Watch, Fault::OverlongLine { bytes: 100 << 10 }, 1);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "line_too_long", &[], during).await;
-}
-
-async fn an_object_too_long_for_a_watch_comes_by_list() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.reflector.line_bytes_max = 8 << 10;
-    let (rig, mut watch, before) = synced(setup).await;
-    let mut long = pod("long", "new");
-    long["metadata"]["annotations"] = json!({ "note": "x".repeat(20 << 10) });
-    let created = rig.sim.create(&pods(), long).unwrap();
-    watch.until(created).await;
-    assert_eq!(watch.state, rig.truth(PODS).await);
-    assert_eq!(watch.gap_reasons.len(), 1);
-    let asked = &rig.network.asked(PODS)[before..];
-    assert!(asked.len() <= 4, "a watch list, which meets the same line, then a list and a watch: {asked:?}");
-}
-
-async fn a_short_403_is_bridged() {
-    // An apiserver that has just started denies everything until its authorizer knows its rules.
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, Fault::Forbidden, 3);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    rig.readyz_has("pods stale: the apiserver denies kubefan pods").await;
-    assert_gap(&rig, &mut watch, "forbidden", &[], during).await;
-    let asked = &rig.network.asked(PODS)[before..];
-    at_least(&asked[..4], LEAST_WAIT, "forbidden");
-}
-
-async fn a_long_403_ends_the_streams_until_it_is_lifted() {
-    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, Fault::Forbidden, 1000);
-    rig.cut().await;
-    let started = Instant::now();
-    let status = loop {
-        match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "it says why"),
-            Err(status) => break status,
-        }
-    };
-    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
-    assert!(started.elapsed() >= Duration::from_secs(30), "not before the grace is over");
-    let status = rig.watch(target("pods"), "").await.err().unwrap();
-    assert_eq!(status.code(), Code::PermissionDenied, "what may not be read is not served from memory: {status}");
-    assert_eq!(rig.list(target("pods")).await.unwrap_err().code(), Code::PermissionDenied);
-    assert!(!rig.registry.readiness().0);
-    rig.sim.clear_faults();
-    write(&rig, "b");
-    rig.ready().await;
-    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
-}
-
-async fn a_403_from_the_start_is_told_until_it_is_lifted() {
-    let setup = Setup::of(&["pods"]);
-    let rig = Rig::start(setup.sim(), setup);
-    rig.fault(Verb::Watch, Fault::Forbidden, 3);
-    rig.readyz_has("pods forbidden: ").await;
-    let status = rig.watch(target("pods"), "").await.err().unwrap();
-    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
-    assert_eq!(status.get_details_error_info().unwrap().reason, "UPSTREAM_FORBIDDEN");
-    assert!(status.message().contains("cannot watch resource \"pods\""), "{status}");
-    rig.ready().await;
-    at_least(&rig.network.asked(PODS), LEAST_WAIT, "forbidden");
-    rig.watch_all("pods").await;
-}
-
-async fn a_404_that_discovery_denies_is_bridged() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    rig.fault(Verb::Watch, status(404, "NotFound", "the server could not find the requested resource"), 3);
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "not_found", &[], during).await;
-    at_least(&rig.network.asked(PODS)[before..before + 4], LEAST_WAIT, "not found");
-}
-
-async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
-    const WIDGETS: &str = "/apis/example.com/v1/widgets";
-    let setup = Setup::of(&["widgets.example.com"]);
-    let sim = setup.sim();
-    let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
-    let widget = |name: &str| json!({ "metadata": { "namespace": "default", "name": name } });
-    let rig = Rig::start(sim, setup);
-    rig.readyz_has("widgets.example.com not found").await;
-    assert!(rig.registry.readiness().0, "that a resource is not there is an answer");
-    assert_eq!(rig.watch(target("widgets.example.com"), "").await.err().unwrap().code(), Code::NotFound);
-    for _ in 0..3 {
-        rig.sim.add_resource(widgets.clone());
-        rig.sim.create(&widgets.gvr, widget("a")).unwrap();
-        rig.readyz_has("widgets.example.com synced").await;
-        let mut watch = rig.watch_all("widgets.example.com").await;
-        assert_eq!(watch.state.len(), 1);
-        rig.sim.remove_resource(&widgets.gvr);
-        let status = loop {
-            match watch.step().await {
-                Ok(step) => assert!(step.is_some(), "it says why"),
-                Err(status) => break status,
-            }
-        };
-        assert_eq!(status.code(), Code::NotFound, "{status}");
-        assert!(status.message().contains("widgets.example.com"), "{status}");
-        rig.readyz_has("widgets.example.com not found").await;
-        let asked = rig.network.asked(WIDGETS).len();
-        sleep(Duration::from_secs(60)).await;
-        assert_eq!(rig.network.asked(WIDGETS).len(), asked, "what is not served is not asked for");
-    }
-}
-
-async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {
-    let mut setup = Setup::of(&["pods"]).by_list();
-    setup.reflector.page_size = 2;
-    let sim = setup.sim();
-    for name in ["a", "b", "c", "d", "e"] {
-        sim.create(&pods(), pod(name, "first")).unwrap();
-    }
-    let network = Network::to(sim.clone());
-    let (late, mut pages) = (sim.clone(), 0);
-    network.rule(move |path| {
-        pages += usize::from(path.contains("continue="));
-        if path.contains("continue=") && pages == 2 {
-            late.create(&pods(), pod("late", "first")).unwrap();
-            late.compact();
-        }
-        None
-    });
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    let mut watch = rig.watch_all("pods").await;
-    assert_eq!(watch.state, rig.truth(PODS).await, "no mixture of two versions");
-    let lists: Vec<String> =
-        rig.network.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).map(|asked| asked.path).collect();
-    assert_eq!(lists.len(), 4, "two pages, one that has expired, and all in one piece: {lists:?}");
-    assert!(!lists[3].contains("limit="), "{lists:?}");
-    assert_eq!(relists_for(&rig, "continue_expired"), 1.0);
-
-    // The next list is paged again.
-    rig.cut().await;
-    let last = write(&rig, "f");
-    rig.sim.compact();
-    watch.until(last[2]).await;
-    let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).count();
-    assert_eq!(lists, 4 + 3);
-    assert_eq!(watch.state, rig.truth(PODS).await);
-}
-
-async fn an_apiserver_without_watch_list_is_listed() {
-    let mut setup = Setup::of(&["pods"]);
-    setup.sim.watch_list = false;
-    let (rig, mut watch, _) = synced(setup).await;
-    let initial: Vec<bool> =
-        rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-    assert_eq!(initial, [true, false, false], "asked for once; then a list and a watch");
-    rig.cut().await;
-    let during = write(&rig, "b");
-    rig.sim.compact();
-    assert_gap(&rig, &mut watch, "expired", &[], during).await;
-    let wishes = rig.network.asked(PODS).iter().filter(|asked| asked.path.contains("sendInitialEvents")).count();
-    assert_eq!(wishes, 1, "an answer is remembered");
-}
-
-fn line(kind: &str, object: &Value) -> String {
+pub(crate) fn line(kind: &str, object: &Value) -> String {
     json!({ "type": kind, "object": object }).to_string()
-}
-
-fn object(name: &str, version: u64) -> Value {
-    json!({
-        "kind": "Pod", "apiVersion": "v1",
-        "metadata": { "namespace": "default", "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": version.to_string() },
-    })
-}
-
-async fn an_interrupted_watch_list_shows_nobody_half_a_state() {
-    for form in ["clean end", "truncated line", "error event", "silence"] {
-        let setup = Setup::of(&["pods"]);
-        let sim = setup.sim();
-        for name in ["a", "b", "c"] {
-            sim.create(&pods(), pod(name, "first")).unwrap();
-        }
-        let half = move |version: u64| {
-            let mut lines = vec![line("ADDED", &object("a", version)), line("ADDED", &object("ghost", version))];
-            match form {
-                "truncated line" => lines.push(r#"{"type":"ADDED","object":{"kind":"Pod"}"#.to_owned()),
-                "error event" => {
-                    lines.push(line("ERROR", &json!({ "kind": "Status", "code": 410, "reason": "Expired" })))
-                }
-                _ => {}
-            }
-            answer(200, lines, form == "silence")
-        };
-        let network = Network::to(sim.clone());
-        network.answer_once(|path| path.contains("sendInitialEvents"), half(2));
-        let rig = Rig::over(network, sim, setup);
-        rig.ready().await;
-        let mut watch = rig.watch_all("pods").await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the first state");
-
-        rig.network.answer_once(|path| path.contains("sendInitialEvents"), half(rig.sim.revision()));
-        rig.cut().await;
-        let during = write(&rig, "d");
-        rig.sim.compact();
-        watch.until(during[2]).await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the state after a relist");
-        assert_eq!(watch.gaps.len(), 1, "{form}: one gap");
-        assert_eq!(watch.events, [], "{form}: nothing outside of it");
-        let asked = rig.network.asked(PODS);
-        assert_eq!(asked.len(), 2 + 3, "{form}: {asked:?}");
-    }
-}
-
-async fn a_watch_that_ignores_the_wish_for_the_initial_state_is_listed() {
-    let setup = Setup::of(&["pods"]);
-    let sim = setup.sim();
-    sim.create(&pods(), pod("a", "first")).unwrap();
-    let network = Network::to(sim.clone());
-    let plain = vec![line("ADDED", &object("a", 3)), line("MODIFIED", &object("a", 4))];
-    network.answer_once(|path| path.contains("sendInitialEvents"), answer(200, plain, true));
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
-    let asked: Vec<bool> =
-        rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-    assert_eq!(asked, [true, false, false]);
-}
-
-async fn an_old_event_is_never_passed_on() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let first = write(&rig, "b");
-    watch.until(first[2]).await;
-    let old = vec![line("MODIFIED", &object("a", first[0]))];
-    rig.network.answer_once(Asked::is_watch_path, answer(200, old, true));
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "out_of_order", &first, during).await;
-    at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "out of order");
-}
-
-async fn a_broken_event_is_listed_over() {
-    let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let nameless = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
-    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("ADDED", &nameless)], true));
-    rig.cut().await;
-    let during = write(&rig, "c");
-    assert_gap(&rig, &mut watch, "broken_object", &[], during).await;
-    at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "broken object");
 }
 
 async fn a_line_that_is_no_event_is_asked_for_again() {
@@ -649,23 +350,6 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
         rig.network.clear_rules();
         assert_bridged(form, &rig, &mut watch, &expected).await;
     }
-}
-
-async fn an_empty_page_is_no_restart() {
-    let setup = Setup::of(&["pods"]).by_list();
-    let sim = setup.sim();
-    sim.create(&pods(), pod("a", "first")).unwrap();
-    let network = Network::to(sim.clone());
-    // With a selector a page may be empty and not the last.
-    let empty = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6", "continue": "next" }, "items": [] });
-    network.answer_once(|path| path.starts_with(PODS), answer(200, vec![empty.to_string()], false));
-    let all = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6" }, "items": null });
-    network.answer_once(|path| path.contains("continue=next"), answer(200, vec![all.to_string()], false));
-    let rig = Rig::over(network, sim, setup);
-    rig.ready().await;
-    rig.watch_all("pods").await;
-    assert_eq!(restarts(&rig, "timeout"), 0.0);
-    assert_eq!(relists(&rig), 1.0);
 }
 
 async fn a_429_stops_discovery_too() {
