@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     net::SocketAddr,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
@@ -37,7 +38,7 @@ pub struct BindError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; another process has it, perhaps another kubefan: choose another address, or port 0"
+            "; another process has it, perhaps another kubefan, or a file is there: choose another address, or port 0"
         }
         io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a path that may be written",
         _ => "",
@@ -126,11 +127,15 @@ pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).await.is_ok() {
-                return Err(error);
+            // A regular file refuses connections too, and is not ours to remove.
+            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+            match UnixStream::connect(path).await {
+                Err(connect) if is_socket && connect.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                    UnixListener::bind(path)
+                }
+                _ => Err(error),
             }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
         }
         other => other,
     }
@@ -236,5 +241,36 @@ mod tests {
         let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
         let connected: Vec<_> = (0..crowd).map(connect).collect();
         assert_eq!(connected.len(), crowd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_socket_that_nobody_listens_on_is_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let bind = async |path: &PathBuf| Listener::bind(&ListenAddress::Unix(path.clone()), "--listen").await;
+
+        let file = directory.path().join("file");
+        std::fs::write(&file, "precious").unwrap();
+        assert!(bind(&file).await.is_err(), "a regular file");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(bind(&link).await.is_err(), "a link to one");
+        assert!(link.is_symlink() && file.exists());
+
+        let stale = directory.path().join("stale");
+        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+        assert!(stale.exists(), "left behind");
+        let listener = bind(&stale).await.unwrap();
+
+        assert!(bind(&stale).await.is_err(), "a live one");
+        assert!(UnixStream::connect(&stale).await.is_ok(), "which still takes connections");
+        drop(listener);
+        assert!(!stale.exists());
     }
 }

@@ -63,14 +63,24 @@ const WATCH_SHORT: Duration = Duration::from_secs(1);
 enum State {
     /// Nothing is known, or what is known is too old: list.
     Empty { reason: &'static str },
-    /// In the middle of a paged list.
-    Paging { next: Option<String>, version: Option<ResourceVersion> },
-    /// Receiving the initial state as a watch.
-    WatchListing { watch: OpenWatch },
+    /// In the middle of a paged list, begun because of `reason`.
+    Paging { reason: &'static str, next: Option<String>, version: Option<ResourceVersion> },
+    /// Receiving the initial state as a watch, begun because of `reason`.
+    WatchListing { reason: &'static str, watch: OpenWatch },
     /// Everything up to `version` was told; the next step watches from there.
     Listed { version: ResourceVersion },
     /// Watching.
     Watching { watch: OpenWatch, version: ResourceVersion },
+}
+
+impl State {
+    /// Why a list has to begin if this state is lost: what began it is still the reason.
+    fn relist_reason(&self) -> &'static str {
+        match self {
+            Self::Empty { reason } | Self::Paging { reason, .. } | Self::WatchListing { reason, .. } => reason,
+            Self::Listed { .. } | Self::Watching { .. } => "interrupted",
+        }
+    }
 }
 
 struct OpenWatch {
@@ -148,6 +158,9 @@ pub struct Reflector<R> {
     ready: VecDeque<(Update, Instant)>,
     /// The server has refused `sendInitialEvents`, or an object is too long for a line.
     watch_list_refused: bool,
+    /// Receiving the initial state as a watch has failed: the next state comes by a list, or a server that cannot do the former
+    /// (etcd without progress notifications, an extension apiserver that ignores the wish) would never be read.
+    list_next: bool,
     /// A page expired under way: the next list is asked for in one piece.
     unpaged: bool,
 }
@@ -214,6 +227,7 @@ impl<R: Rng> Reflector<R> {
             state: State::Empty { reason: "initial" },
             ready: VecDeque::new(),
             watch_list_refused: false,
+            list_next: false,
             unpaged: false,
         }
     }
@@ -230,16 +244,17 @@ impl<R: Rng> Reflector<R> {
         if let Some((update, received)) = self.ready.pop_front() {
             return Ok(Step::Update { update, received });
         }
-        match std::mem::replace(&mut self.state, State::Empty { reason: "interrupted" }) {
-            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused => {
+        let lost = State::Empty { reason: self.state.relist_reason() };
+        match std::mem::replace(&mut self.state, lost) {
+            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.list_next => {
                 self.begin_watch_list(reason).await
             }
             State::Empty { reason } => {
-                self.state = State::Paging { next: None, version: None };
+                self.state = State::Paging { reason, next: None, version: None };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
             }
-            State::Paging { next, version } => self.page(next, version).await,
-            State::WatchListing { watch } => self.watch_list(watch).await,
+            State::Paging { reason, next, version } => self.page(reason, next, version).await,
+            State::WatchListing { reason, watch } => self.watch_list(reason, watch).await,
             State::Listed { version } => self.begin_watch(version).await,
             State::Watching { watch, version } => self.watch(watch, version).await,
         }
@@ -254,25 +269,24 @@ impl<R: Rng> Reflector<R> {
         ];
         match self.open(&query).await {
             Ok(watch) => {
-                self.state = State::WatchListing { watch };
+                self.state = State::WatchListing { reason, watch };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
             }
             // A server without the feature refuses the parameter (422), or the request (400) if it is older than the parameter.
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {
                 tracing::info!(resource = %self.target.gvr, message, "upstream has no WatchList; listing instead");
                 self.watch_list_refused = true;
-                self.state = State::Paging { next: None, version: None };
+                self.state = State::Paging { reason, next: None, version: None };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
             }
-            Err(error) => {
-                self.state = State::Empty { reason };
-                Err(ReflectorError::List(error))
-            }
+            Err(error) => Err(ReflectorError::List(error)),
         }
     }
 
     /// Any failure before the bookmark that ends the initial state means to begin again: half a state is none.
-    async fn watch_list(&mut self, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
+    async fn watch_list(&mut self, reason: &'static str, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
+        // Unless this line turns out to be a good one.
+        self.list_next = true;
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => return Err(ReflectorError::List(ended_early())),
@@ -286,6 +300,7 @@ impl<R: Rng> Reflector<R> {
         let update = match self.read(&line).map_err(ReflectorError::into_list)? {
             Line::Event(EventType::Added, object) => Update::ListItem(object),
             Line::Bookmark { version, ends_initial_state: true } => {
+                self.list_next = false;
                 self.state = State::Watching { watch, version };
                 self.ready.push_back((Update::ListEnd(version), received));
                 return Ok(Step::Watching);
@@ -298,12 +313,14 @@ impl<R: Rng> Reflector<R> {
                 )));
             }
         };
-        self.state = State::WatchListing { watch };
+        self.list_next = false;
+        self.state = State::WatchListing { reason, watch };
         Ok(Step::Update { update, received })
     }
 
     async fn page(
         &mut self,
+        reason: &'static str,
         mut next: Option<String>,
         mut version: Option<ResourceVersion>,
     ) -> Result<Step, ReflectorError> {
@@ -325,12 +342,12 @@ impl<R: Rng> Reflector<R> {
             self.ready = items?;
             next = page.metadata.next.filter(|next| !next.is_empty());
             if next.is_none() {
-                self.unpaged = false;
+                (self.unpaged, self.list_next) = (false, false);
                 self.ready.push_back((Update::ListEnd(list_version), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match next {
-                    Some(_) => State::Paging { next, version },
+                    Some(_) => State::Paging { reason, next, version },
                     None => State::Listed { version: list_version },
                 };
                 return Ok(Step::Update { update, received });
@@ -347,8 +364,10 @@ impl<R: Rng> Reflector<R> {
         if let Err(error) = &result {
             // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
             let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
-            self.unpaged |= expired;
-            self.state = State::Empty { reason: if expired { "continue_expired" } else { "list_failed" } };
+            if expired {
+                self.unpaged = true;
+                self.state = State::Empty { reason: "continue_expired" };
+            }
         }
         result
     }

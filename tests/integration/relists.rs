@@ -30,7 +30,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_resource_that_goes_ends_its_streams_and_comes_back, a_list_that_expires_midway_is_asked_for_in_one_piece,
         an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state,
         a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
-        a_broken_event_is_listed_over, an_empty_page_is_no_restart;
+        a_broken_event_is_listed_over, an_empty_page_is_no_restart, a_watch_list_that_always_fails_is_listed,
+        a_list_that_fails_midway_keeps_its_reason;
 };
 
 fn object(name: &str, version: u64) -> Value {
@@ -281,10 +282,11 @@ async fn an_interrupted_watch_list_shows_nobody_half_a_state() {
         rig.sim.compact();
         watch.until(during[2]).await;
         assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the state after a relist");
-        assert_eq!(watch.gaps.len(), 1, "{form}: one gap");
+        assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap, and why it began");
         assert_eq!(watch.events, [], "{form}: nothing outside of it");
         let asked = rig.network.asked(PODS);
-        assert_eq!(asked.len(), 2 + 3, "{form}: {asked:?}");
+        // Each time what fails is a watch list, and what follows a list and a watch.
+        assert_eq!(asked.len(), 3 + (1 + 3), "{form}: {asked:?}");
     }
 }
 
@@ -340,4 +342,58 @@ async fn an_empty_page_is_no_restart() {
     rig.watch_all("pods").await;
     assert_eq!(restarts(&rig, "timeout"), 0.0);
     assert_eq!(relists(&rig), 1.0);
+}
+
+async fn a_watch_list_that_always_fails_is_listed() {
+    let error = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 500,
+        "reason": "InternalError", "message": "etcd cannot tell its progress" });
+    for form in ["error event", "silence"] {
+        let setup = Setup::of(&["pods"]);
+        let sim = setup.sim();
+        sim.create(&pods(), pod("a", "first")).unwrap();
+        let network = Network::to(sim.clone());
+        let error = line("ERROR", &error);
+        network.rule(move |path| {
+            path.contains("sendInitialEvents").then(|| match form {
+                "silence" => answer(200, vec![], true),
+                _ => answer(200, vec![error.clone()], false),
+            })
+        });
+        let rig = Rig::over(network, sim, setup);
+        rig.ready().await;
+        let mut watch = rig.watch_all("pods").await;
+        assert_eq!(watch.state, rig.truth(PODS).await, "{form}");
+        let initial: Vec<bool> =
+            rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
+        assert_eq!(initial, [true, false, false], "{form}: a list and a watch follow");
+        rig.cut().await;
+        let during = write(&rig, "b");
+        rig.sim.compact();
+        assert_gap_begins(&rig, &mut watch, "expired", during).await;
+    }
+}
+
+/// What must hold after a gap whose list took more than one try.
+async fn assert_gap_begins(rig: &Rig, watch: &mut Watch, reason: &str, during: [u64; 3]) {
+    watch.until(during[2]).await;
+    assert_eq!(watch.gap_reasons, [reason], "the reason is what began it");
+    assert_eq!(watch.state, rig.truth(PODS).await, "{reason}: the state after the gap");
+    assert_eq!((relists_for(rig, "interrupted"), relists_for(rig, "list_failed")), (0.0, 0.0));
+}
+
+async fn a_list_that_fails_midway_keeps_its_reason() {
+    let mut setup = Setup::of(&["pods"]).by_list();
+    setup.reflector.page_size = 1;
+    let (rig, mut watch, _) = synced(setup).await;
+    rig.sim.create(&pods(), pod("kept", "first")).unwrap();
+    watch.until(rig.sim.revision()).await;
+    let mut fails = 2;
+    rig.network.rule(move |path| {
+        (path.contains("continue=") && std::mem::replace(&mut fails, fails.max(1) - 1) > 0)
+            .then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    rig.cut().await;
+    let during = write(&rig, "b");
+    rig.sim.compact();
+    assert_gap_begins(&rig, &mut watch, "expired", during).await;
 }

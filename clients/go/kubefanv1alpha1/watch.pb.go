@@ -757,7 +757,8 @@ type GapBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Up to this version the stream was exact.
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// Why: "expired", "not_found", "schema_changed", "restarted", …; the label of kubefan_relists_total.
+	// Why kubefan listed again, as in the label of kubefan_relists_total: "expired", "continue_expired", "not_found", "forbidden",
+	// "line_too_long", "broken_object", "out_of_order", "schema_changed" or "interrupted". More may be added.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
