@@ -1,6 +1,6 @@
 //! One informer: reflector → writer → hub, for one resource and scope, for as long as it is wanted.
 //!
-//! Every way upstream can fail ends in one place, [`Informer::handle`], which decides what readers are told and what is tried next.
+//! Every way upstream can fail ends in one place, `Informer::handle`, which decides what readers are told and what is tried next.
 
 use std::{sync::Arc, time::Duration};
 

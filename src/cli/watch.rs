@@ -18,7 +18,7 @@ use super::{
     table::{Columns, pod_cells, type_name},
 };
 use crate::{
-    client::{Event, EventType, ResolvedResource, WatchItem, WatchOptions},
+    client::{Event, EventType, OnExpired, ResolvedResource, WatchItem, WatchOptions},
     proto::v1alpha1::DeleteReason,
 };
 
@@ -71,10 +71,15 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     let [Selected { resource, names }] = selected.as_slice() else {
         return Err(CliError::Plain("watch takes one type".to_owned()));
     };
+    if names.len() > 1 {
+        return Err(CliError::Plain("watch takes one name; leave it out and use a selector for more".to_owned()));
+    }
     let mut target = args.select.target(resource, names.first().map(String::as_str));
     let options = WatchOptions {
         resource_version: args.resource_version.clone(),
         timeout: args.timeout,
+        // Who names a version wants what comes after it, and nothing else.
+        on_expired: if args.resource_version.is_empty() { OnExpired::Restart } else { OnExpired::Fail },
         ..WatchOptions::default()
     };
     let client = args.server.connect().await?;
@@ -125,7 +130,9 @@ pub(super) fn notice(item: &WatchItem) -> Option<String> {
         WatchItem::Reconnected { from } => {
             Some(format!("connected again; resumed at version {from}, nothing was missed"))
         }
-        WatchItem::Restarted { error } => Some(format!("starting over: {error}")),
+        WatchItem::Restarted { error } => {
+            Some(format!("starting over with all that is there, because what was missed is no longer held: {error}"))
+        }
         WatchItem::GapBegin { resource_version, reason } => Some(format!(
             "kubefan had to list again ({reason}): what changed after version {resource_version} comes in its latest state only"
         )),

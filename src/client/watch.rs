@@ -23,9 +23,9 @@ const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExpired {
     /// End with the error: the caller decides.
-    #[default]
     Fail,
-    /// Say so ([`WatchItem::Restarted`]) and start over with a snapshot.
+    /// Say so ([`WatchItem::Restarted`]) and start over with a snapshot, as informers do.
+    #[default]
     Restart,
 }
 

@@ -1,7 +1,7 @@
 //! One Kubernetes object: immutable, shared, parsed once to what routing needs; the rest stays the bytes it came as.
 //!
 //! The bytes are in the watch's form, the only one that is kept. Items of a list lack `kind` and `apiVersion` where the type is
-//! built in; [`Object::from_list_item`] puts them where the apiserver's encoder puts them, so that both ways give the same bytes.
+//! built in; [`ObjectParser::from_list_item`] puts them where the apiserver's encoder puts them, so that both ways give the same bytes.
 //! Labels and fields are spans of those bytes: a decoded object would cost five times its JSON.
 
 use std::{borrow::Cow, fmt, ops::Range};

@@ -1,6 +1,6 @@
 //! One list and watch of one resource and scope, as a state machine with one step function.
 //!
-//! It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of [`State`];
+//! It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
 //! every failure leaves it in the state that the next step can go on from, so that retrying is the caller's only decision. The
 //! rules are those of client-go's reflector (`tools/cache/reflector.go`).
 

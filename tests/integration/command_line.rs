@@ -18,7 +18,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     local: get_prints_as_kubectl_does, get_takes_every_name_and_selector, get_follows_changes,
         exit_codes_are_for_scripts, a_watch_resumes_by_itself_and_says_so,
-        a_watch_that_cannot_resume_ends_and_says_so, version_and_completion_need_no_server;
+        a_watch_that_cannot_resume_starts_over_and_says_so, version_and_completion_need_no_server;
 };
 
 async fn with_pods() -> (Simulated, Kubefan, String) {
@@ -209,15 +209,23 @@ async fn a_watch_resumes_by_itself_and_says_so() {
     assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
 }
 
-async fn a_watch_that_cannot_resume_ends_and_says_so() {
-    let (_simulated, _kubefan, mut watch) = over_a_restart(|simulated| {
+async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
+    let (simulated, kubefan, mut watch) = over_a_restart(|simulated| {
         simulated.create("between");
     })
     .await;
-    // Starting over would print what was printed before.
-    watch.says("Error from server (Expired): too old resource version").await;
-    assert_eq!(tokio::time::timeout(wait::SOON, watch.child.wait()).await.unwrap().unwrap().code(), Some(1));
-    assert_eq!(watch.stdout.next_line().await.unwrap(), None);
+    watch.says("starting over with all that is there").await;
+    for pod in ["pod/a", "pod/b", "pod/before", "pod/between"] {
+        assert_eq!(watch.line().await, pod);
+    }
+    simulated.create("after");
+    assert_eq!(watch.line().await, "pod/after");
+
+    // Who names a version wants what comes after it, and nothing else.
+    let server = kubefan.grpc_addr.to_string();
+    let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
+    assert_eq!(fixed.code, Some(1));
+    assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
 }
 
 async fn version_and_completion_need_no_server() {

@@ -175,9 +175,9 @@ async fn an_expired_version_is_the_callers_to_decide() {
     };
     let from_3 = || WatchOptions { resource_version: "3".to_owned(), ..options() };
     let (server, client) = serve(vec![vec![expired()], vec![expired()], vec![begin(), end(), drained()]]).await;
-    assert_eq!(told(client.watch(Target::default(), from_3())).await, ["OutOfRange"]);
-    let restart = WatchOptions { on_expired: OnExpired::Restart, ..from_3() };
-    let told = told(client.watch(Target::default(), restart)).await;
+    let fail = WatchOptions { on_expired: OnExpired::Fail, ..from_3() };
+    assert_eq!(told(client.watch(Target::default(), fail)).await, ["OutOfRange"]);
+    let told = told(client.watch(Target::default(), from_3())).await;
     assert_eq!(told[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
     assert_eq!(asked(&server), ["3", "3", "", "5"]);
 }

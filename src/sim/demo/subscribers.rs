@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use super::{DemoOptions, board::Board, selectors};
 use crate::{
-    client::{ClientOptions, ListWatch, OnExpired, Target, WatchItem, WatchOptions},
+    client::{ClientOptions, ListWatch, Target, WatchItem, WatchOptions},
     upstream::{
         Upstream, UpstreamError,
         client::{BodyStream, encode_query},
@@ -101,7 +101,6 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, board: &Arc<
         };
         let watch_options = WatchOptions {
             bookmark_interval: Some(BOOKMARK_INTERVAL),
-            on_expired: OnExpired::Restart,
             seed: Some(options.seed.wrapping_add(index as u64)),
             ..WatchOptions::default()
         };
