@@ -242,11 +242,6 @@ mod tests {
         let connected: Vec<_> = (0..crowd).map(connect).collect();
         assert_eq!(connected.len(), crowd);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[tokio::test]
     async fn only_a_socket_that_nobody_listens_on_is_taken_over() {
