@@ -205,9 +205,9 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
 }
 
-/// A generator for jitter, for one informer.
+/// A generator for jitter, for one retry loop.
 #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
-fn generator() -> StdRng {
+pub(super) fn generator() -> StdRng {
     StdRng::from_rng(&mut rand::rng())
 }
 
@@ -222,7 +222,7 @@ pub async fn schema_changed(
     let mut seen = None;
     loop {
         // A failure tells nothing about the schema.
-        if let Ok(now) = shared.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
+        if let Ok(now) = shared.discovery.recent_schema_fingerprint(&gvr.group, &gvr.version).await {
             match &known {
                 Some(before) if *before == now => seen = None,
                 Some(_) if seen.as_ref() == Some(&now) => return now,

@@ -17,10 +17,10 @@ use tracing::info;
 
 use super::{
     informer::{Shared, Stopped},
-    registry::{Cache, CacheId, Registry, Resolved},
+    registry::{Cache, CacheId, Ended, Registry, Resolved},
 };
 use crate::{
-    fanout::{Phase, Refusal, Served},
+    fanout::{Phase, Refusal, Served, StreamEnd},
     model::{GroupVersionResource, Scope},
     upstream::client::{Verb, encode_query},
 };
@@ -132,6 +132,35 @@ impl Drop for Allowance {
     }
 }
 
+/// Takes a cache out of the map when its task ends, however that is: what is left there would be served and never change.
+struct Running {
+    registry: Arc<Registry>,
+    cache: Arc<Cache>,
+    id: CacheId,
+    /// `None` until the task has ended by itself.
+    ended: Option<Ended>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Self { registry, cache, id, ended } = self;
+        // Still in the map: it was not stopped for being idle, so it could not go on.
+        let removed = registry.caches.remove_if(id, |_, current| Arc::ptr_eq(current, cache));
+        match ended.take() {
+            Some(ended) if removed.is_some() && ended.too_large => {
+                registry.too_large.insert(id.clone(), (Instant::now(), ended.missing.message));
+            }
+            Some(_) => {}
+            None => {
+                let message = format!("the informer of {} has failed", id.0);
+                cache.served.hub.close(Phase::Syncing, StreamEnd::Stopped(message));
+            }
+        }
+        cache.stop.cancel();
+        registry.changed();
+    }
+}
+
 impl Registry {
     /// Whether a reader may start this cache.
     pub(super) fn may_start(&self, id: &CacheId) -> Result<OnDemand, Refusal> {
@@ -181,19 +210,14 @@ impl Registry {
         info!(resource = %gvr, scope = scope.namespace(), "caching on demand");
         let cache = self.insert(&gvr.to_string(), resolved, scope.clone(), true);
         let allowance = Allowance::new(on_demand.size, self.on_demand_bytes.clone());
-        let (registry, started, id) = (self.clone(), cache.clone(), id.clone());
+        let mut running = Running { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = resolved.schema.clone();
         tokio::spawn(async move {
-            let ended = registry.clone().supervise(cache.clone(), Some(allowance), known).await;
-            // Still in the map: it was not stopped for being idle, so it could not go on.
-            let removed = registry.caches.remove_if(&id, |_, current| Arc::ptr_eq(current, &cache));
-            if removed.is_some() && ended.too_large {
-                registry.too_large.insert(id, (Instant::now(), ended.missing.message));
-            }
-            cache.stop.cancel();
-            registry.changed();
+            let ended = running.registry.clone().supervise(running.cache.clone(), Some(allowance), known).await;
+            running.ended = Some(ended);
+            drop(running);
         });
-        Ok(started)
+        Ok(cache)
     }
 
     /// Drops what nobody has read for so long.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    informer::{Informer, Shared, Stopped, schema_changed},
+    informer::{Informer, Shared, Stopped, generator, schema_changed},
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
@@ -28,7 +28,10 @@ use crate::{
     proto::v1alpha1::ResolvedResource,
     server::admin::Readiness,
     telemetry::metrics::Metrics,
-    upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
+    upstream::{
+        backoff::Backoff,
+        discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
+    },
 };
 
 /// What the registry is told.
@@ -44,8 +47,8 @@ pub struct RegistryOptions {
     pub on_demand: Option<OnDemand>,
 }
 
-/// How long a resource that could not be set up is left alone before it is tried again.
-const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
+/// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
+const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type CacheId = (GroupVersionResource, Scope);
 
@@ -137,28 +140,40 @@ impl Registry {
 
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
+        let (mut backoff, mut random) = (Backoff::default(), generator());
         loop {
+            let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
-                Ok(resolved) => match self.claim(&name, &resolved) {
-                    Ok(caches) => self.run_caches(&name, caches, &resolved.schema).await,
-                    Err(other) => {
-                        self.missing.remove(&name);
-                        self.changed();
-                        warn!(resource = name, same_as = other, "configured under two names; one cache serves both");
-                        self.wait_while_kept_as(&other, &resolved.info.gvr).await;
+                Ok(resolved) => {
+                    backoff.reset();
+                    match self.claim(&name, &resolved) {
+                        Ok(caches) => self.run_caches(&name, caches, &resolved.schema).await,
+                        Err(other) => {
+                            self.missing.remove(&name);
+                            self.changed();
+                            warn!(
+                                resource = name,
+                                same_as = other,
+                                "configured under two names; one cache serves both"
+                            );
+                            self.wait_while_kept_as(&other, &resolved.info.gvr).await;
+                        }
                     }
-                },
+                }
                 Err(error) => {
                     let phase = match error {
                         DiscoveryError::UnknownResource { .. } => Phase::NotFound,
                         _ => Phase::Syncing,
                     };
+                    if phase == Phase::NotFound {
+                        wait_max = NOT_FOUND_WAIT_MAX;
+                    }
                     if self.set_missing(&name, Missing { phase, message: error.to_string() }) {
                         warn!(resource = name, %error, "not cached yet");
                     }
                 }
             }
-            sleep(RESOLVE_INTERVAL).await;
+            sleep(backoff.next_delay(Instant::now(), None, &mut random).min(wait_max)).await;
         }
     }
 
@@ -181,9 +196,15 @@ impl Registry {
         for cache in &caches {
             informers.spawn(self.clone().supervise(cache.clone(), None, schema.clone()));
         }
-        if let Some(Ok(ended)) = informers.join_next().await {
-            self.set_missing(name, ended.missing);
-        }
+        let missing = match informers.join_next().await {
+            Some(Ok(ended)) => ended.missing,
+            // It panicked, which is a defect; readers must not be left with a state that no longer moves.
+            _ => Missing {
+                phase: Phase::Syncing,
+                message: format!("the informer of {name} has failed; starting it again"),
+            },
+        };
+        self.set_missing(name, missing);
         informers.shutdown().await;
         for cache in caches {
             let end = StreamEnd::Stopped(format!("{name} is being set up again"));

@@ -29,6 +29,9 @@ const DOCUMENT_BYTES_MAX: usize = 64 << 20;
 /// Legacy documents asked for at a time.
 const LEGACY_CONCURRENCY: usize = 8;
 
+/// How long the documents that tell of changed schemas are shared: every cache asks for the same ones.
+const SCHEMA_DOCUMENTS_AGE_MAX: Duration = Duration::from_secs(2);
+
 /// How long discovery is believed.
 #[derive(Debug, Clone)]
 pub struct DiscoveryOptions {
@@ -99,6 +102,8 @@ pub struct Discovery {
     known: Mutex<Known>,
     // Held while asking, so that many who ask at once make one request.
     asking: tokio::sync::Mutex<Option<LastTry>>,
+    // Held while asking, too.
+    schema_documents: tokio::sync::Mutex<Option<(Instant, SharedDocuments)>>,
 }
 
 #[derive(Default, Clone)]
@@ -108,12 +113,26 @@ struct Known {
     doubted: bool,
 }
 
+type SharedDocuments = Result<Arc<SchemaDocuments>, UpstreamError>;
+
+/// What a [`SchemaFingerprint`] is made of; `None` for what may not be read.
+struct SchemaDocuments {
+    server: Option<ServerVersion>,
+    schemas: Option<OpenApi>,
+}
+
 type LastTry = (Instant, Result<(), UpstreamError>);
 
 impl Discovery {
     /// Discovery of one apiserver; nothing is asked yet.
     pub fn new(upstream: Upstream, options: DiscoveryOptions) -> Self {
-        Self { upstream, options, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Self {
+            upstream,
+            options,
+            known: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+            schema_documents: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The watchable resource that a name means, by kubectl's rules ([`ResourceIndex::resolve`]).
@@ -246,12 +265,46 @@ impl Discovery {
     /// The present fingerprint of a group version's schema. What may not be read is `None`; other failures are errors, so that a
     /// short outage does not look like a changed schema.
     pub async fn schema_fingerprint(&self, group: &str, version: &str) -> Result<SchemaFingerprint, UpstreamError> {
+        self.fingerprint(group, version, Duration::ZERO).await
+    }
+
+    /// As [`Self::schema_fingerprint`], but up to two seconds old: for all caches together it costs one look.
+    pub async fn recent_schema_fingerprint(
+        &self,
+        group: &str,
+        version: &str,
+    ) -> Result<SchemaFingerprint, UpstreamError> {
+        self.fingerprint(group, version, SCHEMA_DOCUMENTS_AGE_MAX).await
+    }
+
+    async fn fingerprint(
+        &self,
+        group: &str,
+        version: &str,
+        age_max: Duration,
+    ) -> Result<SchemaFingerprint, UpstreamError> {
         let path = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
-        let server: Option<ServerVersion> = self.get_where_allowed("/version").await?;
-        let schemas: Option<OpenApi> = self.get_where_allowed("/openapi/v3").await?;
+        let documents = {
+            let mut shared = self.schema_documents.lock().await;
+            match &*shared {
+                Some((at, documents)) if at.elapsed() < age_max => documents.clone(),
+                _ => {
+                    let documents = self.fetch_schema_documents().await.map(Arc::new);
+                    *shared = Some((Instant::now(), documents.clone()));
+                    documents
+                }
+            }
+        }?;
         Ok(SchemaFingerprint {
-            server_version: server.map(|server| server.git_version),
-            schema_hash: schemas.and_then(|schemas| schemas.hash(&path)),
+            server_version: documents.server.as_ref().map(|server| server.git_version.clone()),
+            schema_hash: documents.schemas.as_ref().and_then(|schemas| schemas.hash(&path)),
+        })
+    }
+
+    async fn fetch_schema_documents(&self) -> Result<SchemaDocuments, UpstreamError> {
+        Ok(SchemaDocuments {
+            server: self.get_where_allowed("/version").await?,
+            schemas: self.get_where_allowed("/openapi/v3").await?,
         })
     }
 
