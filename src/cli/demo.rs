@@ -36,7 +36,7 @@ pub(super) struct DemoArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     objects: u32,
 
-    /// Subscribers, each with a connection of its own: one in ten watches everything, three a label, six a node
+    /// Subscribers, each with a connection of its own: of twenty one watches everything, five a label, the others a node
     #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     subscribers: u32,
 

@@ -46,15 +46,13 @@ async fn the_demo_ends_by_itself_with_the_contrast() {
     let direct = position("direct: 20 subscribers watch the apiserver itself");
     let kubefan = position("through kubefan: the same 20 subscribers watch kubefan; try from another terminal:");
     assert!(direct < kubefan && lines[kubefan + 1].contains(" get pods -A"), "{printed}");
-    // Its own line per second, with no escape sequence in it.
-    assert!(lines[kubefan..].iter().any(|line| line.contains("s through kubefan: watches 1, changes/s ")), "{printed}");
     assert!(!printed.contains('\u{1b}'), "{printed:?}");
 
     assert_eq!(row(&printed, "watches on pods, open at the apiserver"), ("20".to_owned(), "1".to_owned()));
     let (direct, kubefan) = row(&printed, "  events sent by the apiserver");
     let number = |text: String| text.parse::<f64>().unwrap();
-    // Two in twenty watch everything; kubefan's one watch may get a bookmark too.
-    assert!(number(direct) > 2.0 && number(kubefan) < 1.1, "{printed}");
+    // One in twenty watches everything, and others a part; kubefan's one watch may get a bookmark too.
+    assert!(number(direct) > 1.1 && number(kubefan) < 1.1, "{printed}");
     assert!(lines.iter().any(|line| line.starts_with("all 20 subscribers are at version ")), "{printed}");
 }
 
@@ -67,6 +65,8 @@ async fn the_demo_is_ended_by_a_signal_with_its_summary() {
     let status = demo.ended(ENDED_AT_MOST).await;
     let printed = demo.log();
     assert!(status.success(), "{status}:\n{printed}");
+    // A line per second, with no escape sequence in it.
+    assert!(!printed.contains('\u{1b}'), "{printed:?}");
     assert!(printed.contains("\nall 20 subscribers are at version "), "{printed}");
 }
 

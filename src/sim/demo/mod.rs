@@ -46,8 +46,6 @@ use crate::{
 
 /// How long the churn runs on the direct route at most; a quarter of the whole if that is shorter.
 const DIRECT_DURATION_MAX: Duration = Duration::from_secs(5);
-/// How long it runs through kubefan at least, however long it took to come there.
-const KUBEFAN_DURATION_MIN: Duration = Duration::from_secs(1);
 /// For every subscriber to receive its initial state.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Files and connections beside those of the subscribers.
@@ -230,11 +228,12 @@ impl Demo {
         let (end_kubefan, address) = (CancellationToken::new(), bound.0.to_string());
         let before = load.begin(Route::Kubefan);
         let mut serving = tokio::spawn(app.serve(end_kubefan.clone().cancelled_owned()));
-        let end = load.options.duration.map(|whole| start + whole);
+        let planned = load.options.duration.map(|whole| (start + whole, whole / 2));
         let through = async {
             load.synced(&address).await?;
             let mut tasks = subscribers::through_kubefan(&address, &load.options, &load.board);
-            let end = |ready: Instant| end.map(|end| end.max(ready + KUBEFAN_DURATION_MIN));
+            // However long it took to come here, half of the time is kubefan's.
+            let end = |ready| planned.map(|(end, least)| end.max(ready + least));
             contrast.kubefan = load.run(Route::Kubefan, before, end).await?;
             contrast.finish = contrast.kubefan.map(|_| load.finish());
             load.end(&mut tasks).await;

@@ -2,10 +2,12 @@
 
 use super::DemoOptions;
 
-/// One in so many subscribers watches every pod, as schedulers and controllers do.
-const EVERYTHING_ONE_IN: usize = 10;
-/// Out of [`EVERYTHING_ONE_IN`], so many select by label, as what serves one application does.
-const BY_LABEL: usize = 3;
+/// The mix repeats after so many subscribers. The first of them watches every pod, as schedulers and controllers do.
+const ROUND: usize = 20;
+/// So many of a round select by label, as what serves one application does.
+const BY_LABEL: usize = 5;
+/// The rest watch the pods of one node each, as the agents of nodes do.
+const BY_NODE: usize = ROUND - 1 - BY_LABEL;
 /// Values of the label `app`.
 pub(super) const APPS: usize = 20;
 
@@ -16,14 +18,19 @@ pub(super) struct Selectors {
     pub(super) fields: String,
 }
 
-/// What subscriber `index` watches. The rest watch the pods of one node each, as the agents of nodes do.
+/// What subscriber `index` watches.
 pub(super) fn of(index: usize, options: &DemoOptions) -> Selectors {
-    match index % EVERYTHING_ONE_IN {
+    let (round, place) = (index / ROUND, index % ROUND);
+    match place {
         0 => Selectors::default(),
-        place if place <= BY_LABEL => {
-            Selectors { labels: format!("app=web-{}", index / EVERYTHING_ONE_IN % APPS), ..Selectors::default() }
+        1..=BY_LABEL => {
+            let app = (round * BY_LABEL + place) % APPS;
+            Selectors { labels: format!("app=web-{app}"), ..Selectors::default() }
         }
-        _ => Selectors { fields: format!("spec.nodeName=node-{}", index % options.nodes()), ..Selectors::default() },
+        _ => {
+            let node = (round * BY_NODE + place) % options.nodes();
+            Selectors { fields: format!("spec.nodeName=node-{node}"), ..Selectors::default() }
+        }
     }
 }
 
@@ -36,8 +43,10 @@ mod tests {
         let options = DemoOptions::default();
         let all: Vec<_> = (0..300).map(|index| of(index, &options)).collect();
         let count = |is: fn(&Selectors) -> bool| all.iter().filter(|selectors| is(selectors)).count();
-        assert_eq!(count(|s| s.labels.starts_with("app=web-")), 90);
-        assert_eq!(count(|s| s.fields.starts_with("spec.nodeName=node-")), 180);
-        assert_eq!(count(|s| *s == Selectors::default()), 30);
+        assert_eq!(count(|s| s.labels.starts_with("app=web-")), 75);
+        assert_eq!(count(|s| s.fields.starts_with("spec.nodeName=node-")), 210);
+        assert_eq!(count(|s| *s == Selectors::default()), 15);
+        let different: std::collections::HashSet<_> = all.iter().map(|s| (&s.labels, &s.fields)).collect();
+        assert_eq!(different.len(), 1 + APPS + options.nodes());
     }
 }
