@@ -153,7 +153,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
         text::count(u64::from(options.rate)),
     );
     frame.render_widget(Line::from(vec![Span::from("kubefan demo").bold(), Span::from(what)]), area);
-    frame.render_widget(Line::from("ctrl-C ends it").dim().right_aligned(), area);
+    frame.render_widget(Line::from("ctrl-C ends it".dim()).right_aligned(), area);
 }
 
 fn stage_line(meter: &Meter) -> Line<'static> {
