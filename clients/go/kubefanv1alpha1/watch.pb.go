@@ -96,7 +96,8 @@ const (
 	DeleteReason_DELETE_REASON_OBJECT_DELETED DeleteReason = 1
 	// The object exists and matches the selector no longer.
 	DeleteReason_DELETE_REASON_LEFT_SELECTOR DeleteReason = 2
-	// Inside a gap: the object was there before and is not there (or not selected) after. Its last state is not known.
+	// Inside a gap: the object was there before and is not there after. How it looked when it was deleted is not known; the last
+	// state that was seen is sent.
 	DeleteReason_DELETE_REASON_FINAL_STATE_UNKNOWN DeleteReason = 3
 )
 
@@ -654,10 +655,8 @@ type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the state.
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// The number of objects that follow.
-	ObjectCount int64 `protobuf:"varint,2,opt,name=object_count,json=objectCount,proto3" json:"object_count,omitempty"`
 	// The resource as kubefan resolved it.
-	Resource      *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Resource      *ResolvedResource `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -699,13 +698,6 @@ func (x *SnapshotBegin) GetResourceVersion() string {
 	return ""
 }
 
-func (x *SnapshotBegin) GetObjectCount() int64 {
-	if x != nil {
-		return x.ObjectCount
-	}
-	return 0
-}
-
 func (x *SnapshotBegin) GetResource() *ResolvedResource {
 	if x != nil {
 		return x.Resource
@@ -715,7 +707,9 @@ func (x *SnapshotBegin) GetResource() *ResolvedResource {
 
 // SnapshotEnd closes the initial state.
 type SnapshotEnd struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of objects that were sent.
+	ObjectCount   int64 `protobuf:"varint,1,opt,name=object_count,json=objectCount,proto3" json:"object_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -748,6 +742,13 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
 	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SnapshotEnd) GetObjectCount() int64 {
+	if x != nil {
+		return x.ObjectCount
+	}
+	return 0
 }
 
 // GapBegin opens a marked gap: kubefan had to list the resource again, and what happened in between is not known one by one.
@@ -1547,12 +1548,12 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\tR\x03uid\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\tR\x0fresourceVersion\x12C\n" +
 	"\rdelete_reason\x18\x06 \x01(\x0e2\x1e.kubefan.v1alpha1.DeleteReasonR\fdeleteReason\x12\x16\n" +
-	"\x06object\x18\a \x01(\fR\x06object\"\x9d\x01\n" +
+	"\x06object\x18\a \x01(\fR\x06object\"z\n" +
 	"\rSnapshotBegin\x12)\n" +
-	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12!\n" +
-	"\fobject_count\x18\x02 \x01(\x03R\vobjectCount\x12>\n" +
-	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"\r\n" +
-	"\vSnapshotEnd\"M\n" +
+	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12>\n" +
+	"\bresource\x18\x02 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"0\n" +
+	"\vSnapshotEnd\x12!\n" +
+	"\fobject_count\x18\x01 \x01(\x03R\vobjectCount\"M\n" +
 	"\bGapBegin\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\b\n" +

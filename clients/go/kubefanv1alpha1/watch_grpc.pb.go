@@ -44,7 +44,8 @@ type WatchServiceClient interface {
 	// version to resume from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, for a version from the future, and when kubefan drains. A stream that reaches timeout_seconds ends with OK.
+	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListResponse], error)
@@ -133,7 +134,8 @@ type WatchServiceServer interface {
 	// version to resume from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, for a version from the future, and when kubefan drains. A stream that reaches timeout_seconds ends with OK.
+	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.
 	List(*ListRequest, grpc.ServerStreamingServer[ListResponse]) error
