@@ -215,7 +215,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     })
     .await;
     watch.says("starting over with all that is there").await;
-    for pod in ["pod/a", "pod/b", "pod/before", "pod/between"] {
+    for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
         assert_eq!(watch.line().await, pod);
     }
     simulated.create("after");
