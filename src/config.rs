@@ -111,16 +111,14 @@ pub struct UpstreamConfig {
 /// What is kept of the past, per resource and scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RingConfig {
-    /// Bytes, previous objects included; `None`: a quarter of the cached bytes, at least [`RING_BYTES_MIN`].
+    /// Bytes, previous objects included; `None`: a quarter of the cached bytes, at least
+    /// [`RingLimits::BYTES_LEAST`](crate::cache::RingLimits::BYTES_LEAST).
     pub bytes_max: Option<u64>,
     /// Events.
     pub events_max: usize,
     /// Age.
     pub age_max: time::Duration,
 }
-
-/// The least that the ring may take where no size is given.
-pub const RING_BYTES_MIN: u64 = 8 << 20;
 
 /// Limits of what readers may start.
 #[derive(Debug, Clone, PartialEq)]

@@ -51,12 +51,6 @@ impl Selection {
         &self.spec
     }
 
-    /// Whether every object is selected.
-    pub fn is_everything(&self) -> bool {
-        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
-        namespace.is_empty() && name.is_empty() && labels.is_everything() && fields.is_empty()
-    }
-
     /// Whether `object` is selected.
     pub fn matches(&self, object: &Object) -> bool {
         let SelectionSpec { namespace, name, labels, fields } = &self.spec;

@@ -50,9 +50,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All verbs, for metrics to create their labels.
-    pub const ALL: [Self; 3] = [Self::Get, Self::List, Self::Watch];
-
     /// As a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -329,13 +326,6 @@ pub struct BodyStream {
     body: UpstreamBody,
     server: String,
     gzip: bool,
-}
-
-impl BodyStream {
-    /// Whether an intermediary compressed the body although it was asked not to.
-    pub fn is_gzip(&self) -> bool {
-        self.gzip
-    }
 }
 
 impl Stream for BodyStream {
