@@ -3,9 +3,10 @@
 //! The object is the last field of the message, so that a frame is a small head of its own and the object's bytes, shared with the
 //! cache: an event costs a hundred bytes per view, whatever its object weighs.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::{Message, encoding};
 
+use super::pieces::Pieces;
 use crate::{
     cache::Gap,
     model::{ResourceVersion, event::Transition, event::WatchEvent, object::Object},
@@ -15,12 +16,15 @@ use crate::{
     },
 };
 
-/// An encoded `WatchResponse`, without gRPC's prefix.
+/// An encoded `WatchResponse` with gRPC's length prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`, not compressed).
 #[derive(Clone, Debug)]
 pub struct Frame {
     head: Bytes,
     body: Bytes,
 }
+
+/// gRPC's prefix: a flag, and the message's length.
+const PREFIX_BYTES: usize = 5;
 
 // Field numbers of the contract that the hand-made encoding below relies on; the test decodes what it makes.
 const RESPONSE_EVENT: u32 = 3;
@@ -91,7 +95,7 @@ impl Frame {
         WatchResponse { resume_version, message: Some(message) }.into()
     }
 
-    /// The message's length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.head.len() + self.body.len()
     }
@@ -101,22 +105,45 @@ impl Frame {
         self.head.len()
     }
 
-    /// Never: every message has a field.
+    /// Never: every frame has a prefix.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes the message.
+    /// Takes the next message out of a batch.
+    pub fn take(pieces: &mut Pieces) -> Option<Self> {
+        let prefix = pieces.has_remaining().then(|| pieces.copy_to_bytes(PREFIX_BYTES))?;
+        let message_len = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+        Some(Self { head: prefix, body: pieces.copy_to_bytes(message_len) })
+    }
+
+    /// Writes the message without its prefix.
     pub fn write(&self, buffer: &mut impl BufMut) {
-        buffer.put_slice(&self.head);
+        buffer.put_slice(&self.head[PREFIX_BYTES..]);
         buffer.put_slice(&self.body);
+    }
+
+    /// Adds the frame to a batch.
+    pub fn put(&self, pieces: &mut Pieces) {
+        pieces.push(self.head.clone());
+        pieces.push(self.body.clone());
+        pieces.count(1);
     }
 }
 
 impl From<WatchResponse> for Frame {
     fn from(response: WatchResponse) -> Self {
-        Self { head: response.encode_to_vec().into(), body: Bytes::new() }
+        let mut head = BytesMut::with_capacity(PREFIX_BYTES + response.encoded_len());
+        put_prefix(&mut head, response.encoded_len());
+        response.encode_raw(&mut head);
+        Self { head: head.freeze(), body: Bytes::new() }
     }
+}
+
+fn put_prefix(buffer: &mut BytesMut, message_len: usize) {
+    buffer.put_u8(0);
+    // An object is below 4 GiB: its spans are 32 bits wide.
+    buffer.put_u32(u32::try_from(message_len).unwrap_or(u32::MAX));
 }
 
 fn head_of(object: &Object, version: ResourceVersion, kind: EventType, reason: DeleteReason) -> Event {
@@ -136,7 +163,8 @@ fn encode(resume: Option<ResourceVersion>, event: Event, object: Bytes) -> Frame
     let resume = resume.map_or_else(String::new, |version| version.to_string());
     let object_key_len = encoding::key_len(EVENT_OBJECT) + encoding::encoded_len_varint(object.len() as u64);
     let event_len = event.encoded_len() + object_key_len + object.len();
-    let mut head = BytesMut::with_capacity(event.encoded_len() + resume.len() + 32);
+    let mut head = BytesMut::with_capacity(event.encoded_len() + resume.len() + 40);
+    head.put_bytes(0, PREFIX_BYTES);
     if !resume.is_empty() {
         encoding::string::encode(1, &resume, &mut head);
     }
@@ -145,6 +173,12 @@ fn encode(resume: Option<ResourceVersion>, event: Event, object: Bytes) -> Frame
     event.encode_raw(&mut head);
     encoding::encode_key(EVENT_OBJECT, encoding::WireType::LengthDelimited, &mut head);
     encoding::encode_varint(object.len() as u64, &mut head);
+    let mut prefix = head.split_to(PREFIX_BYTES);
+    let message_len = head.len() + object.len();
+    prefix.clear();
+    put_prefix(&mut prefix, message_len);
+    prefix.unsplit(head);
+    let head = prefix;
     Frame { head: head.freeze(), body: object }
 }
 
@@ -163,12 +197,15 @@ mod tests {
             ..head_of(&object, version, EventType::Deleted, DeleteReason::LeftSelector)
         };
         let frame = encode(Some(version), Event { object: Bytes::new(), ..event.clone() }, object.bytes().clone());
-        let mut bytes = Vec::new();
-        frame.write(&mut bytes);
-        let decoded = WatchResponse::decode(bytes.as_slice()).unwrap();
+        let mut pieces = Pieces::default();
+        frame.put(&mut pieces);
+        let framed = pieces.copy_to_bytes(pieces.len());
+        assert_eq!(framed.len(), frame.len());
+        let bytes = &framed[PREFIX_BYTES..];
+        assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(bytes.len() as u32).to_be_bytes()].concat());
+        let decoded = WatchResponse::decode(bytes).unwrap();
         assert_eq!(decoded.resume_version, "300");
         assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
         assert_eq!(decoded.encode_to_vec(), bytes, "as prost itself would encode it");
-        assert_eq!(frame.len(), bytes.len());
     }
 }

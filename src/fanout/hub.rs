@@ -13,6 +13,7 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
+    bell::Bell,
     outcome::{Refusal, StreamEnd},
     subscription::{Start, Subscription, SubscriptionStart},
     view::View,
@@ -279,7 +280,12 @@ impl Hub {
     }
 
     /// Registers a subscription; state and position are taken in one critical section.
-    pub fn subscribe(self: &Arc<Self>, selection: Selection, start: Start) -> Result<Subscription, Refusal> {
+    pub fn subscribe(
+        self: &Arc<Self>,
+        selection: Selection,
+        start: Start,
+        bell: Bell,
+    ) -> Result<Subscription, Refusal> {
         let mut inner = self.inner();
         self.serving(&inner)?;
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
@@ -308,23 +314,24 @@ impl Hub {
                 }
             },
         };
-        view.join();
+        let bell = Arc::new(bell);
+        let place = view.join(bell.clone());
         views.entry(selection.spec().clone()).or_insert_with(|| view.clone());
         inner.subscribers += 1;
         inner.used_at = Instant::now();
         drop(inner);
         self.metrics.subscription_started();
-        Ok(Subscription::new(self.clone(), view, cursor, start))
+        Ok(Subscription::new(self.clone(), view, (place, bell), cursor, start))
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.
-    pub(super) fn leave(&self, view: &Arc<View>) {
+    pub(super) fn leave(&self, view: &Arc<View>, place: usize) {
         let mut inner = self.inner();
         inner.subscribers -= 1;
         inner.used_at = Instant::now();
         let spec = view.selection().spec();
         // A view that was closed may have a successor of the same selection.
-        if view.leave() == 0 && inner.views.get(spec).is_some_and(|current| Arc::ptr_eq(current, view)) {
+        if view.leave(place) == 0 && inner.views.get(spec).is_some_and(|current| Arc::ptr_eq(current, view)) {
             inner.views.remove(spec);
         }
     }

@@ -3,19 +3,23 @@
 //! The hub is the only place where state, history and views change, all in one critical section per commit. Nobody waits for a
 //! subscriber: a subscription pulls, and a wake-up carries no data.
 
+pub mod bell;
 pub mod catalog;
 pub mod frame;
 pub mod hub;
 pub mod log;
 pub mod outcome;
+pub mod pieces;
 pub mod subscription;
 pub mod view;
 
 #[cfg(test)]
 mod tests;
 
+pub use bell::{Bell, Line};
 pub use catalog::{Catalog, Served};
 pub use frame::Frame;
 pub use hub::{Hub, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};
+pub use pieces::Pieces;
 pub use subscription::{Start, Subscription};

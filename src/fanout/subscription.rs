@@ -1,10 +1,10 @@
 //! A subscriber's place: a snapshot being read, then a cursor into the view's log. It holds no queue of its own.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use tokio::time::Instant;
 
-use super::{frame::Frame, hub::Hub, outcome::StreamEnd, view::View};
+use super::{bell::Bell, frame::Frame, hub::Hub, outcome::StreamEnd, pieces::Pieces, view::View};
 use crate::{
     cache::{Expired, Store},
     model::{ObjectKey, ResourceVersion},
@@ -20,14 +20,16 @@ pub enum Start {
     After(ResourceVersion),
 }
 
-/// How much one call of [`Subscription::next`] gives at most, in bytes (one frame may be larger): enough for full segments, little
-/// enough that a slow subscriber pins next to nothing.
+/// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
+/// nothing.
 const BATCH_BYTES_MAX: usize = 64 << 10;
 
 /// A live subscription. Dropping it unregisters it.
 pub struct Subscription {
     hub: Arc<Hub>,
     view: Arc<View>,
+    place: usize,
+    bell: Arc<Bell>,
     cursor: u64,
     snapshot: Option<SnapshotCursor>,
     /// The last `resume_version` given out.
@@ -45,7 +47,13 @@ struct SnapshotCursor {
 
 impl Subscription {
     /// Made by the hub inside its critical section, which has counted it in.
-    pub(super) fn new(hub: Arc<Hub>, view: Arc<View>, cursor: u64, start: SubscriptionStart) -> Self {
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        view: Arc<View>,
+        (place, bell): (usize, Arc<Bell>),
+        cursor: u64,
+        start: SubscriptionStart,
+    ) -> Self {
         let (snapshot, resume) = match start {
             SubscriptionStart::After(version) => (None, Some(version)),
             SubscriptionStart::Snapshot { store, version, resource } => {
@@ -53,29 +61,46 @@ impl Subscription {
                 (Some(SnapshotCursor { store, version, resource, last: None, sent: 0 }), None)
             }
         };
-        Self { hub, view, cursor, snapshot, resume }
+        Self { hub, view, place, bell, cursor, snapshot, resume }
     }
 
-    /// The next frames, in order; waits until there are some. Cancel-safe: what was not returned is returned next time.
-    pub async fn next(&mut self) -> Result<VecDeque<Frame>, StreamEnd> {
-        if let Some(frames) = self.next_of_snapshot() {
-            return Ok(frames);
+    /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
+    /// when there is.
+    pub fn take(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+        if let Some(pieces) = self.take_of_snapshot(bytes_max) {
+            return Ok(Some(pieces));
         }
-        let view = self.view.clone();
-        loop {
-            let changed = view.changed();
-            tokio::pin!(changed);
-            // From here no wake-up is missed.
-            changed.as_mut().enable();
-            if let Some(frames) = self.take()? {
-                return Ok(frames);
+        match self.take_of_log(bytes_max)? {
+            Some(pieces) => Ok(Some(pieces)),
+            None => {
+                self.bell.arm();
+                // What came before the bell was armed did not ring it.
+                self.take_of_log(bytes_max)
             }
-            changed.await;
         }
+    }
+
+    /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its line. Cancel-safe.
+    pub async fn next(&mut self) -> Result<Pieces, StreamEnd> {
+        poll_fn(|cx| {
+            self.bell.line().register(cx.waker());
+            self.bell.line().rung(&mut Vec::new());
+            match self.take(BATCH_BYTES_MAX) {
+                Ok(Some(pieces)) => Poll::Ready(Ok(pieces)),
+                Ok(None) => Poll::Pending,
+                Err(end) => Poll::Ready(Err(end)),
+            }
+        })
+        .await
+    }
+
+    /// Whether the state is still being sent.
+    pub fn in_snapshot(&self) -> bool {
+        self.snapshot.is_some()
     }
 
     /// A bookmark, if everything has been sent and the version has moved since.
-    pub fn bookmark(&mut self) -> Option<Frame> {
+    pub fn bookmark(&mut self) -> Option<Pieces> {
         if self.snapshot.is_some() {
             return None;
         }
@@ -84,13 +109,15 @@ impl Subscription {
         let sent_all = self.view.state().log.end() == self.cursor;
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
-            Frame::bookmark(head)
+            let mut pieces = Pieces::default();
+            Frame::bookmark(head).put(&mut pieces);
+            pieces
         })
     }
 
-    fn take(&mut self) -> Result<Option<VecDeque<Frame>>, StreamEnd> {
-        let mut frames = VecDeque::new();
-        let (mut bytes, mut oldest) = (0, None);
+    fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+        let mut pieces = Pieces::default();
+        let mut oldest = None;
         {
             let state = self.view.state();
             let Some(entries) = state.log.from(self.cursor) else {
@@ -98,61 +125,57 @@ impl Subscription {
                 return Err(Expired { requested, oldest: state.log.floor() }.into());
             };
             for entry in entries {
-                bytes += entry.frame.len();
-                if bytes > BATCH_BYTES_MAX && !frames.is_empty() {
-                    bytes -= entry.frame.len();
+                if pieces.len() + entry.frame.len() > bytes_max && !pieces.is_empty() {
                     break;
                 }
                 oldest = oldest.or(entry.received);
-                frames.push_back(entry.frame.clone());
+                entry.frame.put(&mut pieces);
                 self.resume = Some(entry.version);
             }
-            if frames.is_empty() {
+            if pieces.is_empty() {
                 return match &state.end {
                     Some(end) => Err(end.clone()),
                     None => Ok(None),
                 };
             }
         }
-        self.cursor += frames.len() as u64;
-        self.hub.metrics().sent(frames.len(), bytes, oldest.map(|at: Instant| at.elapsed()));
-        Ok(Some(frames))
+        self.cursor += pieces.messages() as u64;
+        self.hub.metrics().sent(pieces.messages(), pieces.len(), oldest.map(|at: Instant| at.elapsed()));
+        Ok(Some(pieces))
     }
 
-    fn next_of_snapshot(&mut self) -> Option<VecDeque<Frame>> {
+    fn take_of_snapshot(&mut self, bytes_max: usize) -> Option<Pieces> {
         let snapshot = self.snapshot.as_mut()?;
-        let (mut frames, mut bytes) = (VecDeque::new(), 0);
+        let mut pieces = Pieces::default();
         if let Some(resource) = snapshot.resource.take() {
-            frames.push_back(Frame::snapshot_begin(snapshot.version, resource));
+            Frame::snapshot_begin(snapshot.version, resource).put(&mut pieces);
         }
         let (mut last, mut objects) = (None, 0);
         let mut complete = true;
         for object in snapshot.store.select(self.view.selection(), snapshot.last.as_ref()) {
-            if bytes >= BATCH_BYTES_MAX {
+            if pieces.len() >= bytes_max {
                 complete = false;
                 break;
             }
-            let frame = Frame::snapshot_object(object);
-            bytes += frame.len();
+            Frame::snapshot_object(object).put(&mut pieces);
             objects += 1;
             last = Some(object.key().clone());
-            frames.push_back(frame);
         }
         snapshot.sent += objects as u64;
         snapshot.last = last.or(snapshot.last.take());
-        self.hub.metrics().snapshot_sent(objects, bytes);
+        self.hub.metrics().snapshot_sent(objects, pieces.len());
         if complete {
-            frames.push_back(Frame::snapshot_end(snapshot.version, snapshot.sent));
+            Frame::snapshot_end(snapshot.version, snapshot.sent).put(&mut pieces);
             self.resume = Some(snapshot.version);
             self.snapshot = None;
         }
-        Some(frames)
+        Some(pieces)
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hub.leave(&self.view);
+        self.hub.leave(&self.view, self.place);
     }
 }
 

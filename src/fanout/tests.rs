@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Buf;
 use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{Hub, Phase, Refusal, Start, StreamEnd, Subscription};
+use super::{Bell, Hub, Line, Phase, Pieces, Refusal, Start, StreamEnd, Subscription};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
     model::{
@@ -75,7 +76,7 @@ impl Cache {
     }
 
     fn subscribe(&self, labels: &str, start: Start) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), start)
+        self.hub.subscribe(self.select(labels), start, Bell::new(&Line::new(), 0))
     }
 
     fn after(&self, labels: &str, at: u64) -> Result<Subscription, Refusal> {
@@ -117,12 +118,18 @@ fn line(message: &WatchResponse) -> String {
 async fn messages(subscription: &mut Subscription) -> Vec<WatchResponse> {
     let mut all = Vec::new();
     // Time is paused: the timeout passes only once nothing else can.
-    while let Ok(Ok(frames)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
-        for frame in frames {
-            let mut bytes = Vec::new();
-            frame.write(&mut bytes);
-            all.push(WatchResponse::decode(bytes.as_slice()).unwrap());
-        }
+    while let Ok(Ok(pieces)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
+        all.append(&mut decode(pieces));
+    }
+    all
+}
+
+fn decode(mut pieces: Pieces) -> Vec<WatchResponse> {
+    let mut all = Vec::new();
+    while pieces.has_remaining() {
+        let prefix = pieces.copy_to_bytes(5);
+        let len = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
+        all.push(WatchResponse::decode(pieces.copy_to_bytes(len)).unwrap());
     }
     all
 }
@@ -194,7 +201,7 @@ async fn below_the_ring_a_subscriber_is_told_the_oldest_version() {
     assert_eq!(expired.to_string(), "too old resource version: 11 (12)");
     assert_eq!(ready(&mut cache.after("", 12).unwrap()).await.len(), 4);
     let snapshot = slow.next().await.unwrap();
-    assert_eq!(snapshot.len(), 2);
+    assert_eq!(snapshot.messages(), 2);
     let end = slow.next().await.unwrap_err();
     assert_eq!(end.to_string(), "too old resource version: 10 (12)", "the slow one is told, and costs nobody else");
 }
@@ -222,10 +229,7 @@ async fn a_bookmark_waits_until_everything_before_it_was_taken() {
     ready(&mut db).await;
     assert!(db.bookmark().is_none(), "the version has not moved");
     cache.event(Modified, "a", "web", 11);
-    let bookmark = db.bookmark().unwrap();
-    let mut bytes = Vec::new();
-    bookmark.write(&mut bytes);
-    assert_eq!(line(&WatchResponse::decode(bytes.as_slice()).unwrap()), "bookmark (11)");
+    assert_eq!(line(&decode(db.bookmark().unwrap())[0]), "bookmark (11)");
     cache.event(Modified, "a", "db", 12);
     assert!(db.bookmark().is_none(), "an event is still to be taken");
     cache.apply(Update::Bookmark(version(30)));

@@ -1,13 +1,12 @@
 //! What equal subscriptions share: one selection, its log of ready frames, and the wake-up of those who wait for more.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::{sync::Notify, time::Instant};
+use slab::Slab;
+use tokio::time::Instant;
 
 use super::{
+    bell::Bell,
     frame::Frame,
     log::{LogEntry, ViewLog},
     outcome::StreamEnd,
@@ -21,8 +20,7 @@ use crate::{
 pub struct View {
     selection: Selection,
     state: Mutex<ViewState>,
-    changed: Notify,
-    subscribers: AtomicUsize,
+    bells: Mutex<Slab<Arc<Bell>>>,
 }
 
 /// What a view's lock guards.
@@ -37,7 +35,7 @@ impl View {
     /// A view whose history starts at `floor`.
     pub fn new(selection: Selection, floor: ResourceVersion) -> Self {
         let state = Mutex::new(ViewState { log: ViewLog::new(floor), end: None });
-        Self { selection, state, changed: Notify::new(), subscribers: AtomicUsize::new(0) }
+        Self { selection, state, bells: Mutex::default() }
     }
 
     /// What is selected.
@@ -51,9 +49,8 @@ impl View {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Completes when the view has changed after the returned future was enabled.
-    pub fn changed(&self) -> tokio::sync::futures::Notified<'_> {
-        self.changed.notified()
+    fn bells(&self) -> MutexGuard<'_, Slab<Arc<Bell>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Appends what this view sees of a record; tells whether there was anything.
@@ -83,9 +80,11 @@ impl View {
         self.wake();
     }
 
-    /// Wakes every subscription that waits.
+    /// Rings the bell of every subscription that waits.
     pub fn wake(&self) {
-        self.changed.notify_waiters();
+        self.bells().iter().for_each(|(_, bell)| {
+            bell.ring();
+        });
     }
 
     /// The place in the log after `version`; the log is completed from the ring where it begins later.
@@ -101,14 +100,16 @@ impl View {
         Ok(state.log.after(version))
     }
 
-    /// Counts a subscriber in.
-    pub fn join(&self) {
-        self.subscribers.fetch_add(1, Ordering::Relaxed);
+    /// Takes a subscription in; gives its place.
+    pub fn join(&self, bell: Arc<Bell>) -> usize {
+        self.bells().insert(bell)
     }
 
-    /// Counts a subscriber out; tells how many are left.
-    pub fn leave(&self) -> usize {
-        self.subscribers.fetch_sub(1, Ordering::Relaxed) - 1
+    /// Lets a subscription go; tells how many are left.
+    pub fn leave(&self, place: usize) -> usize {
+        let mut bells = self.bells();
+        bells.remove(place);
+        bells.len()
     }
 }
 

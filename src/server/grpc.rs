@@ -13,7 +13,7 @@ use super::{
     status,
 };
 use crate::{
-    fanout::{Catalog, Frame, Refusal, Start},
+    fanout::{Bell, Catalog, Frame, Line, Refusal, Start},
     model::{ObjectKey, ResourceVersion, object::Object},
     proto::{
         service::watch_service_server::WatchService,
@@ -77,7 +77,11 @@ impl<C: Catalog> Service<C> {
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = self.fresh(&selected, version).await;
         let Selected { served, selection } = selected;
-        let subscription = served.hub.subscribe(selection, version.map_or(Start::Snapshot, Start::After))?;
+        let subscription = served.hub.subscribe(
+            selection,
+            version.map_or(Start::Snapshot, Start::After),
+            Bell::new(&Line::new(), 0),
+        )?;
         Ok(Session::new(served.hub, subscription, bookmark_interval, timeout, self.drain.clone()))
     }
 }

@@ -1,17 +1,17 @@
 //! One subscriber's stream: its subscription, its clocks, and how it ends.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::fanout::{Frame, Hub, StreamEnd, Subscription};
+use crate::fanout::{Frame, Hub, Pieces, StreamEnd, Subscription};
 
 /// A running watch. Dropping it ends it, which is how a subscriber that went away is noticed.
 pub struct Session {
     hub: Arc<Hub>,
     subscription: Subscription,
-    pending: VecDeque<Frame>,
+    pending: Pieces,
     bookmark_interval: Duration,
     deadline: Option<Instant>,
     last_sent: Instant,
@@ -33,7 +33,7 @@ impl Session {
         Self {
             hub,
             subscription,
-            pending: VecDeque::new(),
+            pending: Pieces::default(),
             bookmark_interval,
             deadline,
             last_sent: now,
@@ -44,7 +44,7 @@ impl Session {
 
     /// The next frame; after an `Err` there is nothing more.
     pub async fn next(&mut self) -> Result<Frame, StreamEnd> {
-        if let Some(frame) = self.pending.pop_front() {
+        if let Some(frame) = Frame::take(&mut self.pending) {
             return Ok(frame);
         }
         let result = self.next_batch().await;
@@ -72,13 +72,13 @@ impl Session {
                 biased;
                 frames = self.subscription.next() => {
                     self.pending = frames?;
-                    self.pending.pop_front()
+                    Frame::take(&mut self.pending)
                 }
                 () = self.drain.cancelled() => return Err(StreamEnd::Draining),
                 () = sleep_until(self.deadline.unwrap_or(bookmark).min(bookmark)) => {
                     // Also where the version has not moved: the next bookmark is one interval away.
                     self.last_sent = Instant::now();
-                    self.subscription.bookmark()
+                    self.subscription.bookmark().and_then(|mut pieces| Frame::take(&mut pieces))
                 }
             };
             if let Some(frame) = frame {

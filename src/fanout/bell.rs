@@ -1,0 +1,115 @@
+//! Wake-ups that carry no data: a view rings the bells of its subscriptions, and a connection learns which of its streams have
+//! something to send.
+//!
+//! A connection is woken once, however many of its streams have something. A bell rings once for each time that it was armed: who
+//! has not looked yet is not told again.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+};
+
+use futures::task::AtomicWaker;
+
+/// What one connection listens on.
+#[derive(Default)]
+pub struct Line {
+    waker: AtomicWaker,
+    rung: Mutex<Vec<u32>>,
+}
+
+impl Line {
+    /// A line that nobody listens on yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Who is woken. Comes before [`Self::rung`], so that no ring is missed between the two.
+    pub fn register(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Moves the streams whose bells rang to `into`.
+    pub fn rung(&self, into: &mut Vec<u32>) {
+        into.append(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn ring(&self, stream: u32) {
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        rung.push(stream);
+        // Whoever takes the first takes all: a second wake-up would find nothing.
+        let first = rung.len() == 1;
+        drop(rung);
+        if first {
+            self.waker.wake();
+        }
+    }
+}
+
+/// One subscription's place on its connection's line.
+pub struct Bell {
+    armed: AtomicBool,
+    line: Arc<Line>,
+    stream: u32,
+}
+
+impl Bell {
+    /// A bell on `line` for its stream of this number. It is not armed.
+    pub fn new(line: &Arc<Line>, stream: u32) -> Self {
+        Self { armed: AtomicBool::new(false), line: line.clone(), stream }
+    }
+
+    /// The line it is on.
+    pub fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    /// From here it rings when there is something.
+    pub(super) fn arm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
+    /// Rings if it was armed; tells whether it did.
+    pub(super) fn ring(&self) -> bool {
+        let rings = self.armed.swap(false, Ordering::SeqCst);
+        if rings {
+            self.line.ring(self.stream);
+        }
+        rings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::AtomicUsize,
+        task::{Wake, Waker},
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_connection_is_woken_once_for_all_its_streams() {
+        let (line, count) = (Line::new(), Arc::new(Count::default()));
+        line.register(&Waker::from(count.clone()));
+        let bells = [3, 5, 7].map(|stream| Bell::new(&line, stream));
+        assert!(!bells[0].ring(), "not armed");
+        bells.iter().for_each(Bell::arm);
+        assert!(bells[0].ring() && bells[2].ring() && !bells[0].ring());
+        let mut rung = Vec::new();
+        line.rung(&mut rung);
+        assert_eq!((rung, count.0.load(Ordering::SeqCst)), (vec![3, 7], 1));
+    }
+}
