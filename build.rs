@@ -35,7 +35,7 @@ fn watch_service_server() {
         .name("WatchService")
         .comment("The service of the contract.")
         .method(
-            method("Watch", "watch", "crate::fanout::Frame", "crate::server::codec::FrameCodec")
+            method("Watch", "watch", "crate::server::codec::Frame", "crate::server::codec::FrameCodec")
                 .server_streaming()
                 .build(),
         )

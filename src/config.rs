@@ -62,6 +62,8 @@ pub struct ServeConfig {
     pub keepalive_timeout: time::Duration,
     /// Streams have so long to end when the process is to stop.
     pub drain_timeout: time::Duration,
+    /// How long events may wait for more under load.
+    pub coalesce_max: time::Duration,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -149,6 +151,7 @@ impl Default for ServeConfig {
             keepalive_timeout: seconds(15),
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
+            coalesce_max: crate::fanout::hub::COALESCE_MAX,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -215,6 +218,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("keepalive_interval", span(default.keepalive_interval)),
         ("keepalive_timeout", span(default.keepalive_timeout)),
         ("drain_timeout", span(default.drain_timeout)),
+        ("coalesce_max", span(default.coalesce_max)),
         ("watch_list", "auto".to_owned()),
         ("page_size", default.upstream.page_size.to_string()),
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),

@@ -7,7 +7,28 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-use crate::fanout::Frame;
+use bytes::{Buf, BufMut, Bytes};
+use prost::Message;
+
+use crate::{fanout::Pieces, proto::v1alpha1::WatchResponse};
+
+/// One message, encoded.
+pub struct Frame(Bytes);
+
+impl Frame {
+    /// Takes the next message out of a batch.
+    pub fn take(pieces: &mut Pieces) -> Option<Self> {
+        let prefix = pieces.has_remaining().then(|| pieces.copy_to_bytes(5))?;
+        let message_len = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+        Some(Self(pieces.copy_to_bytes(message_len)))
+    }
+}
+
+impl From<WatchResponse> for Frame {
+    fn from(response: WatchResponse) -> Self {
+        Self(response.encode_to_vec().into())
+    }
+}
 
 /// Decodes requests by prost, writes [`Frame`]s as they are.
 #[derive(Debug, Clone)]
@@ -43,7 +64,7 @@ impl Encoder for FrameEncoder {
     type Error = Status;
 
     fn encode(&mut self, frame: Frame, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        frame.write(buffer);
+        buffer.put_slice(&frame.0);
         Ok(())
     }
 }

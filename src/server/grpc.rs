@@ -8,12 +8,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
+    codec::Frame,
     request::{self, Selected},
     session::Session,
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Frame, Line, Refusal, Start},
+    fanout::{Bell, Catalog, Line, Refusal, Start},
     model::{ObjectKey, ResourceVersion, object::Object},
     proto::{
         service::watch_service_server::WatchService,

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::fanout::{Frame, Hub, Pieces, StreamEnd, Subscription};
+use super::codec::Frame;
+use crate::fanout::{Hub, Pieces, StreamEnd, Subscription};
 
 /// A running watch. Dropping it ends it, which is how a subscriber that went away is noticed.
 pub struct Session {

@@ -16,11 +16,11 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::*;
 use crate::{
     client::{ClientOptions, error::ERROR_DOMAIN},
-    fanout::Frame,
     proto::{
         service::watch_service_server::{WatchService, WatchServiceServer},
         v1alpha1 as pb,
     },
+    server::codec::Frame,
 };
 
 type Step = Result<WatchResponse, Status>;
