@@ -127,7 +127,7 @@ fn head_of(object: &Object, version: ResourceVersion, kind: EventType, reason: D
         uid: object.uid().to_owned(),
         resource_version: version.to_string(),
         delete_reason: reason.into(),
-        object: Bytes::new(),
+        ..Event::default()
     }
 }
 
