@@ -37,6 +37,8 @@ pub mod cli;
 pub mod client;
 #[cfg(feature = "server")]
 pub mod config;
+#[cfg(any(feature = "server", feature = "client"))]
+pub mod encoding;
 #[cfg(feature = "server")]
 pub mod fanout;
 #[cfg(feature = "server")]

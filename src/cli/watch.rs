@@ -219,6 +219,7 @@ mod tests {
             uid: "u".into(),
             resource_version: "42".into(),
             object: object.to_owned().into(),
+            ..Event::default()
         }
     }
 

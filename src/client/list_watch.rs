@@ -100,7 +100,8 @@ impl ListWatch {
         target: Target,
         resource_version: &str,
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
-        let request = ListRequest { target: Some(target), resource_version: resource_version.to_owned() };
+        let request =
+            ListRequest { target: Some(target), resource_version: resource_version.to_owned(), ..Default::default() };
         let stream = self.service.clone().list(request).await.map_err(|status| self.error(&status))?.into_inner();
         let address = self.address.clone();
         Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
@@ -124,7 +125,8 @@ impl ListWatch {
 
     /// Gets one object; `target.name` says which.
     pub async fn get(&self, target: Target, resource_version: &str) -> Result<GetResponse, ClientError> {
-        let request = GetRequest { target: Some(target), resource_version: resource_version.to_owned() };
+        let request =
+            GetRequest { target: Some(target), resource_version: resource_version.to_owned(), ..Default::default() };
         let response = self.service.clone().get(request).await.map_err(|status| self.error(&status))?.into_inner();
         if response.object.is_none() {
             return Err(self.protocol("a get without an object"));

@@ -199,6 +199,7 @@ impl WatchStream {
             resource_version: self.resume_version.clone(),
             timeout_seconds,
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
+            ..WatchRequest::default()
         })
     }
 
@@ -217,6 +218,8 @@ impl WatchStream {
             }
             Message::GapEnd(_) => WatchItem::GapEnd,
             Message::Bookmark(_) => WatchItem::Bookmark,
+            // Only sent where it was asked for.
+            Message::SnapshotChunk(_) => return None,
         })
     }
 

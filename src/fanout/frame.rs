@@ -333,6 +333,7 @@ mod tests {
                 resource_version: head.version.to_string(),
                 delete_reason: head.reason.into(),
                 object: body.bytes.clone(),
+                delta: None,
             };
             assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
             assert_eq!(decoded.encode_to_vec(), message, "as prost itself would encode it");

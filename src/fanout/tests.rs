@@ -91,7 +91,7 @@ fn version(number: u64) -> ResourceVersion {
 
 /// A message in one line, such as `+web@11 (11)`: what happened, the key, the version, and in brackets the resume version.
 fn line(message: &WatchResponse) -> String {
-    use watch_response::Message::{Bookmark, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotEnd};
+    use watch_response::Message::{Bookmark, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotChunk, SnapshotEnd};
     let what = match message.message.as_ref().unwrap() {
         Event(event) => {
             let sign = match (event.r#type(), event.delete_reason()) {
@@ -107,6 +107,7 @@ fn line(message: &WatchResponse) -> String {
         SnapshotEnd(end) => format!("end of {}", end.object_count),
         GapBegin(begin) => format!("gap from {} {}", begin.resource_version, begin.reason),
         GapEnd(_) => "end of gap".into(),
+        SnapshotChunk(_) => "chunk".into(),
         Bookmark(_) => "bookmark".into(),
     };
     match message.resume_version.as_str() {

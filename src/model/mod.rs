@@ -2,7 +2,9 @@
 
 pub mod event;
 pub mod fields;
+pub mod format;
 pub mod object;
+pub mod projection;
 pub mod resource;
 pub mod selection;
 pub mod selector;

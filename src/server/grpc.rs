@@ -109,7 +109,7 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let permit = self.admit()?;
-        let ListRequest { target, resource_version } = request.into_inner();
+        let ListRequest { target, resource_version, .. } = request.into_inner();
         let open = async {
             let version = request::version(&resource_version)?;
             let selected = self.select(target).await?;
@@ -141,7 +141,7 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let GetRequest { target, resource_version } = request.into_inner();
+        let GetRequest { target, resource_version, .. } = request.into_inner();
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {

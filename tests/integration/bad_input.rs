@@ -171,14 +171,16 @@ async fn bad_versions_are_refused() {
         let request = WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
         let status = watch_error(&mut client, request).await;
         assert_refused(text, &status, Code::InvalidArgument, "resource_version", &format!("{text:?}"));
-        let list = ListRequest { target: Some(target("pods")), resource_version: text.into() };
+        let list =
+            ListRequest { target: Some(target("pods")), resource_version: text.into(), ..ListRequest::default() };
         assert_eq!(client.list(list).await.err().unwrap().code(), Code::InvalidArgument);
     }
     let future = WatchRequest { resource_version: "999999999".into(), ..watch_of(target("pods")) };
     let status = watch_error(&mut client, future).await;
     assert_refused("the future", &status, Code::Unavailable, "", "too large resource version: 999999999, current: ");
     assert!(status.get_details_retry_info().is_some());
-    let list = ListRequest { target: Some(target("pods")), resource_version: "999999999".into() };
+    let list =
+        ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
     let status = client.list(list).await.err().unwrap();
     assert_refused("a list from the future", &status, Code::Unavailable, "", "too large resource version");
     good.goes_on(&simulated).await;
@@ -252,7 +254,7 @@ async fn times_that_cannot_be_are_refused() {
 
 async fn a_get_that_cannot_be_is_refused() {
     let (simulated, _kubefan, mut good, mut client) = disturbed().await;
-    let get = |target: Target| GetRequest { target: Some(target), resource_version: String::new() };
+    let get = |target: Target| GetRequest { target: Some(target), ..GetRequest::default() };
     let named =
         |namespace: &str, name: &str| Target { namespace: namespace.into(), name: name.into(), ..target("pods") };
     let cases = [

@@ -29,6 +29,122 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ProjectionType is which parts of an object are sent.
+type ProjectionType int32
+
+const (
+	// As FULL.
+	ProjectionType_PROJECTION_TYPE_UNSPECIFIED ProjectionType = 0
+	// Everything.
+	ProjectionType_PROJECTION_TYPE_FULL ProjectionType = 1
+	// The metadata, as a PartialObjectMetadata of meta.k8s.io/v1.
+	ProjectionType_PROJECTION_TYPE_METADATA ProjectionType = 2
+	// Exactly the fields in paths, where an object has them. Maps and lists on the way stay, unless they would be empty; an object
+	// in a list stays in its place as {}.
+	ProjectionType_PROJECTION_TYPE_FIELD_MASK ProjectionType = 3
+)
+
+// Enum value maps for ProjectionType.
+var (
+	ProjectionType_name = map[int32]string{
+		0: "PROJECTION_TYPE_UNSPECIFIED",
+		1: "PROJECTION_TYPE_FULL",
+		2: "PROJECTION_TYPE_METADATA",
+		3: "PROJECTION_TYPE_FIELD_MASK",
+	}
+	ProjectionType_value = map[string]int32{
+		"PROJECTION_TYPE_UNSPECIFIED": 0,
+		"PROJECTION_TYPE_FULL":        1,
+		"PROJECTION_TYPE_METADATA":    2,
+		"PROJECTION_TYPE_FIELD_MASK":  3,
+	}
+)
+
+func (x ProjectionType) Enum() *ProjectionType {
+	p := new(ProjectionType)
+	*p = x
+	return p
+}
+
+func (x ProjectionType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProjectionType) Descriptor() protoreflect.EnumDescriptor {
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[0].Descriptor()
+}
+
+func (ProjectionType) Type() protoreflect.EnumType {
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[0]
+}
+
+func (x ProjectionType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProjectionType.Descriptor instead.
+func (ProjectionType) EnumDescriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{0}
+}
+
+// Encoding is how objects are sent.
+type Encoding int32
+
+const (
+	// As JSON.
+	Encoding_ENCODING_UNSPECIFIED Encoding = 0
+	// Every object as JSON.
+	Encoding_ENCODING_JSON Encoding = 1
+	// Snapshots in compressed chunks (SnapshotChunk), events as with JSON.
+	Encoding_ENCODING_ZSTD Encoding = 2
+	// Experimental. Snapshots in compressed chunks; an event carries an ObjectDelta instead of the object wherever the stream has
+	// sent what it was made from.
+	Encoding_ENCODING_ZSTD_DELTA Encoding = 3
+)
+
+// Enum value maps for Encoding.
+var (
+	Encoding_name = map[int32]string{
+		0: "ENCODING_UNSPECIFIED",
+		1: "ENCODING_JSON",
+		2: "ENCODING_ZSTD",
+		3: "ENCODING_ZSTD_DELTA",
+	}
+	Encoding_value = map[string]int32{
+		"ENCODING_UNSPECIFIED": 0,
+		"ENCODING_JSON":        1,
+		"ENCODING_ZSTD":        2,
+		"ENCODING_ZSTD_DELTA":  3,
+	}
+)
+
+func (x Encoding) Enum() *Encoding {
+	p := new(Encoding)
+	*p = x
+	return p
+}
+
+func (x Encoding) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Encoding) Descriptor() protoreflect.EnumDescriptor {
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[1].Descriptor()
+}
+
+func (Encoding) Type() protoreflect.EnumType {
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[1]
+}
+
+func (x Encoding) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Encoding.Descriptor instead.
+func (Encoding) EnumDescriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{1}
+}
+
 // EventType is what happened to an object.
 type EventType int32
 
@@ -70,11 +186,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[0].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[2].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[0]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[2]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -83,7 +199,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{0}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
 }
 
 // DeleteReason tells a deleted object from one that only left the selector.
@@ -128,11 +244,11 @@ func (x DeleteReason) String() string {
 }
 
 func (DeleteReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[1].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[3].Descriptor()
 }
 
 func (DeleteReason) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[1]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[3]
 }
 
 func (x DeleteReason) Number() protoreflect.EnumNumber {
@@ -141,7 +257,7 @@ func (x DeleteReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DeleteReason.Descriptor instead.
 func (DeleteReason) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{1}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{3}
 }
 
 // ResourceState is whether a resource is served.
@@ -193,11 +309,11 @@ func (x ResourceState) String() string {
 }
 
 func (ResourceState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[2].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[4].Descriptor()
 }
 
 func (ResourceState) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[2]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[4]
 }
 
 func (x ResourceState) Number() protoreflect.EnumNumber {
@@ -206,7 +322,7 @@ func (x ResourceState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ResourceState.Descriptor instead.
 func (ResourceState) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{4}
 }
 
 // Target names objects, as the path and the query of a Kubernetes list request do.
@@ -322,8 +438,16 @@ type WatchRequest struct {
 	TimeoutSeconds int64 `protobuf:"varint,3,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
 	// A bookmark is sent when the stream was silent for this long and the version has moved. Unset: 60 s. Least: 1 s.
 	BookmarkInterval *durationpb.Duration `protobuf:"bytes,4,opt,name=bookmark_interval,json=bookmarkInterval,proto3" json:"bookmark_interval,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// What of each object is sent. Unset: all of it.
+	Projection *Projection `protobuf:"bytes,5,opt,name=projection,proto3" json:"projection,omitempty"`
+	// How objects are sent. Unset: as JSON.
+	Encoding Encoding `protobuf:"varint,6,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
+	// Only with ENCODING_ZSTD_DELTA and a resource_version: the client holds the bytes of every object of this watch as they were
+	// at resource_version, in this projection, so that deltas may come from the start. False: the first event of each object
+	// carries it in full. A client that is wrong about it finds out by base_crc32.
+	StateKept     bool `protobuf:"varint,7,opt,name=state_kept,json=stateKept,proto3" json:"state_kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
@@ -384,6 +508,119 @@ func (x *WatchRequest) GetBookmarkInterval() *durationpb.Duration {
 	return nil
 }
 
+func (x *WatchRequest) GetProjection() *Projection {
+	if x != nil {
+		return x.Projection
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetEncoding() Encoding {
+	if x != nil {
+		return x.Encoding
+	}
+	return Encoding_ENCODING_UNSPECIFIED
+}
+
+func (x *WatchRequest) GetStateKept() bool {
+	if x != nil {
+		return x.StateKept
+	}
+	return false
+}
+
+// Projection says what of each object is sent. It only ever leaves out: what is sent are the object's own bytes, in its own order.
+//
+// Canonical form. Whenever anything is left out (every type but FULL, either drop_ option), and for every type with
+// ENCODING_ZSTD_DELTA, metadata.resourceVersion and metadata.managedFields are left out too. The version stands beside the object;
+// without these two an object's bytes change only where something else about it does.
+type Projection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which parts.
+	Type ProjectionType `protobuf:"varint,1,opt,name=type,proto3,enum=kubefan.v1alpha1.ProjectionType" json:"type,omitempty"`
+	// With PROJECTION_TYPE_FIELD_MASK, at least one path: names of fields, separated by dots, such as "spec.nodeName". A
+	// backslash takes a dot or a backslash as part of a name, as in kubectl's JSONPath:
+	// "metadata.annotations.example\.com/name". A path through a list applies to each object in it: "spec.containers.image". At
+	// most 64 paths, of at most 1,024 bytes and 32 names. "metadata.resourceVersion" and "metadata.managedFields" are refused,
+	// because the canonical form has neither.
+	Paths []string `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"`
+	// Leave out metadata.managedFields, which the canonical form does already: with PROJECTION_TYPE_FULL this chooses it.
+	DropManagedFields bool `protobuf:"varint,3,opt,name=drop_managed_fields,json=dropManagedFields,proto3" json:"drop_managed_fields,omitempty"`
+	// Leave out the annotation "kubectl.kubernetes.io/last-applied-configuration", and metadata.annotations where nothing else is
+	// in it.
+	DropLastApplied bool `protobuf:"varint,4,opt,name=drop_last_applied,json=dropLastApplied,proto3" json:"drop_last_applied,omitempty"`
+	// Watch only; no meaning in a list or a get. A change that leaves the projected bytes as they were is not sent. Needs the
+	// canonical form.
+	OnlyChanges   bool `protobuf:"varint,5,opt,name=only_changes,json=onlyChanges,proto3" json:"only_changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Projection) Reset() {
+	*x = Projection{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Projection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Projection) ProtoMessage() {}
+
+func (x *Projection) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Projection.ProtoReflect.Descriptor instead.
+func (*Projection) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Projection) GetType() ProjectionType {
+	if x != nil {
+		return x.Type
+	}
+	return ProjectionType_PROJECTION_TYPE_UNSPECIFIED
+}
+
+func (x *Projection) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *Projection) GetDropManagedFields() bool {
+	if x != nil {
+		return x.DropManagedFields
+	}
+	return false
+}
+
+func (x *Projection) GetDropLastApplied() bool {
+	if x != nil {
+		return x.DropLastApplied
+	}
+	return false
+}
+
+func (x *Projection) GetOnlyChanges() bool {
+	if x != nil {
+		return x.OnlyChanges
+	}
+	return false
+}
+
 // WatchResponse is one message of a watch.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -400,6 +637,7 @@ type WatchResponse struct {
 	//	*WatchResponse_GapBegin
 	//	*WatchResponse_GapEnd
 	//	*WatchResponse_Bookmark
+	//	*WatchResponse_SnapshotChunk
 	Message       isWatchResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -407,7 +645,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[2]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +657,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[2]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +670,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WatchResponse) GetResumeVersion() string {
@@ -503,6 +741,15 @@ func (x *WatchResponse) GetBookmark() *Bookmark {
 	return nil
 }
 
+func (x *WatchResponse) GetSnapshotChunk() *SnapshotChunk {
+	if x != nil {
+		if x, ok := x.Message.(*WatchResponse_SnapshotChunk); ok {
+			return x.SnapshotChunk
+		}
+	}
+	return nil
+}
+
 type isWatchResponse_Message interface {
 	isWatchResponse_Message()
 }
@@ -537,6 +784,11 @@ type WatchResponse_Bookmark struct {
 	Bookmark *Bookmark `protobuf:"bytes,7,opt,name=bookmark,proto3,oneof"`
 }
 
+type WatchResponse_SnapshotChunk struct {
+	// The next objects of a snapshot, compressed.
+	SnapshotChunk *SnapshotChunk `protobuf:"bytes,8,opt,name=snapshot_chunk,json=snapshotChunk,proto3,oneof"`
+}
+
 func (*WatchResponse_SnapshotBegin) isWatchResponse_Message() {}
 
 func (*WatchResponse_Event) isWatchResponse_Message() {}
@@ -548,6 +800,8 @@ func (*WatchResponse_GapBegin) isWatchResponse_Message() {}
 func (*WatchResponse_GapEnd) isWatchResponse_Message() {}
 
 func (*WatchResponse_Bookmark) isWatchResponse_Message() {}
+
+func (*WatchResponse_SnapshotChunk) isWatchResponse_Message() {}
 
 // Event is one change, as this watch's selector sees it: an object that enters the selector is ADDED, one that leaves it is
 // DELETED.
@@ -565,15 +819,18 @@ type Event struct {
 	ResourceVersion string `protobuf:"bytes,5,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Set on DELETED only.
 	DeleteReason DeleteReason `protobuf:"varint,6,opt,name=delete_reason,json=deleteReason,proto3,enum=kubefan.v1alpha1.DeleteReason" json:"delete_reason,omitempty"`
-	// The object as JSON, exactly as a watch of the apiserver sends it. For DELETED the last state, at the event's version.
-	Object        []byte `protobuf:"bytes,7,opt,name=object,proto3" json:"object,omitempty"`
+	// The object as JSON, exactly as a watch of the apiserver sends it, or what the projection leaves of that. For DELETED the last
+	// state, at the event's version. Empty where delta is set.
+	Object []byte `protobuf:"bytes,7,opt,name=object,proto3" json:"object,omitempty"`
+	// With ENCODING_ZSTD_DELTA only, instead of object: how the object's previous bytes become its new ones.
+	Delta         *ObjectDelta `protobuf:"bytes,8,opt,name=delta,proto3" json:"delta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[3]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +842,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[3]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +855,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{3}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Event) GetType() EventType {
@@ -650,6 +907,139 @@ func (x *Event) GetObject() []byte {
 	return nil
 }
 
+func (x *Event) GetDelta() *ObjectDelta {
+	if x != nil {
+		return x.Delta
+	}
+	return nil
+}
+
+// ObjectDelta makes an object's bytes from the object's previous bytes in this stream. In three lines, a client:
+//
+//  1. takes the bytes it holds for the event's namespace and name, and checks that their CRC-32 is base_crc32;
+//  2. decompresses zstd with those bytes as raw-content dictionary ("prefix", as `zstd -d --patch-from` does);
+//  3. on success keeps the result as the object's bytes (after DELETED: lets go of them), and else does as said below.
+//
+// A client holds what it was sent: the objects of the snapshot, of every event, and of every delta. On a mismatch or a failed
+// decompression it holds something else, and nothing may be made from it: it resumes from its last resume_version without
+// state_kept, or, if it can do without the states in between, asks for the object by Get with the same projection and encoding.
+//
+// testdata/ beside this file has examples to check a decoder with, a wrong base among them.
+type ObjectDelta struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version of the state that the delta was made from. With only_changes a client may hold the same bytes under an older
+	// version: base_crc32 decides, not this.
+	BaseResourceVersion string `protobuf:"bytes,1,opt,name=base_resource_version,json=baseResourceVersion,proto3" json:"base_resource_version,omitempty"`
+	// The CRC-32 (IEEE 802.3, as in zlib and gzip) of the previous bytes. With another base decompression can succeed with wrong
+	// bytes; this and the frame's checksum are what finds out.
+	BaseCrc32 uint32 `protobuf:"fixed32,2,opt,name=base_crc32,json=baseCrc32,proto3" json:"base_crc32,omitempty"`
+	// One zstd frame (RFC 8878) with content size and content checksum and without dictionary ID. Its dictionary is the previous
+	// bytes, as raw content.
+	Zstd          []byte `protobuf:"bytes,3,opt,name=zstd,proto3" json:"zstd,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectDelta) Reset() {
+	*x = ObjectDelta{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectDelta) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectDelta) ProtoMessage() {}
+
+func (x *ObjectDelta) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectDelta.ProtoReflect.Descriptor instead.
+func (*ObjectDelta) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ObjectDelta) GetBaseResourceVersion() string {
+	if x != nil {
+		return x.BaseResourceVersion
+	}
+	return ""
+}
+
+func (x *ObjectDelta) GetBaseCrc32() uint32 {
+	if x != nil {
+		return x.BaseCrc32
+	}
+	return 0
+}
+
+func (x *ObjectDelta) GetZstd() []byte {
+	if x != nil {
+		return x.Zstd
+	}
+	return nil
+}
+
+// SnapshotChunk is a part of a snapshot, between snapshot_begin and snapshot_end, with the meaning and order of its events sent one
+// by one. A compressed snapshot is made ahead and shared by all, so it may be a second older than the newest state, as
+// snapshot_begin says; the events that make up for it follow at once.
+type SnapshotChunk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One zstd frame with content size and content checksum, and no dictionary. Its content, at most 64 MiB, is Event messages, all
+	// ADDED, each after its length as a varint (the "size-delimited" form of protobuf libraries).
+	Zstd          []byte `protobuf:"bytes,1,opt,name=zstd,proto3" json:"zstd,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotChunk) Reset() {
+	*x = SnapshotChunk{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotChunk) ProtoMessage() {}
+
+func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotChunk.ProtoReflect.Descriptor instead.
+func (*SnapshotChunk) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SnapshotChunk) GetZstd() []byte {
+	if x != nil {
+		return x.Zstd
+	}
+	return nil
+}
+
 // SnapshotBegin opens the initial state: every selected object follows as an ADDED event, in key order.
 type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -663,7 +1053,7 @@ type SnapshotBegin struct {
 
 func (x *SnapshotBegin) Reset() {
 	*x = SnapshotBegin{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[4]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +1065,7 @@ func (x *SnapshotBegin) String() string {
 func (*SnapshotBegin) ProtoMessage() {}
 
 func (x *SnapshotBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[4]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +1078,7 @@ func (x *SnapshotBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBegin.ProtoReflect.Descriptor instead.
 func (*SnapshotBegin) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{4}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SnapshotBegin) GetResourceVersion() string {
@@ -716,7 +1106,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[5]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +1118,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[5]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +1131,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{5}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SnapshotEnd) GetObjectCount() int64 {
@@ -767,7 +1157,7 @@ type GapBegin struct {
 
 func (x *GapBegin) Reset() {
 	*x = GapBegin{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[6]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +1169,7 @@ func (x *GapBegin) String() string {
 func (*GapBegin) ProtoMessage() {}
 
 func (x *GapBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[6]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +1182,7 @@ func (x *GapBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapBegin.ProtoReflect.Descriptor instead.
 func (*GapBegin) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{6}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GapBegin) GetResourceVersion() string {
@@ -818,7 +1208,7 @@ type GapEnd struct {
 
 func (x *GapEnd) Reset() {
 	*x = GapEnd{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[7]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +1220,7 @@ func (x *GapEnd) String() string {
 func (*GapEnd) ProtoMessage() {}
 
 func (x *GapEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[7]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +1233,7 @@ func (x *GapEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapEnd.ProtoReflect.Descriptor instead.
 func (*GapEnd) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{7}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{10}
 }
 
 // Bookmark carries only the resume_version of its WatchResponse.
@@ -855,7 +1245,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[8]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +1257,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[8]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +1270,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{8}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{11}
 }
 
 // ResolvedResource is a resource by its full name.
@@ -902,7 +1292,7 @@ type ResolvedResource struct {
 
 func (x *ResolvedResource) Reset() {
 	*x = ResolvedResource{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[9]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +1304,7 @@ func (x *ResolvedResource) String() string {
 func (*ResolvedResource) ProtoMessage() {}
 
 func (x *ResolvedResource) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[9]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1317,7 @@ func (x *ResolvedResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolvedResource.ProtoReflect.Descriptor instead.
 func (*ResolvedResource) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{9}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResolvedResource) GetGroup() string {
@@ -973,13 +1363,15 @@ type ListRequest struct {
 	// The state is not older than this; kubefan waits up to 3 s for it, then answers UNAVAILABLE. Empty or "0": the state as
 	// it is held.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What of each object is sent. Unset: all of it.
+	Projection    *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[10]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1383,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[10]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1396,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{10}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequest) GetTarget() *Target {
@@ -1019,6 +1411,13 @@ func (x *ListRequest) GetResourceVersion() string {
 		return x.ResourceVersion
 	}
 	return ""
+}
+
+func (x *ListRequest) GetProjection() *Projection {
+	if x != nil {
+		return x.Projection
+	}
+	return nil
 }
 
 // ListResponse is one chunk of a list, of about 256 KiB. An empty list is one chunk without objects.
@@ -1036,7 +1435,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1447,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1460,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{11}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListResponse) GetResourceVersion() string {
@@ -1096,7 +1495,7 @@ type Object struct {
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The object's metadata.resourceVersion.
 	ResourceVersion string `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// The object as JSON, exactly as a watch of the apiserver sends it.
+	// The object as JSON, exactly as a watch of the apiserver sends it, or what the projection leaves of that.
 	Object        []byte `protobuf:"bytes,5,opt,name=object,proto3" json:"object,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1104,7 +1503,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1515,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1528,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{12}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Object) GetNamespace() string {
@@ -1174,13 +1573,18 @@ type GetRequest struct {
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// As in ListRequest.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What of the object is sent. Unset: all of it.
+	Projection *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
+	// The bytes that a watch with this encoding holds: with ENCODING_ZSTD_DELTA the canonical form of every projection. The answer
+	// itself is JSON and never compressed.
+	Encoding      Encoding `protobuf:"varint,4,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1596,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1609,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{13}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetRequest) GetTarget() *Target {
@@ -1220,6 +1624,20 @@ func (x *GetRequest) GetResourceVersion() string {
 		return x.ResourceVersion
 	}
 	return ""
+}
+
+func (x *GetRequest) GetProjection() *Projection {
+	if x != nil {
+		return x.Projection
+	}
+	return nil
+}
+
+func (x *GetRequest) GetEncoding() Encoding {
+	if x != nil {
+		return x.Encoding
+	}
+	return Encoding_ENCODING_UNSPECIFIED
 }
 
 // GetResponse is one object.
@@ -1237,7 +1655,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1667,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1680,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{14}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetResponse) GetObject() *Object {
@@ -1295,7 +1713,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1725,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1738,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{15}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{18}
 }
 
 // ListResourcesResponse tells what is served.
@@ -1334,7 +1752,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1764,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1777,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{16}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListResourcesResponse) GetResources() []*ResourceStatus {
@@ -1402,7 +1820,7 @@ type ResourceStatus struct {
 
 func (x *ResourceStatus) Reset() {
 	*x = ResourceStatus{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1832,7 @@ func (x *ResourceStatus) String() string {
 func (*ResourceStatus) ProtoMessage() {}
 
 func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1845,7 @@ func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStatus.ProtoReflect.Descriptor instead.
 func (*ResourceStatus) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{17}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ResourceStatus) GetName() string {
@@ -1526,12 +1944,25 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12%\n" +
 	"\x0elabel_selector\x18\x06 \x01(\tR\rlabelSelector\x12%\n" +
-	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xdc\x01\n" +
+	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xf1\x02\n" +
 	"\fWatchRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12'\n" +
 	"\x0ftimeout_seconds\x18\x03 \x01(\x03R\x0etimeoutSeconds\x12F\n" +
-	"\x11bookmark_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x10bookmarkInterval\"\xaa\x03\n" +
+	"\x11bookmark_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x10bookmarkInterval\x12<\n" +
+	"\n" +
+	"projection\x18\x05 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
+	"projection\x126\n" +
+	"\bencoding\x18\x06 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\x12\x1d\n" +
+	"\n" +
+	"state_kept\x18\a \x01(\bR\tstateKept\"\xd7\x01\n" +
+	"\n" +
+	"Projection\x124\n" +
+	"\x04type\x18\x01 \x01(\x0e2 .kubefan.v1alpha1.ProjectionTypeR\x04type\x12\x14\n" +
+	"\x05paths\x18\x02 \x03(\tR\x05paths\x12.\n" +
+	"\x13drop_managed_fields\x18\x03 \x01(\bR\x11dropManagedFields\x12*\n" +
+	"\x11drop_last_applied\x18\x04 \x01(\bR\x0fdropLastApplied\x12!\n" +
+	"\fonly_changes\x18\x05 \x01(\bR\vonlyChanges\"\xf4\x03\n" +
 	"\rWatchResponse\x12%\n" +
 	"\x0eresume_version\x18\x01 \x01(\tR\rresumeVersion\x12H\n" +
 	"\x0esnapshot_begin\x18\x02 \x01(\v2\x1f.kubefan.v1alpha1.SnapshotBeginH\x00R\rsnapshotBegin\x12/\n" +
@@ -1539,8 +1970,9 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\fsnapshot_end\x18\x04 \x01(\v2\x1d.kubefan.v1alpha1.SnapshotEndH\x00R\vsnapshotEnd\x129\n" +
 	"\tgap_begin\x18\x05 \x01(\v2\x1a.kubefan.v1alpha1.GapBeginH\x00R\bgapBegin\x123\n" +
 	"\agap_end\x18\x06 \x01(\v2\x18.kubefan.v1alpha1.GapEndH\x00R\x06gapEnd\x128\n" +
-	"\bbookmark\x18\a \x01(\v2\x1a.kubefan.v1alpha1.BookmarkH\x00R\bbookmarkB\t\n" +
-	"\amessage\"\x84\x02\n" +
+	"\bbookmark\x18\a \x01(\v2\x1a.kubefan.v1alpha1.BookmarkH\x00R\bbookmark\x12H\n" +
+	"\x0esnapshot_chunk\x18\b \x01(\v2\x1f.kubefan.v1alpha1.SnapshotChunkH\x00R\rsnapshotChunkB\t\n" +
+	"\amessage\"\xb9\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1b.kubefan.v1alpha1.EventTypeR\x04type\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1548,7 +1980,15 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\tR\x03uid\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\tR\x0fresourceVersion\x12C\n" +
 	"\rdelete_reason\x18\x06 \x01(\x0e2\x1e.kubefan.v1alpha1.DeleteReasonR\fdeleteReason\x12\x16\n" +
-	"\x06object\x18\a \x01(\fR\x06object\"z\n" +
+	"\x06object\x18\a \x01(\fR\x06object\x123\n" +
+	"\x05delta\x18\b \x01(\v2\x1d.kubefan.v1alpha1.ObjectDeltaR\x05delta\"t\n" +
+	"\vObjectDelta\x122\n" +
+	"\x15base_resource_version\x18\x01 \x01(\tR\x13baseResourceVersion\x12\x1d\n" +
+	"\n" +
+	"base_crc32\x18\x02 \x01(\aR\tbaseCrc32\x12\x12\n" +
+	"\x04zstd\x18\x03 \x01(\fR\x04zstd\"#\n" +
+	"\rSnapshotChunk\x12\x12\n" +
+	"\x04zstd\x18\x01 \x01(\fR\x04zstd\"z\n" +
 	"\rSnapshotBegin\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12>\n" +
 	"\bresource\x18\x02 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"0\n" +
@@ -1567,10 +2007,13 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x1e\n" +
 	"\n" +
 	"namespaced\x18\x05 \x01(\bR\n" +
-	"namespaced\"j\n" +
+	"namespaced\"\xa8\x01\n" +
 	"\vListRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
-	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\"\xad\x01\n" +
+	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12<\n" +
+	"\n" +
+	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
+	"projection\"\xad\x01\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x122\n" +
 	"\aobjects\x18\x02 \x03(\v2\x18.kubefan.v1alpha1.ObjectR\aobjects\x12>\n" +
@@ -1580,11 +2023,15 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12)\n" +
 	"\x10resource_version\x18\x04 \x01(\tR\x0fresourceVersion\x12\x16\n" +
-	"\x06object\x18\x05 \x01(\fR\x06object\"i\n" +
+	"\x06object\x18\x05 \x01(\fR\x06object\"\xdf\x01\n" +
 	"\n" +
 	"GetRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
-	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\"\xaa\x01\n" +
+	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12<\n" +
+	"\n" +
+	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
+	"projection\x126\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xaa\x01\n" +
 	"\vGetResponse\x120\n" +
 	"\x06object\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.ObjectR\x06object\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12>\n" +
@@ -1605,7 +2052,17 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\fsynced_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vsyncedSince\x12 \n" +
 	"\vsubscribers\x18\v \x01(\x03R\vsubscribers\x12\x1b\n" +
-	"\ton_demand\x18\f \x01(\bR\bonDemand*n\n" +
+	"\ton_demand\x18\f \x01(\bR\bonDemand*\x89\x01\n" +
+	"\x0eProjectionType\x12\x1f\n" +
+	"\x1bPROJECTION_TYPE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14PROJECTION_TYPE_FULL\x10\x01\x12\x1c\n" +
+	"\x18PROJECTION_TYPE_METADATA\x10\x02\x12\x1e\n" +
+	"\x1aPROJECTION_TYPE_FIELD_MASK\x10\x03*c\n" +
+	"\bEncoding\x12\x18\n" +
+	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rENCODING_JSON\x10\x01\x12\x11\n" +
+	"\rENCODING_ZSTD\x10\x02\x12\x17\n" +
+	"\x13ENCODING_ZSTD_DELTA\x10\x03*n\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_ADDED\x10\x01\x12\x17\n" +
@@ -1643,68 +2100,81 @@ func file_kubefan_v1alpha1_watch_proto_rawDescGZIP() []byte {
 	return file_kubefan_v1alpha1_watch_proto_rawDescData
 }
 
-var file_kubefan_v1alpha1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kubefan_v1alpha1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kubefan_v1alpha1_watch_proto_goTypes = []any{
-	(EventType)(0),                // 0: kubefan.v1alpha1.EventType
-	(DeleteReason)(0),             // 1: kubefan.v1alpha1.DeleteReason
-	(ResourceState)(0),            // 2: kubefan.v1alpha1.ResourceState
-	(*Target)(nil),                // 3: kubefan.v1alpha1.Target
-	(*WatchRequest)(nil),          // 4: kubefan.v1alpha1.WatchRequest
-	(*WatchResponse)(nil),         // 5: kubefan.v1alpha1.WatchResponse
-	(*Event)(nil),                 // 6: kubefan.v1alpha1.Event
-	(*SnapshotBegin)(nil),         // 7: kubefan.v1alpha1.SnapshotBegin
-	(*SnapshotEnd)(nil),           // 8: kubefan.v1alpha1.SnapshotEnd
-	(*GapBegin)(nil),              // 9: kubefan.v1alpha1.GapBegin
-	(*GapEnd)(nil),                // 10: kubefan.v1alpha1.GapEnd
-	(*Bookmark)(nil),              // 11: kubefan.v1alpha1.Bookmark
-	(*ResolvedResource)(nil),      // 12: kubefan.v1alpha1.ResolvedResource
-	(*ListRequest)(nil),           // 13: kubefan.v1alpha1.ListRequest
-	(*ListResponse)(nil),          // 14: kubefan.v1alpha1.ListResponse
-	(*Object)(nil),                // 15: kubefan.v1alpha1.Object
-	(*GetRequest)(nil),            // 16: kubefan.v1alpha1.GetRequest
-	(*GetResponse)(nil),           // 17: kubefan.v1alpha1.GetResponse
-	(*ListResourcesRequest)(nil),  // 18: kubefan.v1alpha1.ListResourcesRequest
-	(*ListResourcesResponse)(nil), // 19: kubefan.v1alpha1.ListResourcesResponse
-	(*ResourceStatus)(nil),        // 20: kubefan.v1alpha1.ResourceStatus
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(ProjectionType)(0),           // 0: kubefan.v1alpha1.ProjectionType
+	(Encoding)(0),                 // 1: kubefan.v1alpha1.Encoding
+	(EventType)(0),                // 2: kubefan.v1alpha1.EventType
+	(DeleteReason)(0),             // 3: kubefan.v1alpha1.DeleteReason
+	(ResourceState)(0),            // 4: kubefan.v1alpha1.ResourceState
+	(*Target)(nil),                // 5: kubefan.v1alpha1.Target
+	(*WatchRequest)(nil),          // 6: kubefan.v1alpha1.WatchRequest
+	(*Projection)(nil),            // 7: kubefan.v1alpha1.Projection
+	(*WatchResponse)(nil),         // 8: kubefan.v1alpha1.WatchResponse
+	(*Event)(nil),                 // 9: kubefan.v1alpha1.Event
+	(*ObjectDelta)(nil),           // 10: kubefan.v1alpha1.ObjectDelta
+	(*SnapshotChunk)(nil),         // 11: kubefan.v1alpha1.SnapshotChunk
+	(*SnapshotBegin)(nil),         // 12: kubefan.v1alpha1.SnapshotBegin
+	(*SnapshotEnd)(nil),           // 13: kubefan.v1alpha1.SnapshotEnd
+	(*GapBegin)(nil),              // 14: kubefan.v1alpha1.GapBegin
+	(*GapEnd)(nil),                // 15: kubefan.v1alpha1.GapEnd
+	(*Bookmark)(nil),              // 16: kubefan.v1alpha1.Bookmark
+	(*ResolvedResource)(nil),      // 17: kubefan.v1alpha1.ResolvedResource
+	(*ListRequest)(nil),           // 18: kubefan.v1alpha1.ListRequest
+	(*ListResponse)(nil),          // 19: kubefan.v1alpha1.ListResponse
+	(*Object)(nil),                // 20: kubefan.v1alpha1.Object
+	(*GetRequest)(nil),            // 21: kubefan.v1alpha1.GetRequest
+	(*GetResponse)(nil),           // 22: kubefan.v1alpha1.GetResponse
+	(*ListResourcesRequest)(nil),  // 23: kubefan.v1alpha1.ListResourcesRequest
+	(*ListResourcesResponse)(nil), // 24: kubefan.v1alpha1.ListResourcesResponse
+	(*ResourceStatus)(nil),        // 25: kubefan.v1alpha1.ResourceStatus
+	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
 }
 var file_kubefan_v1alpha1_watch_proto_depIdxs = []int32{
-	3,  // 0: kubefan.v1alpha1.WatchRequest.target:type_name -> kubefan.v1alpha1.Target
-	21, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	7,  // 2: kubefan.v1alpha1.WatchResponse.snapshot_begin:type_name -> kubefan.v1alpha1.SnapshotBegin
-	6,  // 3: kubefan.v1alpha1.WatchResponse.event:type_name -> kubefan.v1alpha1.Event
-	8,  // 4: kubefan.v1alpha1.WatchResponse.snapshot_end:type_name -> kubefan.v1alpha1.SnapshotEnd
-	9,  // 5: kubefan.v1alpha1.WatchResponse.gap_begin:type_name -> kubefan.v1alpha1.GapBegin
-	10, // 6: kubefan.v1alpha1.WatchResponse.gap_end:type_name -> kubefan.v1alpha1.GapEnd
-	11, // 7: kubefan.v1alpha1.WatchResponse.bookmark:type_name -> kubefan.v1alpha1.Bookmark
-	0,  // 8: kubefan.v1alpha1.Event.type:type_name -> kubefan.v1alpha1.EventType
-	1,  // 9: kubefan.v1alpha1.Event.delete_reason:type_name -> kubefan.v1alpha1.DeleteReason
-	12, // 10: kubefan.v1alpha1.SnapshotBegin.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	3,  // 11: kubefan.v1alpha1.ListRequest.target:type_name -> kubefan.v1alpha1.Target
-	15, // 12: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
-	12, // 13: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	3,  // 14: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
-	15, // 15: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
-	12, // 16: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	20, // 17: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
-	12, // 18: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	2,  // 19: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
-	22, // 20: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
-	4,  // 21: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
-	13, // 22: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
-	16, // 23: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
-	18, // 24: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
-	5,  // 25: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
-	14, // 26: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
-	17, // 27: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
-	19, // 28: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
-	25, // [25:29] is the sub-list for method output_type
-	21, // [21:25] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	5,  // 0: kubefan.v1alpha1.WatchRequest.target:type_name -> kubefan.v1alpha1.Target
+	26, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	7,  // 2: kubefan.v1alpha1.WatchRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	1,  // 3: kubefan.v1alpha1.WatchRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	0,  // 4: kubefan.v1alpha1.Projection.type:type_name -> kubefan.v1alpha1.ProjectionType
+	12, // 5: kubefan.v1alpha1.WatchResponse.snapshot_begin:type_name -> kubefan.v1alpha1.SnapshotBegin
+	9,  // 6: kubefan.v1alpha1.WatchResponse.event:type_name -> kubefan.v1alpha1.Event
+	13, // 7: kubefan.v1alpha1.WatchResponse.snapshot_end:type_name -> kubefan.v1alpha1.SnapshotEnd
+	14, // 8: kubefan.v1alpha1.WatchResponse.gap_begin:type_name -> kubefan.v1alpha1.GapBegin
+	15, // 9: kubefan.v1alpha1.WatchResponse.gap_end:type_name -> kubefan.v1alpha1.GapEnd
+	16, // 10: kubefan.v1alpha1.WatchResponse.bookmark:type_name -> kubefan.v1alpha1.Bookmark
+	11, // 11: kubefan.v1alpha1.WatchResponse.snapshot_chunk:type_name -> kubefan.v1alpha1.SnapshotChunk
+	2,  // 12: kubefan.v1alpha1.Event.type:type_name -> kubefan.v1alpha1.EventType
+	3,  // 13: kubefan.v1alpha1.Event.delete_reason:type_name -> kubefan.v1alpha1.DeleteReason
+	10, // 14: kubefan.v1alpha1.Event.delta:type_name -> kubefan.v1alpha1.ObjectDelta
+	17, // 15: kubefan.v1alpha1.SnapshotBegin.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	5,  // 16: kubefan.v1alpha1.ListRequest.target:type_name -> kubefan.v1alpha1.Target
+	7,  // 17: kubefan.v1alpha1.ListRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	20, // 18: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
+	17, // 19: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	5,  // 20: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
+	7,  // 21: kubefan.v1alpha1.GetRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	1,  // 22: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	20, // 23: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
+	17, // 24: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	25, // 25: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
+	17, // 26: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	4,  // 27: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
+	27, // 28: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
+	6,  // 29: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
+	18, // 30: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
+	21, // 31: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
+	23, // 32: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
+	8,  // 33: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
+	19, // 34: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
+	22, // 35: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
+	24, // 36: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_kubefan_v1alpha1_watch_proto_init() }
@@ -1712,21 +2182,22 @@ func file_kubefan_v1alpha1_watch_proto_init() {
 	if File_kubefan_v1alpha1_watch_proto != nil {
 		return
 	}
-	file_kubefan_v1alpha1_watch_proto_msgTypes[2].OneofWrappers = []any{
+	file_kubefan_v1alpha1_watch_proto_msgTypes[3].OneofWrappers = []any{
 		(*WatchResponse_SnapshotBegin)(nil),
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_SnapshotEnd)(nil),
 		(*WatchResponse_GapBegin)(nil),
 		(*WatchResponse_GapEnd)(nil),
 		(*WatchResponse_Bookmark)(nil),
+		(*WatchResponse_SnapshotChunk)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kubefan_v1alpha1_watch_proto_rawDesc), len(file_kubefan_v1alpha1_watch_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   18,
+			NumEnums:      5,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,7 +35,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// WatchService serves what kubefan caches. Objects are the apiserver's own JSON, byte for byte as a watch sends them.
+// WatchService serves what kubefan caches. Objects are the apiserver's own JSON, byte for byte as a watch sends them, unless a
+// Projection or an Encoding says otherwise.
 type WatchServiceClient interface {
 	// Watch sends the current state (unless a resource_version is given) and then every later change, in order: no change is
 	// lost, repeated or sent out of order. A client comes back after a break with the last resume_version it received.
@@ -125,7 +126,8 @@ func (c *watchServiceClient) ListResources(ctx context.Context, in *ListResource
 // All implementations must embed UnimplementedWatchServiceServer
 // for forward compatibility.
 //
-// WatchService serves what kubefan caches. Objects are the apiserver's own JSON, byte for byte as a watch sends them.
+// WatchService serves what kubefan caches. Objects are the apiserver's own JSON, byte for byte as a watch sends them, unless a
+// Projection or an Encoding says otherwise.
 type WatchServiceServer interface {
 	// Watch sends the current state (unless a resource_version is given) and then every later change, in order: no change is
 	// lost, repeated or sent out of order. A client comes back after a break with the last resume_version it received.

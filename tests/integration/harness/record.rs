@@ -161,6 +161,7 @@ impl Watch {
             resource_version: resource_version.to_owned(),
             timeout_seconds: 0,
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+            ..WatchRequest::default()
         };
         Ok(Watch::over(Box::pin(client.watch(request).await?.into_inner()), resource_version))
     }
@@ -195,6 +196,7 @@ impl Watch {
                 self.gaps.last_mut().expect("a gap that ends has begun").1.clone_from(&response.resume_version);
             }
             Message::SnapshotEnd(_) => self.inside = Inside::Nothing,
+            Message::SnapshotChunk(_) => panic!("nobody asked for compressed chunks"),
             Message::Bookmark(_) => assert!(!response.resume_version.is_empty(), "a bookmark carries a version"),
             Message::Event(event) => {
                 let kind = match event.r#type() {

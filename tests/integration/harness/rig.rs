@@ -202,6 +202,7 @@ impl Rig {
             resource_version: resource_version.to_owned(),
             timeout_seconds,
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+            ..WatchRequest::default()
         };
         let frames = self.service.watch(Request::new(request)).await?.into_inner();
         let responses = frames.map(|frame| {
@@ -222,7 +223,7 @@ impl Rig {
 
     /// Lists as a subscriber does.
     pub(crate) async fn list(&self, target: Target) -> Result<Vec<ListResponse>, Status> {
-        let request = ListRequest { target: Some(target), resource_version: String::new() };
+        let request = ListRequest { target: Some(target), ..ListRequest::default() };
         let chunks = self.service.list(Request::new(request)).await?.into_inner();
         chunks.collect::<Vec<_>>().await.into_iter().collect()
     }

@@ -1,0 +1,136 @@
+//! Chunks of a snapshot: many `Event` messages in one zstd frame, made once and sent to every subscriber that starts.
+//!
+//! One frame per chunk, and not one per snapshot, so that a change renews little and a reader need not hold it all. The hazard is a
+//! small frame with a huge content: a reader states how much it takes before anything is decompressed.
+
+use bytes::{Buf, Bytes};
+use prost::Message;
+use zstd::zstd_safe::{self, CCtx, CParameter, ErrorCode};
+
+use super::FrameError;
+use crate::proto::v1alpha1::Event;
+
+/// A chunk is shared by many subscribers, but made anew whenever one of its objects changes: speed counts more than the last percent.
+const LEVEL: i32 = 1;
+
+/// The most content of a chunk, in bytes, which the contract states. Above etcd's limit for one object by far; a sender stays near a
+/// megabyte, so that a reader's memory does.
+pub const CONTENT_BYTES_MAX: usize = 64 << 20;
+
+/// Why a chunk gives no events.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// It cannot be decompressed, or its content is not what was compressed.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// Its content is not what the contract says.
+    #[error("snapshot chunk: {0}")]
+    Content(#[from] prost::DecodeError),
+}
+
+/// The frame of a chunk: `events` are encoded `Event` messages, each after its length as a varint, in as many pieces as is convenient.
+/// All together they have at most [`CONTENT_BYTES_MAX`].
+pub fn encode<P: AsRef<[u8]>>(events: impl IntoIterator<Item = P>) -> Result<Bytes, FrameError> {
+    let mut content = Vec::new();
+    for piece in events {
+        content.extend_from_slice(piece.as_ref());
+    }
+    encode_content(&content)
+}
+
+/// The same for events that lie side by side already.
+pub fn encode_content(content: &[u8]) -> Result<Bytes, FrameError> {
+    if content.len() > CONTENT_BYTES_MAX {
+        return Err(FrameError::TooLarge { content_bytes: content.len() as u64, content_bytes_max: CONTENT_BYTES_MAX });
+    }
+    let compress = || -> Result<Vec<u8>, ErrorCode> {
+        let mut context = CCtx::create();
+        context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
+        context.set_parameter(CParameter::ChecksumFlag(true))?;
+        let mut frame = Vec::with_capacity(zstd_safe::compress_bound(content.len()));
+        context.compress2(&mut frame, content)?;
+        Ok(frame)
+    };
+    let frame = compress().map_err(|code| FrameError::Broken(zstd_safe::get_error_name(code)))?;
+    Ok(Bytes::from(frame.into_boxed_slice()))
+}
+
+/// The events of a chunk, in order; one with more than `content_bytes_max` of content is refused before it is decompressed. The
+/// objects share one piece of memory.
+pub fn decode(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<Event>, ChunkError> {
+    let mut content = Bytes::from(super::decompress(zstd, b"", content_bytes_max)?);
+    let mut events = Vec::new();
+    while content.has_remaining() {
+        events.push(Event::decode_length_delimited(&mut content)?);
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::proto::v1alpha1::EventType;
+
+    fn events(count: usize) -> Vec<Event> {
+        let event = |i: usize| Event {
+            r#type: EventType::Added.into(),
+            name: format!("pod-{i}"),
+            resource_version: i.to_string(),
+            object: format!(r#"{{"metadata":{{"name":"pod-{i}"}},"spec":{{"nodeName":"n1"}}}}"#).into(),
+            ..Event::default()
+        };
+        (0..count).map(event).collect()
+    }
+
+    fn chunk(events: &[Event]) -> Bytes {
+        encode(events.iter().map(Message::encode_length_delimited_to_vec)).unwrap()
+    }
+
+    #[test]
+    fn a_chunk_is_its_events_in_order() {
+        for count in [0, 1, 1000] {
+            let events = events(count);
+            assert_eq!(decode(&chunk(&events), CONTENT_BYTES_MAX), Ok(events));
+        }
+        assert!(chunk(&events(1000)).len() < 1000 * 20, "it is compressed");
+    }
+
+    #[test]
+    fn events_may_come_in_pieces() {
+        let bytes: Vec<u8> = events(3).iter().flat_map(Message::encode_length_delimited_to_vec).collect();
+        assert_eq!(encode(bytes.chunks(7)), encode_content(&bytes));
+    }
+
+    #[test]
+    fn a_small_frame_with_a_large_content_is_refused_unread() {
+        let bomb = encode_content(&vec![0; CONTENT_BYTES_MAX]).unwrap();
+        assert!(bomb.len() < 1 << 20);
+        let refused = decode(&bomb, CONTENT_BYTES_MAX - 1).unwrap_err();
+        assert!(matches!(refused, ChunkError::Frame(FrameError::TooLarge { .. })), "{refused}");
+        assert!(encode_content(&vec![0; CONTENT_BYTES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn an_event_that_is_cut_off_is_an_error() {
+        let bytes = events(1)[0].encode_length_delimited_to_vec();
+        let cut = encode_content(&bytes[..bytes.len() - 1]).unwrap();
+        assert!(matches!(decode(&cut, CONTENT_BYTES_MAX), Err(ChunkError::Content(_))));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_garbled_chunk_is_an_error_and_never_other_events(at: usize, flip in 1..=255u8, cut in any::<bool>()) {
+            let events = events(20);
+            let mut bytes = chunk(&events).to_vec();
+            let at = at % bytes.len();
+            if cut { bytes.truncate(at) } else { bytes[at] ^= flip }
+            if let Ok(decoded) = decode(&bytes, CONTENT_BYTES_MAX) {
+                prop_assert_eq!(decoded, events, "a bit that says nothing");
+            }
+        }
+    }
+}

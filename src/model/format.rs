@@ -1,0 +1,96 @@
+//! How a subscriber wants objects: what of them, when, and in which encoding. Equal formats compare equal, so that their subscribers
+//! share views, frames and snapshots.
+
+use bytes::Bytes;
+
+use super::projection::Projection;
+
+/// How objects are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Encoding {
+    /// As JSON.
+    #[default]
+    Json,
+    /// Snapshots in compressed chunks; events as JSON.
+    Zstd,
+    /// Snapshots in compressed chunks; events as deltas where the stream holds the base.
+    ZstdDelta,
+}
+
+impl Encoding {
+    /// Whether snapshots come in compressed chunks.
+    pub fn compresses_snapshots(self) -> bool {
+        self != Self::Json
+    }
+}
+
+/// The form in which a subscriber is sent objects. The default is the object as it came, as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Format {
+    projection: Projection,
+    only_changes: bool,
+    encoding: Encoding,
+}
+
+/// `only_changes` with bytes that hold the version: they change with every change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "every change of a full object is one, because it changes metadata.resourceVersion; choose another projection or set \
+     drop_managed_fields, which leaves out both"
+)]
+pub struct ChangesEverything;
+
+impl Format {
+    /// A format. Deltas are made from the canonical form: with them a full object comes without its version and managed fields.
+    pub fn new(projection: Projection, only_changes: bool, encoding: Encoding) -> Result<Self, ChangesEverything> {
+        let projection = if encoding == Encoding::ZstdDelta { projection.canonical() } else { projection };
+        if only_changes && projection.is_identity() {
+            return Err(ChangesEverything);
+        }
+        Ok(Self { projection, only_changes, encoding })
+    }
+
+    /// What of each object is sent.
+    pub fn projection(&self) -> &Projection {
+        &self.projection
+    }
+
+    /// Whether a change that leaves the sent bytes as they were is not sent.
+    pub fn only_changes(&self) -> bool {
+        self.only_changes
+    }
+
+    /// How it is encoded.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// The bytes that go out for an object with this JSON; `None` where they are the object's own, which are then shared.
+    pub fn bytes_of(&self, json: &[u8]) -> Option<Bytes> {
+        (!self.projection.is_identity()).then(|| self.projection.apply(json))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::projection::Parts;
+
+    #[test]
+    fn deltas_are_made_of_the_canonical_form_and_of_nothing_else() {
+        let json = br#"{"metadata":{"name":"a","resourceVersion":"7","managedFields":[{}]}}"#;
+        let of = |encoding| Format::new(Projection::default(), false, encoding).unwrap().bytes_of(json);
+        assert_eq!(of(Encoding::Json), None);
+        assert_eq!(of(Encoding::Zstd), None);
+        assert_eq!(of(Encoding::ZstdDelta).unwrap(), br#"{"metadata":{"name":"a"}}"#.as_slice());
+    }
+
+    #[test]
+    fn only_changes_needs_bytes_that_can_stay_as_they_were() {
+        let canonical = Projection::new(Parts::Full, true, false).unwrap();
+        assert_eq!(Format::new(Projection::default(), true, Encoding::Json), Err(ChangesEverything));
+        assert!(Format::new(canonical.clone(), true, Encoding::Json).is_ok());
+        let deltas = Format::new(Projection::default(), true, Encoding::ZstdDelta).unwrap();
+        assert_eq!(deltas, Format::new(canonical, true, Encoding::ZstdDelta).unwrap(), "the same bytes, the same view");
+    }
+}

@@ -1,0 +1,261 @@
+//! Projections by example, and against a reference that decodes the JSON.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+fn full(managed: bool, applied: bool) -> Projection {
+    Projection::new(Parts::Full, managed, applied).unwrap()
+}
+
+fn metadata() -> Projection {
+    Projection::new(Parts::Metadata, false, false).unwrap()
+}
+
+fn try_fields(paths: &[&str]) -> Result<Projection, InvalidMask> {
+    let paths: Vec<String> = paths.iter().map(|path| path.to_string()).collect();
+    Projection::new(Parts::Fields(&paths), false, false)
+}
+
+fn fields(paths: &[&str]) -> Projection {
+    try_fields(paths).unwrap()
+}
+
+fn applied(projection: &Projection, json: &str) -> String {
+    String::from_utf8(projection.apply(json.as_bytes()).to_vec()).unwrap()
+}
+
+const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"web","resourceVersion":"7","labels":{"app":"web"},"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"x\":1}\n","example.com/on":"yes"},"managedFields":[{"manager":"m"}]},"spec":{"nodeName":"n1","containers":[{"name":"a","image":"i:1"},{"name":"b"}],"volumes":[]},"status":{"phase":"Running"}}"#;
+
+#[test]
+fn a_full_object_stays_as_it_is() {
+    assert!(full(false, false).is_identity());
+    assert_eq!(applied(&Projection::default(), POD), POD);
+}
+
+#[test]
+fn the_canonical_form_has_no_version_and_no_managed_fields_and_every_other_byte() {
+    let expected = POD.replace(r#""resourceVersion":"7","#, "").replace(r#","managedFields":[{"manager":"m"}]"#, "");
+    assert_eq!(applied(&full(true, false), POD), expected);
+    assert_eq!(full(true, false), Projection::default().canonical());
+    let spaced = r#"{ "metadata" : { "resourceVersion" : "7" , "name" : "a" , "uid" : 7 } , "spec" : 1 }"#;
+    assert_eq!(applied(&full(true, false), spaced), r#"{"metadata":{"name" : "a" , "uid" : 7},"spec" : 1}"#);
+}
+
+#[test]
+fn the_last_applied_annotation_goes_and_an_empty_map_with_it() {
+    let out = applied(&full(false, true), POD);
+    assert!(out.contains(r#""annotations":{"example.com/on":"yes"}"#), "{out}");
+    let only = r#"{"metadata":{"name":"a","annotations":{"kubectl.kubernetes.io/last-applied-configuration":"x"}}}"#;
+    assert_eq!(applied(&full(false, true), only), r#"{"metadata":{"name":"a"}}"#);
+    assert_eq!(full(false, true), full(true, true), "both are canonical");
+}
+
+#[test]
+fn metadata_comes_as_the_apiserver_shows_it() {
+    let expected = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"web","labels":{"app":"web"},"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"x\":1}\n","example.com/on":"yes"}}}"#;
+    assert_eq!(applied(&metadata(), POD), expected);
+    assert_eq!(applied(&metadata(), expected), expected);
+}
+
+#[test]
+fn a_field_mask_keeps_what_it_names_in_the_objects_own_order() {
+    let out = applied(&fields(&["status.phase", "spec.containers.image", "metadata.labels", "spec.nodeName"]), POD);
+    assert_eq!(
+        out,
+        r#"{"metadata":{"labels":{"app":"web"}},"spec":{"nodeName":"n1","containers":[{"image":"i:1"},{}]},"status":{"phase":"Running"}}"#
+    );
+    assert_eq!(
+        applied(&fields(&[r"metadata.annotations.example\.com/on"]), POD),
+        r#"{"metadata":{"annotations":{"example.com/on":"yes"}}}"#
+    );
+    assert_eq!(applied(&fields(&["metadata.annotations.example", "spec.volumes.name", "kind.x"]), POD), "{}");
+    assert_eq!(applied(&fields(&["a.b"]), r#"{"a":[1,{"c":1},null,[{"b":1}],{"b":[]}]}"#), r#"{"a":[{},{"b":[]}]}"#);
+}
+
+#[test]
+fn a_mask_of_the_metadata_is_canonical_too() {
+    let out = applied(&fields(&["metadata"]), POD);
+    assert!(
+        out.contains("example.com/on") && !out.contains("resourceVersion") && !out.contains("managedFields"),
+        "{out}"
+    );
+    assert_ne!(fields(&["metadata"]), metadata(), "one of them says what it is");
+}
+
+#[test]
+fn names_are_compared_as_they_read_not_as_they_are_escaped() {
+    let json = r#"{"m\u0065tadata":{"n\"":1,"resource\u0056ersion":"1"}}"#;
+    assert_eq!(applied(&full(true, false), json), r#"{"m\u0065tadata":{"n\"":1}}"#);
+    assert_eq!(applied(&fields(&["metadata.n\""]), json), r#"{"m\u0065tadata":{"n\"":1}}"#);
+}
+
+#[test]
+fn equal_requests_are_equal() {
+    assert_eq!(fields(&["a", "b.c"]), fields(&["b.c", "a.x", "a", "b.c", "b.c.d"]));
+    assert_eq!(fields(&["b.c.d", "b.c"]), fields(&["b.c"]));
+    assert_ne!(fields(&["a.b"]), fields(&[r"a\.b"]));
+    let with_drop = |paths: &[&str]| {
+        let paths: Vec<String> = paths.iter().map(|path| path.to_string()).collect();
+        Projection::new(Parts::Fields(&paths), true, true).unwrap()
+    };
+    assert_eq!(with_drop(&["spec"]), fields(&["spec"]), "there is nothing to drop");
+    assert_ne!(with_drop(&["metadata"]), fields(&["metadata"]));
+}
+
+#[test]
+fn a_mask_that_cannot_be_used_is_refused_by_name() {
+    let deep = vec!["a"; PATH_NAMES_MAX + 1].join(".");
+    let long = "a".repeat(PATH_BYTES_MAX + 1);
+    for path in [
+        "",
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        r"a\b",
+        r"a\",
+        &deep,
+        &long,
+        "metadata.resourceVersion",
+        "metadata.managedFields.x",
+    ] {
+        let error = try_fields(&["spec", path]).unwrap_err();
+        assert!(matches!(&error, InvalidMask::Path { .. }), "{path}");
+        assert!(error.to_string().contains(&format!("{:?}", path.chars().take(128).collect::<String>())), "{error}");
+    }
+    assert_eq!(try_fields(&[]), Err(InvalidMask::Empty));
+    assert_eq!(try_fields(&vec!["a"; PATHS_MAX + 1]), Err(InvalidMask::TooMany(PATHS_MAX + 1)));
+    let last_applied = [r"metadata.annotations.kubectl\.kubernetes\.io/last-applied-configuration".to_owned()];
+    assert!(Projection::new(Parts::Fields(&last_applied), false, true).is_err());
+    assert!(Projection::new(Parts::Fields(&last_applied), false, false).is_ok());
+}
+
+#[test]
+fn a_deep_value_is_no_trouble() {
+    let deep = |open: &str, close: &str| format!(r#"{{"a":{}1{}}}"#, open.repeat(100_000), close.repeat(100_000));
+    for json in [deep("[", "]"), deep(r#"{"a":"#, "}")] {
+        assert_eq!(applied(&full(true, false), &json), json);
+        assert_eq!(applied(&fields(&["a"]), &json), json);
+        assert_eq!(applied(&fields(&["a.b"]), &json), "{}");
+    }
+}
+
+/// Key names that projections look at, and some that they do not.
+const KEYS: [&str; 10] =
+    ["metadata", "annotations", "resourceVersion", "managedFields", LAST_APPLIED, "kind", "a", "b", "a.b", "\"\\"];
+
+fn key() -> impl Strategy<Value = String> {
+    proptest::sample::select(&KEYS).prop_map(str::to_owned)
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "[a\"\\\\é{}\\[\\]:,]{0,4}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 48, 6, |inner| {
+        prop_oneof![
+            1 => prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            4 => prop::collection::btree_map(key(), inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// What a path does to a value, decoded: the part of it that the path keeps.
+fn kept(value: &Value, paths: &[Vec<String>]) -> Option<Value> {
+    if paths.iter().any(Vec::is_empty) {
+        return Some(value.clone());
+    }
+    let Value::Object(map) = value else {
+        let Value::Array(list) = value else { return None };
+        let objects = list.iter().filter(|element| element.is_object());
+        let list: Vec<Value> =
+            objects.map(|object| kept(object, paths).unwrap_or(Value::Object(Default::default()))).collect();
+        return (!list.is_empty()).then_some(Value::Array(list));
+    };
+    let mut out = serde_json::Map::new();
+    for (key, value) in map {
+        let under: Vec<_> = paths.iter().filter(|path| path[0] == *key).map(|path| path[1..].to_vec()).collect();
+        if let Some(value) = (!under.is_empty()).then(|| kept(value, &under)).flatten() {
+            out.insert(key.clone(), value);
+        }
+    }
+    (!out.is_empty()).then_some(Value::Object(out))
+}
+
+/// Takes out the field at a path, and the maps that are left empty by it.
+fn without(value: &mut Value, path: &[&str]) {
+    let Value::Object(map) = value else { return };
+    if path.len() == 1 {
+        map.remove(path[0]);
+    } else if let Some(inner) = map.get_mut(path[0]) {
+        without(inner, &path[1..]);
+        if inner.as_object().is_some_and(serde_json::Map::is_empty) {
+            map.remove(path[0]);
+        }
+    }
+}
+
+fn reference(value: &Value, paths: Option<&[String]>, drop_last_applied: bool) -> Value {
+    let mut value = match paths {
+        None => value.clone(),
+        Some(paths) => {
+            let paths: Vec<_> = paths.iter().map(|path| names(path).unwrap()).collect();
+            kept(value, &paths).unwrap_or(Value::Object(Default::default()))
+        }
+    };
+    // A field that is named exactly is whole, whether it is empty or not; only what was emptied goes.
+    let sweep = |value: &mut Value| {
+        without(value, &RESOURCE_VERSION);
+        without(value, &MANAGED_FIELDS);
+        if drop_last_applied {
+            without(value, &LAST_APPLIED_PATH);
+        }
+    };
+    sweep(&mut value);
+    value
+}
+
+fn paths() -> impl Strategy<Value = Option<Vec<String>>> {
+    let name = prop_oneof![Just("metadata"), Just("annotations"), Just("a"), Just("b"), Just("a\\.b"), Just("\"\\\\")];
+    let path = prop::collection::vec(name, 1..4).prop_map(|names| names.join("."));
+    prop::option::of(prop::collection::vec(path, 1..4))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_left_is_what_decoding_would_leave(value in value(), paths in paths(), applied in any::<bool>(), pretty in any::<bool>()) {
+        let object = serde_json::json!({"metadata": value, "a": value});
+        for value in [&object, &value] {
+            let json = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) }.unwrap();
+            let parts = paths.as_deref().map_or(Parts::Full, Parts::Fields);
+            let projection = Projection::new(parts, true, applied).unwrap();
+            let out = projection.apply(json.as_bytes());
+            if value.is_object() {
+                let decoded: Value = serde_json::from_slice(&out).unwrap();
+                prop_assert_eq!(&decoded, &reference(value, paths.as_deref(), applied));
+                prop_assert_eq!(projection.apply(&out), out, "what was projected stays");
+            } else {
+                prop_assert!(out.is_empty() || serde_json::from_slice::<Value>(&out).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0..POD.len(), paths in paths()) {
+        let projection = Projection::new(paths.as_deref().map_or(Parts::Metadata, Parts::Fields), false, true).unwrap();
+        for json in [&bytes[..], &POD.as_bytes()[..cut]] {
+            prop_assert!(projection.apply(json).is_empty() || serde_json::from_slice::<Value>(json).is_ok());
+            full(true, true).apply(json);
+        }
+    }
+}
