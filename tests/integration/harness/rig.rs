@@ -256,6 +256,17 @@ impl Rig {
         state
     }
 
+    /// Waits until a line of the metrics has this value.
+    pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
+        let limit = Duration::from_secs(600);
+        let found = async {
+            while self.metric(line) != value {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        assert!(tokio::time::timeout(limit, found).await.is_ok(), "{line} is {}", self.metric(line));
+    }
+
     /// The value of one line of the metrics, by name and labels as they are written; 0 where there is none.
     pub(crate) fn metric(&self, line: &str) -> f64 {
         self.registry.refresh_gauges();
