@@ -66,6 +66,8 @@ pub struct ServeConfig {
     pub snapshot_stall_timeout: time::Duration,
     /// Streams have so long to end when the process is to stop.
     pub drain_timeout: time::Duration,
+    /// How long events may wait for more under load.
+    pub coalesce_max: time::Duration,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -155,6 +157,7 @@ impl Default for ServeConfig {
             snapshot_stall_timeout: seconds(30),
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
+            coalesce_max: crate::fanout::hub::COALESCE_MAX,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -223,6 +226,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("keepalive_timeout", span(default.keepalive_timeout)),
         ("snapshot_stall_timeout", span(default.snapshot_stall_timeout)),
         ("drain_timeout", span(default.drain_timeout)),
+        ("coalesce_max", span(default.coalesce_max)),
         ("watch_list", "auto".to_owned()),
         ("page_size", default.upstream.page_size.to_string()),
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),

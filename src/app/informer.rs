@@ -62,6 +62,9 @@ pub struct Informer {
     forbidden_since: Option<Instant>,
 }
 
+/// The events after which subscribers are woken, although upstream has sent more already.
+const UNTOLD_MAX: usize = 64;
+
 impl Informer {
     /// An informer that has not begun; with an allowance it stops when it holds more.
     pub fn new(shared: Shared, served: Served, allowance: Option<Allowance>) -> Self {
@@ -99,6 +102,7 @@ impl Informer {
 
     /// Runs until the resource is gone or too large. May be dropped at any time; [`Self::relist`] must come before it is run again.
     pub async fn run(&mut self) -> Stopped {
+        let mut untold = 0;
         if let Some(allowance) = &self.allowance
             && let Err(stopped) = allowance.look(&self.shared, &self.served).await
         {
@@ -118,6 +122,12 @@ impl Informer {
                 }
                 Err(error) => self.handle(error).await,
             };
+            // What upstream sent at once is told at once.
+            untold += 1;
+            if !self.reflector.has_more() || untold >= UNTOLD_MAX {
+                self.served.hub.wake();
+                untold = 0;
+            }
             if let Some(stopped) = stopped {
                 return stopped;
             }

@@ -185,6 +185,7 @@ fn registry(
             ring_events_max: config.ring.events_max,
             ring_age_max: config.ring.age_max,
         },
+        coalesce_max: config.coalesce_max,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {

@@ -43,6 +43,8 @@ pub struct RegistryOptions {
     pub namespaces: Vec<String>,
     /// How much history each cache keeps.
     pub ring: RingLimits,
+    /// How long a wave of wake-ups may be held back under load.
+    pub coalesce_max: Duration,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
 }
@@ -271,7 +273,7 @@ impl Registry {
             namespaced: info.namespaced,
             parser: Arc::new(ObjectParser::new(fields)),
             fields: fields.clone(),
-            hub: Hub::new(resource, self.options.ring, self.metrics.cache(gvr, &scope)),
+            hub: Hub::new(resource, self.options.ring, self.options.coalesce_max, self.metrics.cache(gvr, &scope)),
             scope: scope.clone(),
         };
         let cache = Arc::new(Cache { name: name.to_owned(), served, on_demand, stop: self.stop.child_token() });

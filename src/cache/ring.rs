@@ -119,17 +119,17 @@ impl EventRing {
         self.records.push_back(Entry { record, cost_bytes, at: now });
     }
 
-    /// Lets go of what is over the limits by `now`; tells whether the floor has moved.
+    /// Lets go of what is over the limits by `now`; gives the records that are gone, oldest first.
     ///
     /// `log_bytes` is what all views' logs of these records take. Where that is over [`RingLimits::LOG_BYTES_MAX`], history is
     /// shortened in proportion: subscribers with selectors of their own must not be able to fill the memory.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> bool {
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
         let mut bytes_max = self.limits.bytes_max(store_bytes);
         if log_bytes > RingLimits::LOG_BYTES_MAX {
             let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
             bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
         }
-        let floor = self.floor;
+        let mut gone = Vec::new();
         while let Some(oldest) = self.records.front() {
             let over = self.bytes > bytes_max
                 || self.records.len() > self.limits.ring_events_max
@@ -139,9 +139,9 @@ impl EventRing {
             }
             self.bytes -= oldest.cost_bytes;
             self.floor = oldest.record.version();
-            self.records.pop_front();
+            gone.extend(self.records.pop_front().map(|oldest| oldest.record));
         }
-        floor != self.floor
+        gone
     }
 
     /// Every record after `version`, oldest first.
@@ -266,8 +266,8 @@ mod tests {
         for number in 11..31 {
             push(&mut ring, event(number));
         }
-        assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2));
+        assert_eq!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2).len(), 10);
         assert_eq!(ring.len(), 10, "twice the limit leaves half of the history");
-        assert!(!ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX));
+        assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX).is_empty());
     }
 }

@@ -87,6 +87,12 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_DRAIN_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub drain_timeout: Option<Duration>,
+    /// Under load, events wait for more for up to this long and are sent together; an idle server sends at once. 0s: never wait.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_COALESCE_MAX", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub coalesce_max: Option<Duration>,
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_KUBECONFIG", help_heading = "Upstream", value_name = "FILE"))]
     pub kubeconfig: Option<PathBuf>,
@@ -226,7 +232,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -274,6 +280,7 @@ impl ServeOptions {
                 default.snapshot_stall_timeout,
             )?,
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
+            coalesce_max: self.coalesce_max.map_or(default.coalesce_max, |given| given.0),
             upstream: UpstreamConfig {
                 settings: UpstreamSettings { kubeconfig: self.kubeconfig, context: self.context },
                 field_selector: self.upstream_field_selector.map(check_field_selector).transpose()?,

@@ -73,6 +73,11 @@ impl Bell {
         self.armed.store(true, Ordering::SeqCst);
     }
 
+    /// Whether it will ring: nobody rang since it was armed.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst)
+    }
+
     /// Rings if it was armed; tells whether it did.
     pub(super) fn ring(&self) -> bool {
         let rings = self.armed.swap(false, Ordering::SeqCst);

@@ -1,211 +1,364 @@
-//! One `WatchResponse` as bytes, made once and shared by every subscriber it goes to.
+//! `WatchResponse` messages as bytes, with gRPC's length prefix, made once and shared by every subscriber they go to.
 //!
-//! The object is the last field of the message, so that a frame is a small head of its own and the object's bytes, shared with the
-//! cache: an event costs a hundred bytes per view, whatever its object weighs.
+//! The object is the last field of its message, so that a frame is a small head of its own and the object's bytes, shared with the
+//! cache: an event costs a hundred bytes per view, whatever its object weighs. Heads are written field by field, without the message
+//! types between: that is the path of every delivery.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use prost::{Message, encoding};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::{
+    Message,
+    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
+};
 
 use super::pieces::Pieces;
 use crate::{
-    cache::Gap,
-    model::{ResourceVersion, event::Transition, event::WatchEvent, object::Object},
+    model::{ObjectKey, ResourceVersion, event::EventType as Kind, object::Object},
     proto::v1alpha1::{
-        Bookmark, DeleteReason, Event, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin, SnapshotEnd,
+        Bookmark, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin, SnapshotEnd,
         WatchResponse, watch_response,
     },
 };
 
-/// An encoded `WatchResponse` with gRPC's length prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`, not compressed).
-#[derive(Clone, Debug)]
-pub struct Frame {
-    head: Bytes,
-    body: Bytes,
-}
-
-/// gRPC's prefix: a flag, and the message's length.
+/// gRPC's prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`): a flag, and the message's length.
 const PREFIX_BYTES: usize = 5;
 
-// Field numbers of the contract that the hand-made encoding below relies on; the test decodes what it makes.
+// Field numbers of the contract that the encoding below relies on; the test decodes what it makes.
+const RESPONSE_RESUME_VERSION: u32 = 1;
 const RESPONSE_EVENT: u32 = 3;
+const EVENT_TYPE: u32 = 1;
+const EVENT_NAMESPACE: u32 = 2;
+const EVENT_NAME: u32 = 3;
+const EVENT_UID: u32 = 4;
+const EVENT_RESOURCE_VERSION: u32 = 5;
+const EVENT_DELETE_REASON: u32 = 6;
 const EVENT_OBJECT: u32 = 7;
 
-impl Frame {
-    /// The frame of a live or replayed event, as a selection sees it.
-    pub fn event(event: &WatchEvent, transition: Transition) -> Self {
-        Self::transition(event, transition, Some(event.version()), DeleteReason::ObjectDeleted)
+/// An event message without its object.
+#[derive(Debug, Clone, Copy)]
+pub struct EventHead<'a> {
+    /// The version to come back with, where there is one.
+    pub resume: Option<ResourceVersion>,
+    /// What happened.
+    pub kind: Kind,
+    /// For a delete, which kind of.
+    pub reason: DeleteReason,
+    /// The object's key.
+    pub key: &'a ObjectKey,
+    /// The object's uid.
+    pub uid: &'a str,
+    /// The version of the change.
+    pub version: ResourceVersion,
+}
+
+impl<'a> EventHead<'a> {
+    /// The head of an object in a snapshot.
+    pub fn of_snapshot(object: &'a Object) -> Self {
+        Self {
+            resume: None,
+            kind: Kind::Added,
+            reason: DeleteReason::Unspecified,
+            key: object.key(),
+            uid: object.uid(),
+            version: object.version(),
+        }
     }
 
-    /// The frame of an event inside a gap: no version to resume from, and a delete's final state is not known.
-    pub fn gap_event(event: &WatchEvent, transition: Transition) -> Self {
-        Self::transition(event, transition, None, DeleteReason::FinalStateUnknown)
+    /// The length of the `Event` message's fields before the object.
+    fn event_len(&self, version: &Digits) -> usize {
+        let text =
+            |text: &str| if text.is_empty() { 0 } else { 1 + encoded_len_varint(text.len() as u64) + text.len() };
+        let reason = if self.reason == DeleteReason::Unspecified { 0 } else { 2 };
+        2 + text(self.key.namespace()) + text(self.key.name()) + text(self.uid) + text(version.as_str()) + reason
     }
 
-    /// The frame of an object of a snapshot.
-    pub fn snapshot_object(object: &Object) -> Self {
-        let head = head_of(object, object.version(), EventType::Added, DeleteReason::Unspecified);
-        encode(None, head, object.bytes().clone())
-    }
-
-    fn transition(
-        event: &WatchEvent,
-        transition: Transition,
-        resume: Option<ResourceVersion>,
-        delete: DeleteReason,
-    ) -> Self {
-        let (kind, reason, bytes) = match transition {
-            Transition::Enter => (EventType::Added, DeleteReason::Unspecified, event.object().bytes().clone()),
-            Transition::Change => (EventType::Modified, DeleteReason::Unspecified, event.object().bytes().clone()),
-            Transition::Leave => (EventType::Deleted, DeleteReason::LeftSelector, event.left_bytes()),
-            Transition::Delete => (EventType::Deleted, delete, event.object().bytes().clone()),
+    fn put_event(&self, version: &Digits, out: &mut BytesMut) {
+        let kind = match self.kind {
+            Kind::Added => EventType::Added,
+            Kind::Modified => EventType::Modified,
+            Kind::Deleted => EventType::Deleted,
         };
-        encode(resume, head_of(event.object(), event.version(), kind, reason), bytes)
+        put_number(EVENT_TYPE, kind as u64, out);
+        put_text(EVENT_NAMESPACE, self.key.namespace(), out);
+        put_text(EVENT_NAME, self.key.name(), out);
+        put_text(EVENT_UID, self.uid, out);
+        put_text(EVENT_RESOURCE_VERSION, version.as_str(), out);
+        put_number(EVENT_DELETE_REASON, self.reason as u64, out);
     }
+}
+
+/// What an event says of its object.
+#[derive(Debug, Clone)]
+pub struct Body {
+    bytes: Bytes,
+}
+
+impl Body {
+    /// The object itself, as JSON.
+    pub fn object(bytes: Bytes) -> Self {
+        Self { bytes }
+    }
+
+    /// The length of the field's key and whatever stands before its bytes.
+    fn head_len(&self) -> usize {
+        key_len(EVENT_OBJECT) + encoded_len_varint(self.bytes.len() as u64)
+    }
+
+    fn put_head(&self, out: &mut BytesMut) {
+        encode_key(EVENT_OBJECT, WireType::LengthDelimited, out);
+        encode_varint(self.bytes.len() as u64, out);
+    }
+}
+
+/// Writes the head of a whole message, after which the body's bytes follow.
+fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
+    let version = Digits::of(head.version);
+    let event_len = head.event_len(&version) + body.head_len() + body.bytes.len();
+    let event_head_len = key_len(RESPONSE_EVENT) + encoded_len_varint(event_len as u64);
+    // Most events carry the version of the change as the one to come back with.
+    let resume = head.resume.map(|resume| if resume == head.version { version } else { Digits::of(resume) });
+    let resume_len = resume.map_or(0, |resume| 2 + resume.as_str().len());
+    out.reserve(PREFIX_BYTES + resume_len + event_head_len + event_len - body.bytes.len());
+    put_prefix(out, resume_len + event_head_len + event_len);
+    if let Some(resume) = resume {
+        put_text(RESPONSE_RESUME_VERSION, resume.as_str(), out);
+    }
+    encode_key(RESPONSE_EVENT, WireType::LengthDelimited, out);
+    encode_varint(event_len as u64, out);
+    head.put_event(&version, out);
+    body.put_head(out);
+}
+
+/// Frames of which the heads share one buffer and the bodies stay where they are: what goes to one subscriber alone.
+#[derive(Default)]
+pub struct FrameWriter {
+    heads: BytesMut,
+    /// Where a body follows in the heads.
+    bodies: Vec<(usize, Bytes)>,
+    bytes: usize,
+    messages: usize,
+}
+
+impl FrameWriter {
+    /// Adds an event.
+    pub fn event(&mut self, head: &EventHead<'_>, body: Body) {
+        let before = self.heads.len();
+        put_head(head, &body, &mut self.heads);
+        self.bytes += self.heads.len() - before + body.bytes.len();
+        self.bodies.push((self.heads.len(), body.bytes));
+        self.messages += 1;
+    }
+
+    /// Adds any other message.
+    pub fn message(&mut self, message: &WatchResponse) {
+        let before = self.heads.len();
+        put_message(message, &mut self.heads);
+        self.bytes += self.heads.len() - before;
+        self.messages += 1;
+    }
+
+    /// The bytes so far.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether nothing was added.
+    pub fn is_empty(&self) -> bool {
+        self.messages == 0
+    }
+
+    /// Ready to send.
+    pub fn finish(self) -> Pieces {
+        let (mut pieces, heads) = (Pieces::default(), self.heads.freeze());
+        let mut start = 0;
+        for (end, body) in self.bodies {
+            pieces.push(heads.slice(start..end));
+            pieces.push(body);
+            start = end;
+        }
+        pieces.push(heads.slice(start..));
+        pieces.count(self.messages);
+        pieces
+    }
+}
+
+/// Writes an event whole: what many subscribers share lies in one piece.
+pub fn put_event(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
+    put_head(head, body, out);
+    out.put_slice(&body.bytes);
+}
+
+/// Writes any other message.
+pub fn put_message(message: &WatchResponse, out: &mut BytesMut) {
+    let len = message.encoded_len();
+    out.reserve(PREFIX_BYTES + len);
+    put_prefix(out, len);
+    message.encode_raw(out);
+}
+
+/// The messages that carry no object.
+pub mod control {
+    use super::{
+        Bookmark, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin, SnapshotEnd, WatchResponse,
+        watch_response::Message,
+    };
+    use crate::cache::Gap;
 
     /// Opens a snapshot.
-    pub fn snapshot_begin(version: ResourceVersion, resource: ResolvedResource) -> Self {
+    pub fn snapshot_begin(version: ResourceVersion, resource: ResolvedResource) -> WatchResponse {
         let begin = SnapshotBegin { resource_version: version.to_string(), resource: Some(resource) };
-        Self::plain(None, watch_response::Message::SnapshotBegin(begin))
+        response(None, Message::SnapshotBegin(begin))
     }
 
     /// Closes a snapshot.
-    pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> Self {
+    pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> WatchResponse {
         let end = SnapshotEnd { object_count: i64::try_from(object_count).unwrap_or(i64::MAX) };
-        Self::plain(Some(version), watch_response::Message::SnapshotEnd(end))
+        response(Some(version), Message::SnapshotEnd(end))
     }
 
     /// Opens a gap.
-    pub fn gap_begin(gap: &Gap) -> Self {
+    pub fn gap_begin(gap: &Gap) -> WatchResponse {
         let begin = GapBegin { resource_version: gap.from.to_string(), reason: gap.reason.to_owned() };
-        Self::plain(None, watch_response::Message::GapBegin(begin))
+        response(None, Message::GapBegin(begin))
     }
 
     /// Closes a gap.
-    pub fn gap_end(gap: &Gap) -> Self {
-        Self::plain(Some(gap.to), watch_response::Message::GapEnd(GapEnd {}))
+    pub fn gap_end(gap: &Gap) -> WatchResponse {
+        response(Some(gap.to), Message::GapEnd(GapEnd {}))
     }
 
     /// A bookmark.
-    pub fn bookmark(version: ResourceVersion) -> Self {
-        Self::plain(Some(version), watch_response::Message::Bookmark(Bookmark {}))
+    pub fn bookmark(version: ResourceVersion) -> WatchResponse {
+        response(Some(version), Message::Bookmark(Bookmark {}))
     }
 
-    fn plain(resume: Option<ResourceVersion>, message: watch_response::Message) -> Self {
+    fn response(resume: Option<ResourceVersion>, message: Message) -> WatchResponse {
         let resume_version = resume.map_or_else(String::new, |version| version.to_string());
-        WatchResponse { resume_version, message: Some(message) }.into()
-    }
-
-    /// The length in bytes.
-    pub fn len(&self) -> usize {
-        self.head.len() + self.body.len()
-    }
-
-    /// The bytes that are this frame's own; the object's are shared with the cache.
-    pub fn head_len(&self) -> usize {
-        self.head.len()
-    }
-
-    /// Never: every frame has a prefix.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Takes the next message out of a batch.
-    pub fn take(pieces: &mut Pieces) -> Option<Self> {
-        let prefix = pieces.has_remaining().then(|| pieces.copy_to_bytes(PREFIX_BYTES))?;
-        let message_len = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
-        Some(Self { head: prefix, body: pieces.copy_to_bytes(message_len) })
-    }
-
-    /// Writes the message without its prefix.
-    pub fn write(&self, buffer: &mut impl BufMut) {
-        buffer.put_slice(&self.head[PREFIX_BYTES..]);
-        buffer.put_slice(&self.body);
-    }
-
-    /// Adds the frame to a batch.
-    pub fn put(&self, pieces: &mut Pieces) {
-        pieces.push(self.head.clone());
-        pieces.push(self.body.clone());
-        pieces.count(1);
+        WatchResponse { resume_version, message: Some(message) }
     }
 }
 
-impl From<WatchResponse> for Frame {
-    fn from(response: WatchResponse) -> Self {
-        let mut head = BytesMut::with_capacity(PREFIX_BYTES + response.encoded_len());
-        put_prefix(&mut head, response.encoded_len());
-        response.encode_raw(&mut head);
-        Self { head: head.freeze(), body: Bytes::new() }
-    }
-}
-
-fn put_prefix(buffer: &mut BytesMut, message_len: usize) {
-    buffer.put_u8(0);
+fn put_prefix(out: &mut BytesMut, message_len: usize) {
+    out.put_u8(0);
     // An object is below 4 GiB: its spans are 32 bits wide.
-    buffer.put_u32(u32::try_from(message_len).unwrap_or(u32::MAX));
+    out.put_u32(u32::try_from(message_len).unwrap_or(u32::MAX));
 }
 
-fn head_of(object: &Object, version: ResourceVersion, kind: EventType, reason: DeleteReason) -> Event {
-    Event {
-        r#type: kind.into(),
-        namespace: object.key().namespace().to_owned(),
-        name: object.key().name().to_owned(),
-        uid: object.uid().to_owned(),
-        resource_version: version.to_string(),
-        delete_reason: reason.into(),
-        object: Bytes::new(),
+fn put_text(field: u32, text: &str, out: &mut BytesMut) {
+    if !text.is_empty() {
+        encode_key(field, WireType::LengthDelimited, out);
+        encode_varint(text.len() as u64, out);
+        out.put_slice(text.as_bytes());
     }
 }
 
-/// The message of `event` with `object` as its last field, which is left out of the head and appended as it is.
-fn encode(resume: Option<ResourceVersion>, event: Event, object: Bytes) -> Frame {
-    let resume = resume.map_or_else(String::new, |version| version.to_string());
-    let object_key_len = encoding::key_len(EVENT_OBJECT) + encoding::encoded_len_varint(object.len() as u64);
-    let event_len = event.encoded_len() + object_key_len + object.len();
-    let mut head = BytesMut::with_capacity(event.encoded_len() + resume.len() + 40);
-    head.put_bytes(0, PREFIX_BYTES);
-    if !resume.is_empty() {
-        encoding::string::encode(1, &resume, &mut head);
+fn put_number(field: u32, number: u64, out: &mut BytesMut) {
+    if number != 0 {
+        encode_key(field, WireType::Varint, out);
+        encode_varint(number, out);
     }
-    encoding::encode_key(RESPONSE_EVENT, encoding::WireType::LengthDelimited, &mut head);
-    encoding::encode_varint(event_len as u64, &mut head);
-    event.encode_raw(&mut head);
-    encoding::encode_key(EVENT_OBJECT, encoding::WireType::LengthDelimited, &mut head);
-    encoding::encode_varint(object.len() as u64, &mut head);
-    let mut prefix = head.split_to(PREFIX_BYTES);
-    let message_len = head.len() + object.len();
-    prefix.clear();
-    put_prefix(&mut prefix, message_len);
-    prefix.unsplit(head);
-    let head = prefix;
-    Frame { head: head.freeze(), body: object }
+}
+
+/// A version's decimal digits, without memory of their own.
+#[derive(Clone, Copy)]
+struct Digits {
+    digits: [u8; 20],
+    start: usize,
+}
+
+impl Digits {
+    fn of(version: ResourceVersion) -> Self {
+        let (mut digits, mut start, mut rest) = ([0; 20], 20, version.get());
+        while rest > 0 {
+            start -= 1;
+            digits[start] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        Self { digits, start }
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.digits[self.start..]).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Buf;
+
     use super::*;
-    use crate::model::{fields::FieldTable, object::ObjectParser};
+    use crate::{
+        model::{fields::FieldTable, object::ObjectParser},
+        proto::v1alpha1::Event,
+    };
+
+    fn object(json: &str) -> Object {
+        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+    }
+
+    fn head(object: &Object, resume: Option<u64>, version: u64, reason: DeleteReason) -> EventHead<'_> {
+        let version = ResourceVersion::new(version).unwrap();
+        let kind = if reason == DeleteReason::Unspecified { Kind::Modified } else { Kind::Deleted };
+        let resume = resume.and_then(ResourceVersion::new);
+        EventHead { resume, version, kind, reason, ..EventHead::of_snapshot(object) }
+    }
 
     #[test]
-    fn a_frame_is_the_message_of_the_contract() {
-        let json = br#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#;
-        let object = ObjectParser::new(&FieldTable::default()).parse(json).unwrap();
-        let version = ResourceVersion::new(300).unwrap();
-        let event = Event {
-            object: object.bytes().clone(),
-            ..head_of(&object, version, EventType::Deleted, DeleteReason::LeftSelector)
+    fn a_frame_is_the_message_of_the_contract_in_pieces_and_whole() {
+        let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
+        let node = object(r#"{"metadata":{"name":"n1","resourceVersion":"18446744073709551615"}}"#);
+        let heads = [
+            head(&pod, Some(300), 300, DeleteReason::LeftSelector),
+            head(&pod, Some(1234567890), 7, DeleteReason::Unspecified),
+            head(&node, None, u64::MAX, DeleteReason::Unspecified),
+        ];
+        for head in heads {
+            let body = Body::object(Bytes::from(vec![b'x'; 300]));
+            let mut writer = FrameWriter::default();
+            writer.event(&head, body.clone());
+            let len = writer.len();
+            let mut pieces = writer.finish();
+            let framed = pieces.copy_to_bytes(pieces.len());
+            let mut whole = BytesMut::new();
+            put_event(&head, &body, &mut whole);
+            assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
+            let message = &framed[PREFIX_BYTES..];
+            assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());
+            let decoded = WatchResponse::decode(message).unwrap();
+            assert_eq!(decoded.resume_version, head.resume.map_or_else(String::new, |version| version.to_string()));
+            let event = Event {
+                r#type: if head.kind == Kind::Modified { EventType::Modified } else { EventType::Deleted }.into(),
+                namespace: head.key.namespace().to_owned(),
+                name: head.key.name().to_owned(),
+                uid: head.uid.to_owned(),
+                resource_version: head.version.to_string(),
+                delete_reason: head.reason.into(),
+                object: body.bytes.clone(),
+            };
+            assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
+            assert_eq!(decoded.encode_to_vec(), message, "as prost itself would encode it");
+        }
+    }
+
+    #[test]
+    fn pieces_hold_the_messages_in_order_and_share_the_objects() {
+        let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
+        let version = ResourceVersion::new(7).unwrap();
+        let mut writer = FrameWriter::default();
+        writer.message(&control::snapshot_begin(version, ResolvedResource::default()));
+        writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
+        writer.message(&control::snapshot_end(version, 1));
+        let mut pieces = writer.finish();
+        assert_eq!(pieces.messages(), 3);
+        let mut seen = Vec::new();
+        while pieces.has_remaining() {
+            let prefix = pieces.copy_to_bytes(PREFIX_BYTES);
+            let len = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
+            seen.push(WatchResponse::decode(pieces.copy_to_bytes(len)).unwrap().message.unwrap());
+        }
+        use watch_response::Message;
+        let [Message::SnapshotBegin(_), Message::Event(event), Message::SnapshotEnd(_)] = seen.as_slice() else {
+            panic!("{seen:?}")
         };
-        let frame = encode(Some(version), Event { object: Bytes::new(), ..event.clone() }, object.bytes().clone());
-        let mut pieces = Pieces::default();
-        frame.put(&mut pieces);
-        let framed = pieces.copy_to_bytes(pieces.len());
-        assert_eq!(framed.len(), frame.len());
-        let bytes = &framed[PREFIX_BYTES..];
-        assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(bytes.len() as u32).to_be_bytes()].concat());
-        let decoded = WatchResponse::decode(bytes).unwrap();
-        assert_eq!(decoded.resume_version, "300");
-        assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
-        assert_eq!(decoded.encode_to_vec(), bytes, "as prost itself would encode it");
+        assert_eq!(event.object, pod.bytes());
     }
 }

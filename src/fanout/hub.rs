@@ -6,21 +6,28 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::{Duration, SystemTime},
 };
 
-use tokio::{sync::watch, time::Instant};
+use slab::Slab;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     bell::Bell,
+    encoder::Encoder,
+    index::{Place, SelectorIndex, ViewId},
     outcome::{Refusal, StreamEnd},
+    pacer::Pacer,
     subscription::{Start, Subscription, SubscriptionStart},
-    view::View,
+    view::{View, ViewBytes},
 };
 use crate::{
     cache::{
-        EventRing, RingLimits, Store,
+        EventRing, Record, RingLimits, Store,
         writer::{Change, Commit},
     },
     model::{
@@ -94,6 +101,7 @@ pub struct Hub {
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
+    view_bytes: ViewBytes,
     inner: Mutex<Inner>,
 }
 
@@ -101,7 +109,10 @@ struct Inner {
     message: String,
     synced_since: Option<SystemTime>,
     cache: Option<Cached>,
-    views: HashMap<SelectionSpec, Arc<View>>,
+    views: Views,
+    pacer: Pacer,
+    /// A wave of wake-ups is scheduled.
+    scheduled: bool,
     subscribers: usize,
     used_at: Instant,
 }
@@ -110,6 +121,106 @@ struct Cached {
     store: Store,
     ring: EventRing,
     version: ResourceVersion,
+}
+
+/// The views, by what they select and by what they are found by.
+#[derive(Default)]
+struct Views {
+    slots: Slab<Slot>,
+    ids: HashMap<SelectionSpec, ViewId>,
+    index: SelectorIndex,
+    /// Views that have something that their subscribers were not told of.
+    untold: Vec<ViewId>,
+    /// Kept between events.
+    candidates: Vec<ViewId>,
+}
+
+struct Slot {
+    view: Arc<View>,
+    place: Place,
+    untold: bool,
+}
+
+impl Views {
+    fn get(&self, spec: &SelectionSpec) -> Option<&Arc<View>> {
+        self.ids.get(spec).map(|id| &self.slots[*id].view)
+    }
+
+    fn insert(&mut self, view: Arc<View>) {
+        let entry = self.slots.vacant_entry();
+        let id = entry.key();
+        let place = self.index.insert(id, view.selection());
+        self.ids.insert(view.selection().spec().clone(), id);
+        entry.insert(Slot { view, place, untold: false });
+    }
+
+    /// Takes a view out; not its successor, which may have the same selection.
+    fn remove(&mut self, view: &Arc<View>) {
+        let spec = view.selection().spec();
+        let id = self.ids.get(spec).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
+        if let Some(id) = id {
+            self.ids.remove(spec);
+            let slot = self.slots.remove(id);
+            self.index.remove(id, &slot.place);
+        }
+    }
+
+    /// Takes all views out.
+    fn drain(&mut self) -> Vec<Arc<View>> {
+        let slots = std::mem::take(self).slots;
+        slots.into_iter().map(|(_, slot)| slot.view).collect()
+    }
+
+    /// Calls `on` with every view that could see something of a record.
+    fn concerned(&mut self, record: &Record, mut on: impl FnMut(ViewId, &mut Slot) -> bool) {
+        match record {
+            Record::Event(event) => self.index.candidates(event, &mut self.candidates),
+            // What a gap says concerns everybody.
+            Record::Gap(_) => {
+                self.candidates.clear();
+                self.candidates.extend(self.slots.iter().map(|(id, _)| id));
+            }
+        }
+        for id in &self.candidates {
+            if let Some(slot) = self.slots.get_mut(*id)
+                && on(*id, slot)
+                && !slot.untold
+            {
+                slot.untold = true;
+                self.untold.push(*id);
+            }
+        }
+    }
+
+    /// Appends a record where it is seen; tells how many messages that gave.
+    fn append(&mut self, record: &Record, received: Instant) -> usize {
+        let mut dispatched = 0;
+        self.concerned(record, |_, slot| {
+            let messages = slot.view.append(record, received);
+            dispatched += messages;
+            messages > 0
+        });
+        dispatched
+    }
+
+    /// Lets go of a record, which only those who could see it can hold.
+    fn trim(&mut self, record: &Record) {
+        let floor = record.version();
+        self.concerned(record, |_, slot| {
+            slot.view.trim(floor);
+            false
+        });
+    }
+
+    fn take_untold(&mut self) -> Vec<Arc<View>> {
+        let ids = std::mem::take(&mut self.untold);
+        let told = ids.into_iter().filter_map(|id| {
+            let slot = self.slots.get_mut(id)?;
+            slot.untold = false;
+            Some(slot.view.clone())
+        });
+        told.collect()
+    }
 }
 
 /// For people who ask since when; nothing is decided by it.
@@ -124,26 +235,37 @@ impl Cached {
         &mut self,
         store: Store,
         version: ResourceVersion,
-        views: &HashMap<SelectionSpec, Arc<View>>,
+        views: &mut Views,
+        view_bytes: &ViewBytes,
         now: Instant,
     ) {
         self.store = store;
         self.version = version;
-        let log_bytes = views.values().map(|view| view.log_bytes()).sum();
-        if self.ring.evict(now, self.store.json_bytes(), log_bytes) {
-            views.values().for_each(|view| view.trim(self.ring.floor()));
+        let log_bytes = view_bytes.logs.load(Ordering::Relaxed);
+        for gone in self.ring.evict(now, self.store.json_bytes(), log_bytes) {
+            views.trim(&gone);
         }
     }
 }
 
+/// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
+pub const COALESCE_MAX: Duration = Duration::from_millis(5);
+
 impl Hub {
     /// A hub without state yet.
-    pub fn new(resource: ResolvedResource, limits: RingLimits, metrics: CacheMetrics) -> Arc<Self> {
+    pub fn new(
+        resource: ResolvedResource,
+        limits: RingLimits,
+        coalesce_max: Duration,
+        metrics: CacheMetrics,
+    ) -> Arc<Self> {
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
             cache: None,
-            views: HashMap::new(),
+            views: Views::default(),
+            pacer: Pacer::new(coalesce_max),
+            scheduled: false,
             subscribers: 0,
             used_at: Instant::now(),
         };
@@ -153,6 +275,7 @@ impl Hub {
             metrics,
             head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
+            view_bytes: ViewBytes::default(),
             inner: Mutex::new(inner),
         })
     }
@@ -171,7 +294,8 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a new state; `received` is when upstream's line was read. Called by the one writer only.
+    /// Publishes a new state; `received` is when upstream's line was read. Called by the one writer only, which then calls
+    /// [`Self::wake`]: after each commit, or after several that came together.
     pub fn commit(&self, commit: Commit, received: Instant) {
         let Commit { store, version, change } = commit;
         let mut inner = self.inner();
@@ -180,26 +304,19 @@ impl Hub {
         }
         inner.message.clear();
         let Inner { cache, views, .. } = &mut *inner;
-        // The views that have something to send: only theirs are woken.
-        let (mut told, mut dispatched) = (Vec::new(), 0);
+        let (mut dispatched, mut closed) = (0, None);
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
-                for view in views.values() {
-                    let messages = view.append(&record, received);
-                    if messages > 0 {
-                        dispatched += messages;
-                        told.push(view.clone());
-                    }
-                }
+                dispatched = views.append(&record, received);
                 cached.ring.push(record, received);
-                cached.advance(store, version, views, received);
+                cached.advance(store, version, views, &self.view_bytes, received);
             }
-            (Change::Version, Some(cached)) => cached.advance(store, version, views, received),
+            (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (_, cache) => {
                 if let Some(before) = cache {
-                    let end =
-                        StreamEnd::Rewritten(format!("version {} was followed by a list at {version}", before.version));
-                    views.drain().for_each(|(_, view)| view.close(end.clone()));
+                    let was = before.version;
+                    let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
+                    closed = Some((views.drain(), end));
                 }
                 *cache = Some(Cached { store, ring: EventRing::new(self.limits, version), version });
             }
@@ -208,8 +325,47 @@ impl Hub {
         self.head.send_replace(Some(version));
         self.enter(Phase::Synced);
         drop(inner);
-        told.iter().for_each(|view| view.wake());
+        if let Some((views, end)) = closed {
+            views.iter().for_each(|view| view.close(end.clone()));
+        }
         self.metrics.dispatched(dispatched);
+    }
+
+    /// Wakes those who have something to take: at once, or a moment later where the wave before is still on its way. Must be called in
+    /// a tokio runtime.
+    pub fn wake(self: &Arc<Self>) {
+        let mut inner = self.inner();
+        if inner.views.untold.is_empty() || inner.scheduled {
+            return;
+        }
+        match inner.pacer.hold(Instant::now()) {
+            None => {
+                let views = inner.views.take_untold();
+                drop(inner);
+                self.ring(&views);
+            }
+            Some(until) => {
+                inner.scheduled = true;
+                drop(inner);
+                let hub = self.clone();
+                tokio::spawn(async move {
+                    sleep_until(until).await;
+                    let views = {
+                        let mut inner = hub.inner();
+                        inner.scheduled = false;
+                        inner.views.take_untold()
+                    };
+                    hub.ring(&views);
+                });
+            }
+        }
+    }
+
+    fn ring(&self, views: &[Arc<View>]) {
+        // The time at which the wave begins: ringing is part of its work.
+        let now = Instant::now();
+        let woken = views.iter().map(|view| view.wake()).sum();
+        self.inner().pacer.begin(woken, now);
     }
 
     /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.
@@ -244,7 +400,7 @@ impl Hub {
         inner.message = end.to_string();
         inner.cache = None;
         inner.synced_since = None;
-        let views: Vec<_> = inner.views.drain().map(|(_, view)| view).collect();
+        let views = inner.views.drain();
         self.head.send_replace(None);
         self.enter(phase);
         drop(inner);
@@ -291,13 +447,14 @@ impl Hub {
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
             return Err(self.not_synced("no state"));
         };
-        let new = || Arc::new(View::new(selection.clone(), cached.version));
+        let encoder = || Arc::new(Encoder::default());
+        let new = || Arc::new(View::new(selection.clone(), encoder(), cached.version, &self.view_bytes));
         let view = views.get(selection.spec()).cloned().unwrap_or_else(new);
         let (cursor, start) = match start {
             Start::Snapshot => {
                 let store = cached.store.clone();
                 let resource = self.resource.clone();
-                (view.state().log.end(), SubscriptionStart::Snapshot { store, version: cached.version, resource })
+                (view.end(), SubscriptionStart::Snapshot { store, version: cached.version, resource })
             }
             Start::After(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
@@ -316,7 +473,9 @@ impl Hub {
         };
         let bell = Arc::new(bell);
         let place = view.join(bell.clone());
-        views.entry(selection.spec().clone()).or_insert_with(|| view.clone());
+        if views.get(selection.spec()).is_none() {
+            views.insert(view.clone());
+        }
         inner.subscribers += 1;
         inner.used_at = Instant::now();
         drop(inner);
@@ -325,14 +484,12 @@ impl Hub {
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.
-    pub(super) fn leave(&self, view: &Arc<View>, place: usize) {
+    pub(super) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<u64>) {
         let mut inner = self.inner();
         inner.subscribers -= 1;
         inner.used_at = Instant::now();
-        let spec = view.selection().spec();
-        // A view that was closed may have a successor of the same selection.
-        if view.leave(place) == 0 && inner.views.get(spec).is_some_and(|current| Arc::ptr_eq(current, view)) {
-            inner.views.remove(spec);
+        if view.leave(place, waited) == 0 {
+            inner.views.remove(view);
         }
     }
 
@@ -355,7 +512,12 @@ impl Hub {
 
     /// The number of distinct selections.
     pub fn views(&self) -> usize {
-        self.inner().views.len()
+        self.inner().views.slots.len()
+    }
+
+    /// What the blocks of all views take, in bytes.
+    pub fn block_bytes(&self) -> usize {
+        self.view_bytes.blocks.load(Ordering::Relaxed)
     }
 
     /// Brings the gauges up to date.
@@ -363,13 +525,13 @@ impl Hub {
         let inner = self.inner();
         let mut gauges = CacheGauges {
             subscribers: inner.subscribers,
-            views: inner.views.len(),
+            views: inner.views.slots.len(),
             synced: inner.cache.is_some(),
             ..CacheGauges::default()
         };
         if let Some(cached) = &inner.cache {
             gauges.ring_bytes = cached.ring.bytes();
-            gauges.log_bytes = inner.views.values().map(|view| view.log_bytes()).sum();
+            gauges.log_bytes = self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes();
             gauges.ring_events = cached.ring.len();
             gauges.ring_age = cached.ring.age(Instant::now());
             gauges.objects = cached.store.len();

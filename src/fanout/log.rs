@@ -1,31 +1,80 @@
-//! A view's log: its frames in order, each with a sequence number that a cursor points at.
+//! A view's log: what it sees, in order, each with a sequence number that a cursor points at.
 //!
-//! It covers history from its floor, which never lies below the ring's. It can grow at the old end too, when somebody resumes from
-//! before the view was made.
+//! An entry names the event that the ring holds and how the view sees it; bytes are made when somebody takes them. The log covers
+//! history from its floor, which never lies below the ring's. It can grow at the old end too, when somebody resumes from before the
+//! view was made.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use tokio::time::Instant;
 
-use super::frame::Frame;
-use crate::model::ResourceVersion;
+use crate::{
+    cache::{Gap, Record},
+    model::{
+        ResourceVersion,
+        event::{Transition, WatchEvent},
+        selection::Selection,
+    },
+};
 
-/// One frame in its place.
-#[derive(Clone, Debug)]
+/// What a view sees of a record.
+#[derive(Debug, Clone)]
+pub enum Seen {
+    /// An event.
+    Event(Arc<WatchEvent>, Transition),
+    /// A gap opens.
+    GapBegin(Arc<Gap>),
+    /// An event inside a gap.
+    GapEvent(Arc<WatchEvent>, Transition),
+    /// A gap closes.
+    GapEnd(Arc<Gap>),
+}
+
+/// One message in its place.
+#[derive(Debug, Clone)]
 pub struct LogEntry {
-    /// The version that the stream has reached with the record that this frame is part of.
+    /// The version that the stream has reached with the record that this is part of.
     pub version: ResourceVersion,
     /// What is sent.
-    pub frame: Frame,
-    /// When upstream's line was read; `None` where the frame was made from history.
+    pub seen: Seen,
+    /// When upstream's line was read; `None` where it was found in history.
     pub received: Option<Instant>,
 }
 
 impl LogEntry {
-    fn cost_bytes(&self) -> usize {
-        size_of::<Self>() + self.frame.head_len()
+    /// About how long its message is.
+    pub fn estimate_bytes(&self) -> usize {
+        const HEAD: usize = 128;
+        match &self.seen {
+            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().bytes().len(),
+            Seen::GapBegin(_) | Seen::GapEnd(_) => HEAD,
+        }
     }
 }
+
+/// What a selection sees of a record.
+pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
+    let entry = |seen| LogEntry { version: record.version(), seen, received };
+    match record {
+        Record::Event(event) => {
+            event.transition(selection).map(|seen| entry(Seen::Event(event.clone(), seen))).into_iter().collect()
+        }
+        Record::Gap(gap) => {
+            let seen = gap.events.iter().filter_map(|e| Some(Seen::GapEvent(e.clone(), e.transition(selection)?)));
+            let begin = std::iter::once(Seen::GapBegin(gap.clone()));
+            begin.chain(seen).chain(std::iter::once(Seen::GapEnd(gap.clone()))).map(entry).collect()
+        }
+    }
+}
+
+/// What the logs of all views of one cache take together, in bytes.
+pub type LogBytes = Arc<AtomicUsize>;
 
 /// The entries after `floor`.
 #[derive(Debug)]
@@ -33,16 +82,16 @@ pub struct ViewLog {
     floor: ResourceVersion,
     first: u64,
     entries: VecDeque<LogEntry>,
-    bytes: usize,
+    bytes: LogBytes,
 }
 
 /// Sequence numbers start in the middle, so that there is room for older history in front.
 const MIDDLE: u64 = 1 << 62;
 
 impl ViewLog {
-    /// An empty log that covers what comes after `floor`.
-    pub fn new(floor: ResourceVersion) -> Self {
-        Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes: 0 }
+    /// An empty log that covers what comes after `floor`; it is counted in `bytes`.
+    pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
+        Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes }
     }
 
     /// The version after which the log is complete.
@@ -50,24 +99,17 @@ impl ViewLog {
         self.floor
     }
 
-    /// What the entries take beyond the objects that they share with the cache.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Appends an entry.
     pub fn push(&mut self, entry: LogEntry) {
-        self.bytes += entry.cost_bytes();
+        self.bytes.fetch_add(size_of::<LogEntry>(), Ordering::Relaxed);
         self.entries.push_back(entry);
     }
 
     /// Puts older history in front, oldest first; the log now covers what comes after `floor`.
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogEntry>) {
         self.first -= older.len() as u64;
-        for entry in older.into_iter().rev() {
-            self.bytes += entry.cost_bytes();
-            self.entries.push_front(entry);
-        }
+        self.bytes.fetch_add(older.len() * size_of::<LogEntry>(), Ordering::Relaxed);
+        older.into_iter().rev().for_each(|entry| self.entries.push_front(entry));
         self.floor = floor;
     }
 
@@ -77,11 +119,19 @@ impl ViewLog {
             return;
         }
         self.floor = floor;
-        while let Some(entry) = self.entries.front().filter(|entry| entry.version <= floor) {
-            self.bytes -= entry.cost_bytes();
-            self.entries.pop_front();
-            self.first += 1;
+        let gone = self.entries.partition_point(|entry| entry.version <= floor);
+        self.entries.drain(..gone);
+        self.first += gone as u64;
+        self.bytes.fetch_sub(gone * size_of::<LogEntry>(), Ordering::Relaxed);
+        // What a burst has left behind.
+        if self.entries.capacity() > 4 * self.entries.len().max(4) {
+            self.entries.shrink_to(2 * self.entries.len());
         }
+    }
+
+    /// The sequence number of the first entry.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// The sequence number after the last entry.
@@ -101,6 +151,12 @@ impl ViewLog {
     }
 }
 
+impl Drop for ViewLog {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.entries.len() * size_of::<LogEntry>(), Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,7 +166,8 @@ mod tests {
     }
 
     fn entry(number: u64) -> LogEntry {
-        LogEntry { version: version(number), frame: Frame::bookmark(version(number)), received: None }
+        let gap = Gap { from: version(1), to: version(number), reason: "test", events: vec![] };
+        LogEntry { version: version(number), seen: Seen::GapEnd(Arc::new(gap)), received: None }
     }
 
     fn from(log: &ViewLog, sequence: u64) -> Option<Vec<u64>> {
@@ -119,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_cursor_keeps_its_place_while_history_grows_at_both_ends() {
-        let mut log = ViewLog::new(version(10));
+        let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
         log.push(entry(12));
         log.extend_back(version(5), vec![entry(7), entry(9)]);
@@ -130,12 +187,26 @@ mod tests {
 
     #[test]
     fn a_cursor_below_the_floor_is_told() {
-        let mut log = ViewLog::new(version(10));
+        let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
         log.push(entry(12));
         log.push(entry(13));
         log.trim(version(12));
         assert_eq!(from(&log, cursor), None);
         assert_eq!(from(&log, cursor + 1), Some(vec![13]));
+    }
+
+    #[test]
+    fn what_all_logs_take_is_known_without_asking_each() {
+        let bytes = LogBytes::default();
+        let mut one = ViewLog::new(version(10), bytes.clone());
+        let mut other = ViewLog::new(version(10), bytes.clone());
+        one.push(entry(11));
+        other.push(entry(11));
+        other.push(entry(12));
+        assert_eq!(bytes.load(Ordering::Relaxed), 3 * size_of::<LogEntry>());
+        other.trim(version(11));
+        drop(one);
+        assert_eq!(bytes.load(Ordering::Relaxed), size_of::<LogEntry>());
     }
 }

@@ -4,11 +4,15 @@
 //! subscriber: a subscription pulls, and a wake-up carries no data.
 
 pub mod bell;
+pub mod block;
 pub mod catalog;
+pub mod encoder;
 pub mod frame;
 pub mod hub;
+pub mod index;
 pub mod log;
 pub mod outcome;
+pub mod pacer;
 pub mod pieces;
 pub mod subscription;
 pub mod view;
@@ -18,7 +22,6 @@ mod tests;
 
 pub use bell::{Bell, Line};
 pub use catalog::{Catalog, Served};
-pub use frame::Frame;
 pub use hub::{Hub, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};
 pub use pieces::Pieces;

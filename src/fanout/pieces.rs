@@ -30,6 +30,13 @@ impl Pieces {
         }
     }
 
+    /// Adds what another batch holds.
+    pub fn append(&mut self, other: Self) {
+        self.push(other.first);
+        other.rest.into_iter().for_each(|piece| self.push(piece));
+        self.messages += other.messages;
+    }
+
     /// Counts messages in, whose bytes were added.
     pub fn count(&mut self, messages: usize) {
         self.messages += messages;

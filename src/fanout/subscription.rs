@@ -4,7 +4,15 @@ use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use tokio::time::Instant;
 
-use super::{bell::Bell, frame::Frame, hub::Hub, outcome::StreamEnd, pieces::Pieces, view::View};
+use super::{
+    bell::Bell,
+    frame::{FrameWriter, control},
+    hub::Hub,
+    log::LogEntry,
+    outcome::StreamEnd,
+    pieces::Pieces,
+    view::{Run, RunError, View},
+};
 use crate::{
     cache::{Expired, Store},
     model::{ObjectKey, ResourceVersion},
@@ -31,6 +39,8 @@ pub struct Subscription {
     place: usize,
     bell: Arc<Bell>,
     cursor: u64,
+    /// Where it has last found nothing; see [`View::run`].
+    waited: Option<u64>,
     snapshot: Option<SnapshotCursor>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
@@ -61,7 +71,7 @@ impl Subscription {
                 (Some(SnapshotCursor { store, version, resource, last: None, sent: 0 }), None)
             }
         };
-        Self { hub, view, place, bell, cursor, snapshot, resume }
+        Self { hub, view, place, bell, cursor, waited: None, snapshot, resume }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
@@ -70,14 +80,11 @@ impl Subscription {
         if let Some(pieces) = self.take_of_snapshot(bytes_max) {
             return Ok(Some(pieces));
         }
-        match self.take_of_log(bytes_max)? {
-            Some(pieces) => Ok(Some(pieces)),
-            None => {
-                self.bell.arm();
-                // What came before the bell was armed did not ring it.
-                self.take_of_log(bytes_max)
-            }
+        // Nobody has rung since there was nothing.
+        if self.waited.is_some() && self.bell.is_armed() {
+            return Ok(None);
         }
+        self.take_of_log(bytes_max)
     }
 
     /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its line. Cancel-safe.
@@ -106,76 +113,88 @@ impl Subscription {
         }
         // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more.
         let head = self.hub.head()?;
-        let sent_all = self.view.state().log.end() == self.cursor;
+        let sent_all = self.view.end() == self.cursor;
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
-            let mut pieces = Pieces::default();
-            Frame::bookmark(head).put(&mut pieces);
-            pieces
+            let mut frames = FrameWriter::default();
+            frames.message(&control::bookmark(head));
+            frames.finish()
         })
     }
 
     fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
-        let mut pieces = Pieces::default();
-        let mut oldest = None;
-        {
-            let state = self.view.state();
-            let Some(entries) = state.log.from(self.cursor) else {
-                let requested = self.resume.unwrap_or(state.log.floor());
-                return Err(Expired { requested, oldest: state.log.floor() }.into());
-            };
-            for entry in entries {
-                if pieces.len() + entry.frame.len() > bytes_max && !pieces.is_empty() {
-                    break;
+        let (mut pieces, mut received) = (Pieces::default(), None);
+        let view = self.view.clone();
+        while pieces.len() < bytes_max {
+            let room = bytes_max - pieces.len();
+            match view.run(self.cursor, room, &self.bell, &mut self.waited) {
+                Ok(Run::Nothing) => break,
+                Ok(Run::Shared(block)) => {
+                    let taken = block.take(self.cursor, room, view.encoder(), &mut pieces);
+                    received = received.or(self.pass(taken));
                 }
-                oldest = oldest.or(entry.received);
-                entry.frame.put(&mut pieces);
-                self.resume = Some(entry.version);
-            }
-            if pieces.is_empty() {
-                return match &state.end {
-                    Some(end) => Err(end.clone()),
-                    None => Ok(None),
-                };
+                Ok(Run::Alone(entries)) => {
+                    let mut frames = FrameWriter::default();
+                    entries.iter().for_each(|entry| {
+                        view.encoder().entry(entry, &mut frames);
+                    });
+                    pieces.append(frames.finish());
+                    received = received.or(self.pass(&entries));
+                }
+                // What was taken is sent first; the next call finds the same again.
+                Err(_) if !pieces.is_empty() => break,
+                Err(RunError::Ended(end)) => return Err(end),
+                Err(RunError::Behind { oldest }) => {
+                    return Err(Expired { requested: self.resume.unwrap_or(oldest), oldest }.into());
+                }
             }
         }
-        self.cursor += pieces.messages() as u64;
-        self.hub.metrics().sent(pieces.messages(), pieces.len(), oldest.map(|at: Instant| at.elapsed()));
+        if pieces.is_empty() {
+            return Ok(None);
+        }
+        self.hub.metrics().sent(pieces.messages(), pieces.len(), received.map(|at| at.elapsed()));
         Ok(Some(pieces))
+    }
+
+    /// Moves past entries; tells when the first of them was received.
+    fn pass(&mut self, entries: &[LogEntry]) -> Option<Instant> {
+        self.cursor += entries.len() as u64;
+        self.resume = entries.last().map(|entry| entry.version).or(self.resume);
+        entries.first()?.received
     }
 
     fn take_of_snapshot(&mut self, bytes_max: usize) -> Option<Pieces> {
         let snapshot = self.snapshot.as_mut()?;
-        let mut pieces = Pieces::default();
+        let mut frames = FrameWriter::default();
         if let Some(resource) = snapshot.resource.take() {
-            Frame::snapshot_begin(snapshot.version, resource).put(&mut pieces);
+            frames.message(&control::snapshot_begin(snapshot.version, resource));
         }
         let (mut last, mut objects) = (None, 0);
         let mut complete = true;
         for object in snapshot.store.select(self.view.selection(), snapshot.last.as_ref()) {
-            if pieces.len() >= bytes_max {
+            if frames.len() >= bytes_max {
                 complete = false;
                 break;
             }
-            Frame::snapshot_object(object).put(&mut pieces);
+            self.view.encoder().object(object, &mut frames);
             objects += 1;
             last = Some(object.key().clone());
         }
         snapshot.sent += objects as u64;
         snapshot.last = last.or(snapshot.last.take());
-        self.hub.metrics().snapshot_sent(objects, pieces.len());
         if complete {
-            Frame::snapshot_end(snapshot.version, snapshot.sent).put(&mut pieces);
+            frames.message(&control::snapshot_end(snapshot.version, snapshot.sent));
             self.resume = Some(snapshot.version);
             self.snapshot = None;
         }
-        Some(pieces)
+        self.hub.metrics().snapshot_sent(objects, frames.len());
+        Some(frames.finish())
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hub.leave(&self.view, self.place);
+        self.hub.leave(&self.view, self.place, self.waited);
     }
 }
 

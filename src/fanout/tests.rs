@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Buf;
+use bytes::{Buf, Bytes, BytesMut};
 use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
@@ -39,7 +39,7 @@ impl Cache {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = FieldTable::new(&gvr, true, &[]);
         let metrics = Arc::new(Metrics::new(Registry::new()).unwrap()).cache(&gvr, &Scope::Cluster);
-        let hub = Hub::new(ResolvedResource::default(), LIMITS, metrics);
+        let hub = Hub::new(ResolvedResource::default(), LIMITS, Duration::ZERO, metrics);
         let parser = Arc::new(ObjectParser::new(&fields));
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
     }
@@ -54,6 +54,7 @@ impl Cache {
     fn apply(&mut self, update: Update) {
         if let Some(commit) = self.writer.apply(update).unwrap() {
             self.hub.commit(commit, Instant::now());
+            self.hub.wake();
         }
     }
 
@@ -122,6 +123,10 @@ async fn messages(subscription: &mut Subscription) -> Vec<WatchResponse> {
         all.append(&mut decode(pieces));
     }
     all
+}
+
+fn to_bytes(mut pieces: Pieces) -> Bytes {
+    pieces.copy_to_bytes(pieces.len())
 }
 
 fn decode(mut pieces: Pieces) -> Vec<WatchResponse> {
@@ -247,6 +252,55 @@ async fn equal_subscriptions_share_a_view_and_the_last_one_drops_it() {
     drop(first);
     drop(second);
     assert_eq!((cache.hub.status().subscribers, cache.hub.views()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_time() {
+    let mut cache = Cache::new();
+    cache.list(&[], 10);
+    let start = |cache: &Cache| cache.after("app=web", 10).unwrap();
+    let mut alone = start(&cache);
+    let mut sizes = vec![1, 150, 400, 1000, 1 << 20];
+    let mut shared: Vec<_> = sizes.iter().map(|_| (cache.after("app", 10).unwrap(), BytesMut::new())).collect();
+    for at in 11..=14 {
+        cache.event(Modified, &format!("pod-{}", at % 3), "web", at);
+        let one = usize::try_from(at).unwrap() % shared.len();
+        let (subscription, bytes) = &mut shared[one];
+        bytes.extend(subscription.take(sizes[one]).unwrap().map(|pieces| to_bytes(pieces)).unwrap_or_default());
+        sizes.rotate_left(1);
+    }
+    let expected = to_bytes(alone.take(1 << 20).unwrap().unwrap());
+    for ((subscription, bytes), size) in shared.iter_mut().zip(&sizes) {
+        while let Some(pieces) = subscription.take(*size).unwrap() {
+            bytes.extend(to_bytes(pieces));
+        }
+        assert_eq!(*bytes, expected);
+    }
+    assert_eq!(cache.hub.block_bytes(), 0, "what everybody has taken is not kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
+    let mut cache = Cache::new();
+    cache.list(&[], 10);
+    let line = Line::new();
+    let subscribe = |cache: &Cache, labels: &str, stream| {
+        let bell = Bell::new(&line, stream);
+        cache.hub.subscribe(cache.select(labels), Start::After(version(10)), bell).unwrap()
+    };
+    let mut all = [subscribe(&cache, "", 1), subscribe(&cache, "app=web", 2), subscribe(&cache, "app!=web", 3)];
+    all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
+    cache.event(Modified, "a", "web", 11);
+    cache.event(Modified, "b", "web", 12);
+    let mut rung = Vec::new();
+    line.rung(&mut rung);
+    assert_eq!(rung, [1, 2]);
+    assert_eq!(all[1].take(1 << 20).unwrap().unwrap().messages(), 2);
+    assert!(all[1].take(1 << 20).unwrap().is_none() && all[2].take(1 << 20).unwrap().is_none());
+    cache.event(Modified, "c", "web", 13);
+    rung.clear();
+    line.rung(&mut rung);
+    assert_eq!(rung, [2], "who has not looked yet is not told again");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,5 @@
-//! What equal subscriptions share: one selection, its log of ready frames, and the wake-up of those who wait for more.
+//! What equal subscriptions share: one selection, its log, the blocks that are on their way to subscribers, and the bells of those who
+//! wait for more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,8 +8,9 @@ use tokio::time::Instant;
 
 use super::{
     bell::Bell,
-    frame::Frame,
-    log::{LogEntry, ViewLog},
+    block::{Block, BlockBytes, Blocks, cut},
+    encoder::Encoder,
+    log::{LogBytes, LogEntry, ViewLog, entries},
     outcome::StreamEnd,
 };
 use crate::{
@@ -19,23 +21,51 @@ use crate::{
 /// A view of one resource and scope. The hub writes it, inside its own critical section; subscriptions read it.
 pub struct View {
     selection: Selection,
+    encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     bells: Mutex<Slab<Arc<Bell>>>,
 }
 
-/// What a view's lock guards.
-pub struct ViewState {
-    /// The frames.
-    pub log: ViewLog,
-    /// Set once: no more frames will come, and why.
-    pub end: Option<StreamEnd>,
+struct ViewState {
+    log: ViewLog,
+    blocks: Blocks,
+    /// Set once: no more entries will come, and why.
+    end: Option<StreamEnd>,
+    subscribers: usize,
+    /// Those who have taken everything.
+    waiting: usize,
+}
+
+/// What comes next for a cursor.
+pub enum Run {
+    /// Nothing yet; the bell is armed.
+    Nothing,
+    /// A block that others take too.
+    Shared(Arc<Block>),
+    /// Entries that nobody else takes.
+    Alone(Vec<LogEntry>),
+}
+
+/// The totals that all views of a cache are counted in.
+#[derive(Default, Clone)]
+pub struct ViewBytes {
+    /// Of logs.
+    pub logs: LogBytes,
+    /// Of blocks.
+    pub blocks: BlockBytes,
 }
 
 impl View {
     /// A view whose history starts at `floor`.
-    pub fn new(selection: Selection, floor: ResourceVersion) -> Self {
-        let state = Mutex::new(ViewState { log: ViewLog::new(floor), end: None });
-        Self { selection, state, bells: Mutex::default() }
+    pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
+        let state = Mutex::new(ViewState {
+            log: ViewLog::new(floor, bytes.logs.clone()),
+            blocks: Blocks::new(bytes.blocks.clone()),
+            end: None,
+            subscribers: 0,
+            waiting: 0,
+        });
+        Self { selection, encoder, state, bells: Mutex::default() }
     }
 
     /// What is selected.
@@ -43,8 +73,13 @@ impl View {
         &self.selection
     }
 
-    /// The log, and whether it has ended. Never held across an await.
-    pub fn state(&self) -> MutexGuard<'_, ViewState> {
+    /// How it is sent.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    /// Never held across an await, nor while frames are made.
+    fn state(&self) -> MutexGuard<'_, ViewState> {
         // A panic while the lock was held cannot leave an entry half written.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,12 +88,13 @@ impl View {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends what this view sees of a record; tells whether there was anything.
+    /// Appends what this view sees of a record; tells how many messages that is.
     pub fn append(&self, record: &Record, received: Instant) -> usize {
         let entries = entries(record, &self.selection, Some(received));
         let count = entries.len();
         if count > 0 {
             let mut state = self.state();
+            state.waiting = 0;
             entries.into_iter().for_each(|entry| state.log.push(entry));
         }
         count
@@ -66,12 +102,10 @@ impl View {
 
     /// Lets go of what the ring has let go of.
     pub fn trim(&self, floor: ResourceVersion) {
-        self.state().log.trim(floor);
-    }
-
-    /// What its log takes beyond the objects that it shares with the cache.
-    pub fn log_bytes(&self) -> usize {
-        self.state().log.bytes()
+        let mut state = self.state();
+        state.log.trim(floor);
+        let first = state.log.first();
+        state.blocks.trim(first);
     }
 
     /// Ends the view.
@@ -80,11 +114,44 @@ impl View {
         self.wake();
     }
 
-    /// Rings the bell of every subscription that waits.
-    pub fn wake(&self) {
-        self.bells().iter().for_each(|(_, bell)| {
-            bell.ring();
-        });
+    /// Rings the bell of every subscription that waits; tells how many there were.
+    pub fn wake(&self) -> usize {
+        self.bells().iter().filter(|(_, bell)| bell.ring()).count()
+    }
+
+    /// The end of the log.
+    pub fn end(&self) -> u64 {
+        self.state().log.end()
+    }
+
+    /// What comes after `cursor`, about `bytes_max` bytes of it; arms the bell where that is nothing. `waited` is the caller's memory of
+    /// where it has last found nothing.
+    pub fn run(&self, cursor: u64, bytes_max: usize, bell: &Bell, waited: &mut Option<u64>) -> Result<Run, RunError> {
+        let mut state = self.state();
+        let ViewState { log, blocks, end, subscribers, waiting } = &mut *state;
+        if cursor < log.first() {
+            return Err(RunError::Behind { oldest: log.floor() });
+        }
+        if cursor < log.end() {
+            // A block pays where more than one take it.
+            return Ok(match *subscribers {
+                ..=1 => cut(log, cursor, log.end(), bytes_max).map_or(Run::Nothing, |(entries, _)| Run::Alone(entries)),
+                _ => blocks.at(cursor, log).map_or(Run::Nothing, Run::Shared),
+            });
+        }
+        if let Some(end) = end {
+            return Err(RunError::Ended(end.clone()));
+        }
+        // Armed under the lock that an append takes too: what comes after this rings.
+        bell.arm();
+        if *waited != Some(cursor) {
+            *waited = Some(cursor);
+            *waiting += 1;
+        }
+        if *waiting >= *subscribers {
+            blocks.clear();
+        }
+        Ok(Run::Nothing)
     }
 
     /// The place in the log after `version`; the log is completed from the ring where it begins later.
@@ -102,28 +169,32 @@ impl View {
 
     /// Takes a subscription in; gives its place.
     pub fn join(&self, bell: Arc<Bell>) -> usize {
+        self.state().subscribers += 1;
         self.bells().insert(bell)
     }
 
     /// Lets a subscription go; tells how many are left.
-    pub fn leave(&self, place: usize) -> usize {
-        let mut bells = self.bells();
-        bells.remove(place);
-        bells.len()
+    pub fn leave(&self, place: usize, waited: Option<u64>) -> usize {
+        self.bells().remove(place);
+        let mut state = self.state();
+        state.subscribers -= 1;
+        if waited == Some(state.log.end()) {
+            state.waiting = state.waiting.saturating_sub(1);
+        }
+        if state.waiting >= state.subscribers {
+            state.blocks.clear();
+        }
+        state.subscribers
     }
 }
 
-/// What a selection sees of a record.
-fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
-    let entry = |frame| LogEntry { version: record.version(), frame, received };
-    match record {
-        Record::Event(event) => {
-            event.transition(selection).map(|seen| entry(Frame::event(event, seen))).into_iter().collect()
-        }
-        Record::Gap(gap) => {
-            let seen = gap.events.iter().filter_map(|e| Some(Frame::gap_event(e, e.transition(selection)?)));
-            let begin = std::iter::once(Frame::gap_begin(gap));
-            begin.chain(seen).chain(std::iter::once(Frame::gap_end(gap))).map(entry).collect()
-        }
-    }
+/// Why there is nothing more for a cursor.
+pub enum RunError {
+    /// What it points at is gone.
+    Behind {
+        /// The oldest version that can be gone on from.
+        oldest: ResourceVersion,
+    },
+    /// The view has ended.
+    Ended(StreamEnd),
 }

@@ -6,7 +6,7 @@ use super::{
     GroupVersionResource,
     fields::{FieldRef, FieldTable, UnsupportedField},
     object::{Object, ObjectParser},
-    selector::{FieldOperator, FieldSelector, LabelSelector},
+    selector::{FieldOperator, FieldSelector, LabelSelector, Operator},
 };
 
 /// A bound selection. Equal selections compare equal, so that their subscribers share one view.
@@ -29,6 +29,19 @@ pub struct SelectionSpec {
     fields: Vec<(FieldRef, FieldOperator, Box<str>)>,
 }
 
+/// A term that an object can only meet with one of some known values: what selections can be found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Equality<'a> {
+    /// The name.
+    Name(&'a str),
+    /// The namespace.
+    Namespace(&'a str),
+    /// The label of this key has one of these values.
+    Label(&'a str, &'a [Box<str>]),
+    /// The field has this value.
+    Field(FieldRef, &'a str),
+}
+
 impl Selection {
     /// Binds selectors to a resource; refuses fields that the resource does not let selectors name.
     pub fn bind(
@@ -49,6 +62,26 @@ impl Selection {
     /// Its identity: equal specs of one resource select the same.
     pub fn spec(&self) -> &SelectionSpec {
         &self.spec
+    }
+
+    /// How its fields are read.
+    pub fn parser(&self) -> &Arc<ObjectParser> {
+        &self.parser
+    }
+
+    /// Its equality terms, all of which must hold.
+    pub fn equalities(&self) -> impl Iterator<Item = Equality<'_>> {
+        let SelectionSpec { namespace, name, labels, fields } = &self.spec;
+        let path = [Equality::Name(name), Equality::Namespace(namespace)];
+        let path = path.into_iter().filter(|term| !matches!(term, Equality::Name("") | Equality::Namespace("")));
+        let fields = fields.iter().filter(|(_, operator, _)| *operator == FieldOperator::Equals);
+        let fields = fields.map(|(field, _, value)| match field {
+            FieldRef::Name => Equality::Name(value),
+            FieldRef::Namespace => Equality::Namespace(value),
+            FieldRef::Index(_) => Equality::Field(*field, value),
+        });
+        let labels = labels.requirements().iter().filter(|requirement| requirement.operator() == Operator::In);
+        path.chain(fields).chain(labels.map(|requirement| Equality::Label(requirement.key(), requirement.values())))
     }
 
     /// Whether `object` is selected.

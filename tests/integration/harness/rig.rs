@@ -72,6 +72,7 @@ impl Setup {
                     ring_events_max: 100_000,
                     ring_age_max: Duration::from_secs(24 * 3600),
                 },
+                coalesce_max: Duration::ZERO,
                 on_demand: None,
             },
             // Its requests would be in the way of those that tests count.
