@@ -8,11 +8,7 @@ use axum::{
 };
 use futures::StreamExt;
 use http::{Request, StatusCode};
-use tokio::{
-    sync::Semaphore,
-    task::JoinSet,
-    time::{error::Elapsed, timeout},
-};
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::server::Connected};
@@ -168,7 +164,7 @@ async fn in_time<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
 ) -> io::Result<T> {
     match timeout(HANDSHAKE_TIMEOUT, handshake).await {
         Ok(result) => result.map_err(io::Error::other),
-        Err(elapsed) => Err::<T, Elapsed>(elapsed).map_err(io::Error::from),
+        Err(elapsed) => Err(elapsed.into()),
     }
 }
 

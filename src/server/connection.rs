@@ -142,9 +142,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             }
             match self.poll_http2(http2) {
                 Err(end) => return Poll::Ready(end),
-                Ok(0) => break,
-                // Their tasks have just been made, and are to wake us.
-                Ok(_) => {}
+                // The tasks of new requests have just been made, and are to wake us.
+                Ok(1..PASS_REQUESTS_MAX) => {}
+                Ok(_) => break,
             }
         }
         if let Poll::Ready(Err(_)) = self.flusher.poll_flush(http2) {
@@ -272,13 +272,12 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                         break Ok(accepted);
                     }
                 }
-                Poll::Ready(None) if self.drain.is_none() => break Err(ConnectionEnd::Draining),
-                Poll::Ready(None) => break Err(ConnectionEnd::Closed),
-                Poll::Ready(Some(Err(error))) if error.is_io() => break Err(ConnectionEnd::Closed),
-                Poll::Ready(Some(Err(error))) => {
+                Poll::Ready(Some(Err(error))) if !error.is_io() => {
                     tracing::debug!(%error, peer = ?self.peer.address, "a connection broke the protocol");
                     break Err(ConnectionEnd::Error);
                 }
+                Poll::Ready(_) if self.drain.is_none() => break Err(ConnectionEnd::Draining),
+                Poll::Ready(_) => break Err(ConnectionEnd::Closed),
             }
         };
         if self.flusher.heard()

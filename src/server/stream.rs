@@ -70,7 +70,7 @@ impl WatchStream {
         let turn = self.send_batch(now, budget);
         self.notice.quiet.store(false, Ordering::Relaxed);
         match turn {
-            Turn::Waits if self.is_gone() => Turn::Gone,
+            Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
             turn => turn,
         }
     }

@@ -119,6 +119,9 @@ pub(crate) struct Rig {
     pub(crate) network: Network,
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) server: Arc<Server<Arc<Registry>>>,
+    /// Ends every stream of a subscriber.
+    pub(crate) drain: CancellationToken,
     client: WatchServiceClient<Channel>,
     _stop: DropGuard,
 }
@@ -151,9 +154,10 @@ impl Rig {
         tokio::spawn(registry.clone().run());
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());
-        let server = Server::new(catalog, Routes::default(), options, metrics.clone(), stop.clone());
-        let client = WatchServiceClient::new(in_memory(server)).max_decoding_message_size(64 << 20);
-        Rig { sim, network, registry, metrics, client, _stop: stop.drop_guard() }
+        let drain = CancellationToken::new();
+        let server = Server::new(catalog, Routes::default(), options, metrics.clone(), drain.clone());
+        let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
+        Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
     }
 
     /// Starts kubefan and waits until it is ready.
