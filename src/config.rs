@@ -50,6 +50,8 @@ pub struct ServeConfig {
     pub admin_listen: ListenAddress,
     /// TLS for the data port.
     pub tls: Option<TlsFiles>,
+    /// Connections to the data port at a time.
+    pub connections_max: usize,
     /// Streams at a time, over all connections.
     pub subscribers_max: usize,
     /// Streams at a time, per connection.
@@ -60,6 +62,8 @@ pub struct ServeConfig {
     pub keepalive_interval: time::Duration,
     /// The connection is closed when the PING is not answered for so long.
     pub keepalive_timeout: time::Duration,
+    /// A snapshot that makes no progress for so long ends.
+    pub snapshot_stall_timeout: time::Duration,
     /// Streams have so long to end when the process is to stop.
     pub drain_timeout: time::Duration,
     /// How long events may wait for more under load.
@@ -143,12 +147,14 @@ impl Default for ServeConfig {
             listen: ListenAddress::Tcp(([127, 0, 0, 1], 7443).into()),
             admin_listen: ListenAddress::Tcp(([127, 0, 0, 1], 7444).into()),
             tls: None,
+            connections_max: 50_000,
             subscribers_max: 50_000,
             max_concurrent_streams: 1000,
             // Requests are a target and a version: anything long is a mistake or an attack.
             message_bytes_max: 64 << 10,
             keepalive_interval: seconds(30),
             keepalive_timeout: seconds(15),
+            snapshot_stall_timeout: seconds(30),
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
@@ -212,11 +218,13 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
     vec![
         ("listen", default.listen.to_string()),
         ("admin_listen", default.admin_listen.to_string()),
+        ("connections_max", default.connections_max.to_string()),
         ("subscribers_max", default.subscribers_max.to_string()),
         ("max_concurrent_streams", default.max_concurrent_streams.to_string()),
         ("max_message_size", ByteSize(default.message_bytes_max as u64).to_string()),
         ("keepalive_interval", span(default.keepalive_interval)),
         ("keepalive_timeout", span(default.keepalive_timeout)),
+        ("snapshot_stall_timeout", span(default.snapshot_stall_timeout)),
         ("drain_timeout", span(default.drain_timeout)),
         ("coalesce_max", span(default.coalesce_max)),
         ("watch_list", "auto".to_owned()),

@@ -6,12 +6,5 @@ pub mod v1alpha1 {
     tonic::include_proto!("kubefan.v1alpha1");
 }
 
-/// The server side of the service; a watch answers with ready frames.
-#[cfg(feature = "server")]
-#[allow(missing_docs, clippy::all, unreachable_pub)]
-pub mod service {
-    include!(concat!(env!("OUT_DIR"), "/kubefan.v1alpha1.WatchService.rs"));
-}
-
 /// The file descriptor set of the contract, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kubefan_descriptor.bin"));

@@ -9,9 +9,9 @@ use std::{future::Future, io, sync::Arc, time::Duration};
 
 use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Identity, Server, ServerTlsConfig};
-use tower::util::MapResponseLayer;
+use tonic::{service::Routes, transport::Server as HttpServer};
 use tracing::{info, warn};
 
 use self::{
@@ -21,14 +21,14 @@ use self::{
 };
 use crate::{
     cache::RingLimits,
-    config::{ServeConfig, TlsFiles, WatchListMode},
-    proto::{DESCRIPTORS, service::watch_service_server::WatchServiceServer},
+    config::{ServeConfig, WatchListMode},
+    proto::DESCRIPTORS,
     server::{
+        Server, ServerOptions,
         admin::{self, Admin},
-        grpc::Service,
         health,
         listen::{BindError, Bound, Listener},
-        status,
+        tls::{self, TlsError},
     },
     telemetry::metrics::Metrics,
     upstream::{
@@ -54,15 +54,8 @@ pub enum AppError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The certificate or its key cannot be used.
-    #[error("--tls-cert-file {cert}, --tls-private-key-file {key}: {message}")]
-    Tls {
-        /// The certificate's file.
-        cert: String,
-        /// The key's file.
-        key: String,
-        /// What is wrong.
-        message: String,
-    },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {
@@ -76,12 +69,6 @@ pub enum AppError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// The largest header list of a request, in bytes.
-const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
-
-/// How long a TLS handshake may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A kubefan whose ports are bound and which does not serve yet.
 pub struct App {
     config: ServeConfig,
@@ -89,7 +76,7 @@ pub struct App {
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
-    tls: Option<ServerTlsConfig>,
+    tls: Option<TlsAcceptor>,
 }
 
 /// Binds, says where on stderr, and serves until `shutdown` completes and every stream was told.
@@ -113,10 +100,7 @@ impl App {
     /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
-        let tls = match &config.tls {
-            Some(files) => Some(read_tls(files)?),
-            None => None,
-        };
+        let tls = config.tls.as_ref().map(tls::read).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
@@ -150,7 +134,7 @@ impl App {
         let registry = registry(&config, &upstream, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
-        let mut data = serve_data(data, tls, &config, &registry, &drain)?;
+        let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
         info!(apiserver = upstream.server(), "started");
 
         let ended = tokio::select! {
@@ -232,63 +216,39 @@ fn serve_admin(
     let stop = stop.clone();
     tokio::spawn(async move {
         // axum's router under tonic's server: one kind of listener for both ports.
-        let server = Server::builder().accept_http1(true).add_routes(router.into());
+        let server = HttpServer::builder().accept_http1(true).add_routes(router.into());
         server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
     })
 }
 
 fn serve_data(
     listener: Listener,
-    tls: Option<ServerTlsConfig>,
+    tls: Option<TlsAcceptor>,
     config: &ServeConfig,
     registry: &Arc<Registry>,
+    metrics: &Arc<Metrics>,
     drain: &CancellationToken,
 ) -> Result<ServerTask, AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
-    let service = Service::new(Arc::new(registry.clone()), drain.clone(), config.subscribers_max);
-    let service = WatchServiceServer::new(service).max_decoding_message_size(config.message_bytes_max);
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(|error| failed(&error))?;
-    let mut server = Server::builder()
-        .layer(MapResponseLayer::new(status::explain))
-        .max_concurrent_streams(config.max_concurrent_streams)
-        .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .http2_keepalive_interval(Some(config.keepalive_interval))
-        .http2_keepalive_timeout(Some(config.keepalive_timeout));
-    if let Some(tls) = tls {
-        server = server.tls_config(tls).map_err(|error| failed(&error))?;
-    }
-    let router = server.add_service(service).add_service(health_service).add_service(reflection);
+    let others = Routes::new(health_service).add_service(reflection);
+    let catalog = Arc::new(registry.clone());
+    let server = Server::new(catalog, others, ServerOptions::from(config), metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok(tokio::spawn(async move {
         health::begin(&reporter).await;
         let changes = registry.changes();
         let health = move || (registry.readiness().0, registry.health());
-        let following = tokio::spawn(health::follow(changes, health, reporter, drain.clone()));
-        let served = router.serve_with_incoming_shutdown(listener.incoming(), drain.cancelled_owned()).await;
+        let following = tokio::spawn(health::follow(changes, health, reporter, drain));
+        server.run(listener, tls).await;
         following.abort();
-        served.map_err(|error| chain(&error))
+        Ok(())
     }))
-}
-
-fn read_tls(files: &TlsFiles) -> Result<ServerTlsConfig, AppError> {
-    let failed = |message: String| AppError::Tls {
-        cert: files.cert_file.display().to_string(),
-        key: files.private_key_file.display().to_string(),
-        message,
-    };
-    let read = |path: &std::path::Path| {
-        std::fs::read(path).map_err(|error| failed(format!("cannot read {}: {error}", path.display())))
-    };
-    let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.private_key_file)?);
-    let tls = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_TIMEOUT);
-    // Tried here, so that a broken certificate is told before anything is started.
-    Server::builder().tls_config(tls.clone()).map_err(|error| failed(chain(&error)))?;
-    Ok(tls)
 }
 
 fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {

@@ -39,6 +39,12 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_TLS_PRIVATE_KEY_FILE", help_heading = "Serving", value_name = "FILE")
     )]
     pub tls_private_key_file: Option<PathBuf>,
+    /// Connections served at a time; more are closed at once.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CONNECTIONS_MAX", help_heading = "Serving", value_name = "COUNT")
+    )]
+    pub connections_max: Option<usize>,
     /// Streams served at a time; more are told to come back later.
     #[cfg_attr(
         feature = "cli",
@@ -69,6 +75,12 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_KEEPALIVE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub keepalive_timeout: Option<Duration>,
+    /// A snapshot of which its reader takes nothing for this long ends, because it keeps old objects in memory.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SNAPSHOT_STALL_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub snapshot_stall_timeout: Option<Duration>,
     /// On SIGTERM, streams have this long to end.
     #[cfg_attr(
         feature = "cli",
@@ -220,7 +232,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -245,6 +257,7 @@ impl ServeOptions {
                 .tls_cert_file
                 .zip(self.tls_private_key_file)
                 .map(|(cert_file, private_key_file)| TlsFiles { cert_file, private_key_file }),
+            connections_max: at_least("--connections-max", self.connections_max, 1, default.connections_max)?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(
                 "--max-concurrent-streams",
@@ -261,6 +274,11 @@ impl ServeOptions {
             .unwrap_or(usize::MAX),
             keepalive_interval: span("--keepalive-interval", self.keepalive_interval, default.keepalive_interval)?,
             keepalive_timeout: span("--keepalive-timeout", self.keepalive_timeout, default.keepalive_timeout)?,
+            snapshot_stall_timeout: span(
+                "--snapshot-stall-timeout",
+                self.snapshot_stall_timeout,
+                default.snapshot_stall_timeout,
+            )?,
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
             coalesce_max: self.coalesce_max.map_or(default.coalesce_max, |given| given.0),
             upstream: UpstreamConfig {

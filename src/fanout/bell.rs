@@ -37,7 +37,8 @@ impl Line {
         into.append(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn ring(&self, stream: u32) {
+    /// Says that there is something to see to on a stream.
+    pub fn ring(&self, stream: u32) {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         rung.push(stream);
         // Whoever takes the first takes all: a second wake-up would find nothing.

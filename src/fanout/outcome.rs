@@ -58,9 +58,17 @@ pub enum StreamEnd {
     /// `timeout_seconds` is over.
     #[error("the watch reached its timeout")]
     Timeout,
+    /// The deadline that the subscriber's gRPC library set is over.
+    #[error("the deadline of the call is over")]
+    Deadline,
     /// The subscriber went away.
     #[error("the subscriber went away")]
     Cancelled,
+    /// The snapshot made no progress, and what it pins is let go of.
+    #[error(
+        "the snapshot made no progress for {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
+    )]
+    SnapshotStalled(std::time::Duration),
     /// The subscriber fell behind what is held.
     #[error(transparent)]
     Expired(#[from] Expired),
@@ -83,14 +91,26 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 8] =
-        ["timeout", "cancelled", "expired", "not_found", "forbidden", "rewritten", "stopped", "draining"];
+    pub const ALL: [&str; 10] = [
+        "timeout",
+        "deadline",
+        "cancelled",
+        "snapshot_stalled",
+        "expired",
+        "not_found",
+        "forbidden",
+        "rewritten",
+        "stopped",
+        "draining",
+    ];
 
     /// The label in metrics and logs.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
+            Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
+            Self::SnapshotStalled(_) => "snapshot_stalled",
             Self::Expired(_) => "expired",
             Self::NotFound(_) => "not_found",
             Self::Forbidden(_) => "forbidden",

@@ -3,25 +3,23 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    codec::Frame,
     request::{self, Selected},
-    session::Session,
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Refusal, Start},
+    fanout::{Bell, Catalog, Hub, Refusal, Served, Start, Subscription},
     model::{ObjectKey, ResourceVersion, object::Object},
-    proto::{
-        service::watch_service_server::WatchService,
-        v1alpha1::{
-            self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
-            WatchRequest,
-        },
+    proto::v1alpha1::{
+        self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
+        WatchRequest, WatchResponse, watch_service_server::WatchService,
     },
 };
 
@@ -31,12 +29,34 @@ const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
 /// About how much a chunk of a list holds, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
+/// A watch that was admitted, with what it asked for.
+pub struct Opened {
+    /// Where it is in the stream of changes.
+    pub subscription: Subscription,
+    /// What it is a subscription of.
+    pub hub: Arc<Hub>,
+    /// The silence after which a bookmark is sent.
+    pub bookmark_interval: Duration,
+    /// When it ends by itself.
+    pub timeout_at: Option<Instant>,
+    /// Its place among all streams.
+    pub permit: OwnedSemaphorePermit,
+}
+
 /// The service.
 pub struct Service<C> {
     catalog: Arc<C>,
     drain: CancellationToken,
     subscribers_max: usize,
     subscribers: Arc<Semaphore>,
+}
+
+impl<C> Clone for Service<C> {
+    fn clone(&self) -> Self {
+        let Self { catalog, drain, subscribers_max, subscribers } = self;
+        let (catalog, drain, subscribers) = (catalog.clone(), drain.clone(), subscribers.clone());
+        Self { catalog, drain, subscribers_max: *subscribers_max, subscribers }
+    }
 }
 
 impl<C: Catalog> Service<C> {
@@ -70,20 +90,23 @@ impl<C: Catalog> Service<C> {
         })
     }
 
-    async fn open(&self, request: WatchRequest) -> Result<Session, Refusal> {
-        let version = request::version(&request.resource_version)?;
-        let timeout = request::timeout(request.timeout_seconds)?;
-        let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
-        let selected = self.select(request.target).await?;
-        // Where it was in vain, the hub refuses the version, and counts that.
-        let _ = self.fresh(&selected, version).await;
-        let Selected { served, selection } = selected;
-        let subscription = served.hub.subscribe(
-            selection,
-            version.map_or(Start::Snapshot, Start::After),
-            Bell::new(&Line::new(), 0),
-        )?;
-        Ok(Session::new(served.hub, subscription, bookmark_interval, timeout, self.drain.clone()))
+    /// Starts a watch; its bell rings when there is something to send.
+    pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<Opened, Status> {
+        let permit = self.admit()?;
+        let open = async {
+            let version = request::version(&request.resource_version)?;
+            let timeout = request::timeout(request.timeout_seconds)?;
+            let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
+            let selected = self.select(request.target).await?;
+            // Where it was in vain, the hub refuses the version, and counts that.
+            let _ = self.fresh(&selected, version).await;
+            let Selected { served: Served { hub, .. }, selection } = selected;
+            let start = version.map_or(Start::Snapshot, Start::After);
+            let subscription = hub.subscribe(selection, start, bell)?;
+            let timeout_at = timeout.map(|timeout| Instant::now() + timeout);
+            Ok(Opened { subscription, hub, bookmark_interval, timeout_at, permit })
+        };
+        open.await.map_err(|refusal: Refusal| status::refused(&refusal))
     }
 }
 
@@ -91,20 +114,12 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl<C: Catalog> WatchService for Service<C> {
-    type WatchStream = BoxStream<Frame>;
+    type WatchStream = stream::Empty<Result<WatchResponse, Status>>;
     type ListStream = BoxStream<ListResponse>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let permit = self.admit()?;
-        let session = self.open(request.into_inner()).await.map_err(|refusal| status::refused(&refusal))?;
-        let frames = stream::unfold(Some((session, permit)), |open| async {
-            let (mut session, permit) = open?;
-            match session.next().await {
-                Ok(frame) => Some((Ok(frame), Some((session, permit)))),
-                Err(end) => status::ended(&end).map(|status| (Err(status), None)),
-            }
-        });
-        Ok(Response::new(Box::pin(frames)))
+    /// Watches are served by [`super::connection`]. What arrives here came by another way than gRPC's own.
+    async fn watch(&self, _request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(status::not_by_this_way())
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {

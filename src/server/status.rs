@@ -5,7 +5,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tonic::{Code, Status};
+use http::{HeaderMap, HeaderValue};
+use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
@@ -45,6 +46,8 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
     let message = end.to_string();
     match end {
         StreamEnd::Timeout | StreamEnd::Cancelled => None,
+        StreamEnd::Deadline => Some(deadline_exceeded()),
+        StreamEnd::SnapshotStalled(_) => Some(retriable(Code::ResourceExhausted, "SNAPSHOT_STALLED", message)),
         StreamEnd::Expired(expired) => Some(too_old(expired)),
         StreamEnd::NotFound(_) => Some(failed(Code::NotFound, "RESOURCE_NOT_FOUND", message)),
         StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
@@ -64,17 +67,57 @@ pub fn explain<B: Default>(response: http::Response<B>) -> http::Response<B> {
     }
     let message = status.message();
     match status.code() {
-        Code::OutOfRange => {
-            let message = format!("the request is too long (--max-message-size): {message}");
-            failed(Code::ResourceExhausted, "REQUEST_TOO_LONG", message).into_http()
-        }
+        Code::OutOfRange => too_long(message).into_http(),
         // Nothing of ours has seen the request yet: only the request can be at fault.
-        Code::Internal => {
-            let message = format!("the request cannot be read: {message}");
-            failed(Code::InvalidArgument, "MALFORMED_REQUEST", message).into_http()
-        }
+        Code::Internal => malformed(message).into_http(),
         _ => response,
     }
+}
+
+/// The status of a request that is longer than is taken.
+pub fn too_long(message: &str) -> Status {
+    let message = format!("the request is too long (--max-message-size): {message}");
+    failed(Code::ResourceExhausted, "REQUEST_TOO_LONG", message)
+}
+
+/// The status of a request that is no message of ours.
+pub fn malformed(message: &str) -> Status {
+    failed(Code::InvalidArgument, "MALFORMED_REQUEST", format!("the request cannot be read: {message}"))
+}
+
+/// The status of a request that is compressed.
+pub fn compressed() -> Status {
+    let message = "the request is compressed, and only plain ones are read".to_owned();
+    let mut status = failed(Code::Unimplemented, "COMPRESSED_REQUEST", message);
+    status.metadata_mut().insert("grpc-accept-encoding", MetadataValue::from_static("identity"));
+    status
+}
+
+/// The status of a call whose own deadline is over.
+pub fn deadline_exceeded() -> Status {
+    failed(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", StreamEnd::Deadline.to_string())
+}
+
+/// The status of a method that there is not.
+pub fn no_such_method(path: &str) -> Status {
+    failed(Code::Unimplemented, "NO_SUCH_METHOD", shortened(format!("there is no method {path}")))
+}
+
+/// The status of a watch that was not asked for in gRPC's own form.
+pub fn not_by_this_way() -> Status {
+    let message = "a watch is asked for with POST over HTTP/2 and content-type application/grpc".to_owned();
+    failed(Code::Unimplemented, "NOT_GRPC", message)
+}
+
+/// The last headers of a response that ends with `status`, or well.
+pub fn trailers(status: Option<Status>) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    let status = status.unwrap_or_else(|| Status::ok(""));
+    if status.add_header(&mut trailers).is_err() {
+        // A message that no header can carry; the code says enough.
+        trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
+    }
+    trailers
 }
 
 /// The status of a Get that found nothing.

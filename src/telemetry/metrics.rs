@@ -6,7 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 use crate::{
@@ -44,6 +45,43 @@ pub struct Metrics {
     upstream_watches: IntGaugeVec,
     upstream_watches_started: IntCounterVec,
     upstream_requests: IntCounterVec,
+    connections: IntGauge,
+    connections_started: IntCounter,
+    connections_finished: IntCounterVec,
+}
+
+/// How a connection to the data port ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The peer closed it.
+    Closed,
+    /// The peer broke the protocol.
+    Error,
+    /// TLS or HTTP did not come about.
+    Handshake,
+    /// The peer did not answer.
+    Keepalive,
+    /// kubefan is shutting down.
+    Draining,
+    /// There were too many.
+    Refused,
+}
+
+impl ConnectionEnd {
+    /// Every label.
+    pub const ALL: [Self; 6] =
+        [Self::Closed, Self::Error, Self::Handshake, Self::Keepalive, Self::Draining, Self::Refused];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Error => "error",
+            Self::Handshake => "handshake",
+            Self::Keepalive => "keepalive",
+            Self::Draining => "draining",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// How a request to go on from a version was answered.
@@ -120,7 +158,23 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        let connections = IntGauge::new("kubefan_connections", "Connections to the data port now.")?;
+        registry.register(Box::new(connections.clone()))?;
+        let connections_started =
+            IntCounter::new("kubefan_connections_started_total", "Connections to the data port that were accepted.")?;
+        registry.register(Box::new(connections_started.clone()))?;
+        let connections_finished = counter(
+            "kubefan_connections_finished_total",
+            "Connections to the data port that ended, by reason.",
+            &["reason"],
+        )?;
+        for end in ConnectionEnd::ALL {
+            connections_finished.with_label_values(&[end.as_str()]);
+        }
         Ok(Self {
+            connections,
+            connections_started,
+            connections_finished,
             events_received: counter(
                 "kubefan_events_received_total",
                 "Events received from upstream.",
@@ -204,6 +258,13 @@ impl Metrics {
     /// The registry.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// A connection to the data port was accepted; it counts as open until the guard is dropped.
+    pub fn connection(self: &Arc<Self>) -> ConnectionGuard {
+        self.connections_started.inc();
+        self.connections.inc();
+        ConnectionGuard { all: self.clone(), end: ConnectionEnd::Draining }
     }
 
     /// Counts a request to upstream.
@@ -371,5 +432,25 @@ pub struct UpstreamWatchGuard {
 impl Drop for UpstreamWatchGuard {
     fn drop(&mut self) {
         self.open.dec();
+    }
+}
+
+/// One open connection to the data port; one that is dropped without a word was cut off by the end of kubefan.
+pub struct ConnectionGuard {
+    all: Arc<Metrics>,
+    end: ConnectionEnd,
+}
+
+impl ConnectionGuard {
+    /// It has ended.
+    pub fn finished(mut self, end: ConnectionEnd) {
+        self.end = end;
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.all.connections.dec();
+        self.all.connections_finished.with_label_values(&[self.end.as_str()]).inc();
     }
 }

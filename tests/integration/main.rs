@@ -7,6 +7,7 @@ mod bad_input;
 mod bad_start;
 mod command_line;
 mod conformance;
+mod connections;
 mod credentials;
 mod demo;
 mod deploy;
@@ -32,6 +33,7 @@ fn main() -> std::process::ExitCode {
         conformance::REAL,
         conformance::SIMULATED,
         conformance::faults::TESTS,
+        connections::TESTS,
         demo::TESTS,
         credentials::TESTS,
         deploy::TESTS,

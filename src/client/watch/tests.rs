@@ -16,11 +16,10 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::*;
 use crate::{
     client::{ClientOptions, error::ERROR_DOMAIN},
-    proto::{
-        service::watch_service_server::{WatchService, WatchServiceServer},
-        v1alpha1 as pb,
+    proto::v1alpha1::{
+        self as pb,
+        watch_service_server::{WatchService, WatchServiceServer},
     },
-    server::codec::Frame,
 };
 
 type Step = Result<WatchResponse, Status>;
@@ -34,16 +33,13 @@ struct Scripted {
 
 #[tonic::async_trait]
 impl WatchService for Scripted {
-    type WatchStream = BoxStream<'static, Result<Frame, Status>>;
+    type WatchStream = BoxStream<'static, Step>;
     type ListStream = BoxStream<'static, Result<pb::ListResponse, Status>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         self.requests.lock().unwrap().push(request.into_inner());
         match self.scripts.lock().unwrap().pop_front() {
-            Some(steps) => {
-                let frames = steps.into_iter().map(|step| step.map(Frame::from));
-                Ok(Response::new(futures::stream::iter(frames.collect::<Vec<_>>()).boxed()))
-            }
+            Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
             None => Err(Status::unimplemented("the script is at its end")),
         }
     }

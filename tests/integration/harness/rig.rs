@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bytes::BytesMut;
 use futures::StreamExt;
+use hyper_util::rt::TokioIo;
 use kubefan::{
     app::{
         informer::Shared,
@@ -12,14 +12,13 @@ use kubefan::{
         registry::{Registry, RegistryOptions},
     },
     cache::RingLimits,
+    config::ServeConfig,
     model::GroupVersionResource,
-    proto::{
-        service::watch_service_server::WatchService,
-        v1alpha1::{
-            ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest, WatchResponse,
-        },
+    proto::v1alpha1::{
+        ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
+        watch_service_client::WatchServiceClient,
     },
-    server::grpc::Service,
+    server::{Server, ServerOptions, listen::Peer},
     sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
     telemetry::metrics::Metrics,
     upstream::{
@@ -28,10 +27,14 @@ use kubefan::{
         reflector::ReflectorOptions,
     },
 };
-use prost::Message;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::{Request, Status};
+use tonic::{
+    Status,
+    service::Routes,
+    transport::{Channel, Endpoint},
+};
+use tower::service_fn;
 
 use super::{
     network::Network,
@@ -116,7 +119,10 @@ pub(crate) struct Rig {
     pub(crate) network: Network,
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
-    service: Service<Arc<Registry>>,
+    pub(crate) server: Arc<Server<Arc<Registry>>>,
+    /// Ends every stream of a subscriber.
+    pub(crate) drain: CancellationToken,
+    client: WatchServiceClient<Channel>,
     _stop: DropGuard,
 }
 
@@ -146,8 +152,12 @@ impl Rig {
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
-        let service = Service::new(Arc::new(registry.clone()), CancellationToken::new(), usize::MAX >> 4);
-        Rig { sim, network, registry, metrics, service, _stop: stop.drop_guard() }
+        let options = ServerOptions::from(&ServeConfig::default());
+        let catalog = Arc::new(registry.clone());
+        let drain = CancellationToken::new();
+        let server = Server::new(catalog, Routes::default(), options, metrics.clone(), drain.clone());
+        let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
+        Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
     }
 
     /// Starts kubefan and waits until it is ready.
@@ -204,13 +214,7 @@ impl Rig {
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
             ..WatchRequest::default()
         };
-        let frames = self.service.watch(Request::new(request)).await?.into_inner();
-        let responses = frames.map(|frame| {
-            let frame = frame?;
-            let mut bytes = BytesMut::new();
-            frame.write(&mut bytes);
-            Ok(WatchResponse::decode(bytes).expect("a frame is a message"))
-        });
+        let responses = self.client.clone().watch(request).await?.into_inner();
         Ok(Watch::over(Box::pin(responses), resource_version))
     }
 
@@ -224,13 +228,13 @@ impl Rig {
     /// Lists as a subscriber does.
     pub(crate) async fn list(&self, target: Target) -> Result<Vec<ListResponse>, Status> {
         let request = ListRequest { target: Some(target), ..ListRequest::default() };
-        let chunks = self.service.list(Request::new(request)).await?.into_inner();
+        let chunks = self.client.clone().list(request).await?.into_inner();
         chunks.collect::<Vec<_>>().await.into_iter().collect()
     }
 
     /// What `ListResources` answers.
     pub(crate) async fn resources(&self) -> Vec<ResourceStatus> {
-        self.service.list_resources(Request::new(ListResourcesRequest {})).await.unwrap().into_inner().resources
+        self.client.clone().list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources
     }
 
     /// Breaks every connection to the apiserver, and waits until kubefan has noticed.
@@ -258,6 +262,17 @@ impl Rig {
         state
     }
 
+    /// Waits until a line of the metrics has this value.
+    pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
+        let limit = Duration::from_secs(600);
+        let found = async {
+            while self.metric(line) != value {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        assert!(tokio::time::timeout(limit, found).await.is_ok(), "{line} is {}", self.metric(line));
+    }
+
     /// The value of one line of the metrics, by name and labels as they are written; 0 where there is none.
     pub(crate) fn metric(&self, line: &str) -> f64 {
         self.registry.refresh_gauges();
@@ -265,6 +280,16 @@ impl Rig {
         let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().expect("a metric's value is a number"))
     }
+}
+
+/// A channel to `server` through memory: the whole way of a request but the socket.
+fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
+    let connect = move |_| {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        tokio::spawn(server.clone().serve(theirs, Peer { address: None }));
+        std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(ours)))
+    };
+    Endpoint::from_static("http://kubefan.test").connect_with_connector_lazy(service_fn(connect))
 }
 
 fn key_of(object: &str) -> String {

@@ -1,0 +1,177 @@
+//! Takes connections, up to a limit, and gives each the task that speaks its protocol.
+
+use std::{io, pin::pin, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    response::{IntoResponse, Response},
+};
+use futures::StreamExt;
+use http::{Request, StatusCode};
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tonic::{service::Routes, transport::server::Connected};
+use tower::util::MapResponseLayer;
+
+use super::{
+    call,
+    connection::{Connection, Io},
+    grpc::Service,
+    http1,
+    limits::HANDSHAKE_TIMEOUT,
+    listen::{Listener, Peer},
+    preface, status,
+};
+use crate::{
+    config::ServeConfig,
+    fanout::Catalog,
+    proto::v1alpha1::watch_service_server::WatchServiceServer,
+    telemetry::metrics::{ConnectionEnd, Metrics},
+};
+
+/// What an operator may change of the data port.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// Streams at a time, over all connections.
+    pub subscribers_max: usize,
+    /// Streams at a time, per connection.
+    pub max_concurrent_streams: u32,
+    /// The longest request.
+    pub message_bytes_max: usize,
+    /// HTTP/2 PING after this silence.
+    pub keepalive_interval: Duration,
+    /// The connection is closed when nothing follows the PING for so long.
+    pub keepalive_timeout: Duration,
+    /// A snapshot that makes no progress for so long ends.
+    pub snapshot_stall_timeout: Duration,
+}
+
+impl From<&ServeConfig> for ServerOptions {
+    fn from(config: &ServeConfig) -> Self {
+        Self {
+            connections_max: config.connections_max,
+            subscribers_max: config.subscribers_max,
+            max_concurrent_streams: config.max_concurrent_streams,
+            message_bytes_max: config.message_bytes_max,
+            keepalive_interval: config.keepalive_interval,
+            keepalive_timeout: config.keepalive_timeout,
+            snapshot_stall_timeout: config.snapshot_stall_timeout,
+        }
+    }
+}
+
+/// What all connections share.
+pub struct Server<C> {
+    pub(super) service: Service<C>,
+    pub(super) router: Router,
+    pub(super) options: ServerOptions,
+    pub(super) drain: CancellationToken,
+    metrics: Arc<Metrics>,
+}
+
+impl<C: Catalog> Server<C> {
+    /// A server of `catalog`, and of `others` on the same port; every stream ends when `drain` is cancelled.
+    pub fn new(
+        catalog: Arc<C>,
+        others: Routes,
+        options: ServerOptions,
+        metrics: Arc<Metrics>,
+        drain: CancellationToken,
+    ) -> Arc<Self> {
+        let service = Service::new(catalog, drain.clone(), options.subscribers_max);
+        let routed = WatchServiceServer::new(service.clone()).max_decoding_message_size(options.message_bytes_max);
+        let router = others.add_service(routed).into_axum_router();
+        let router = router.fallback(not_found).layer(MapResponseLayer::new(status::explain)).with_state(());
+        Arc::new(Self { service, router, options, drain, metrics })
+    }
+
+    /// Serves what `listener` accepts until the drain; then until the last connection has ended. When it is dropped, all end.
+    pub async fn run(self: Arc<Self>, listener: Listener, tls: Option<TlsAcceptor>) {
+        let places = Arc::new(Semaphore::new(self.options.connections_max.min(Semaphore::MAX_PERMITS)));
+        let mut connections = JoinSet::new();
+        let mut refusing = false;
+        {
+            let mut incoming = pin!(listener.incoming());
+            loop {
+                let accepted = tokio::select! {
+                    biased;
+                    () = self.drain.cancelled() => break,
+                    Some(_) = connections.join_next() => continue,
+                    accepted = incoming.next() => accepted,
+                };
+                // Failures are waited out below.
+                let Some(Ok(io)) = accepted else { continue };
+                let metrics = self.metrics.connection();
+                let Ok(place) = places.clone().try_acquire_owned() else {
+                    metrics.finished(ConnectionEnd::Refused);
+                    if !std::mem::replace(&mut refusing, true) {
+                        let limit = self.options.connections_max;
+                        tracing::warn!(limit, "too many connections; more are closed at once (--connections-max)");
+                    }
+                    continue;
+                };
+                refusing = false;
+                let (server, tls) = (self.clone(), tls.clone());
+                connections.spawn(async move {
+                    let peer = io.connect_info();
+                    let end = match tls {
+                        None => server.serve(io, peer).await,
+                        Some(tls) => match in_time(tls.accept(io)).await {
+                            Ok(io) => server.serve(io, peer).await,
+                            Err(error) => server.no_handshake(&error, peer),
+                        },
+                    };
+                    metrics.finished(end);
+                    drop(place);
+                });
+            }
+        }
+        while connections.join_next().await.is_some() {}
+    }
+
+    /// Serves one connection, whichever protocol it speaks.
+    pub async fn serve(self: Arc<Self>, io: impl Io, peer: Peer) -> ConnectionEnd {
+        let drain = self.drain.clone();
+        let detected = tokio::select! {
+            detected = in_time(preface::detect(io)) => detected,
+            () = drain.cancelled() => return ConnectionEnd::Draining,
+        };
+        match detected {
+            Ok((true, io)) => match in_time(Connection::begin(self.clone(), io, peer)).await {
+                // In a box: the handshake is over, and what it needed is not kept.
+                Ok(connection) => Box::pin(connection).await,
+                Err(error) => self.no_handshake(&error, peer),
+            },
+            Ok((false, io)) => match http1::serve(io, self.router.clone(), drain).await {
+                Ok(()) => ConnectionEnd::Closed,
+                Err(_) => ConnectionEnd::Error,
+            },
+            Err(error) => self.no_handshake(&error, peer),
+        }
+    }
+
+    fn no_handshake(&self, error: &io::Error, peer: Peer) -> ConnectionEnd {
+        tracing::debug!(%error, peer = ?peer.address, "a connection did not come about");
+        ConnectionEnd::Handshake
+    }
+}
+
+async fn in_time<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    handshake: impl Future<Output = Result<T, E>>,
+) -> io::Result<T> {
+    match timeout(HANDSHAKE_TIMEOUT, handshake).await {
+        Ok(result) => result.map_err(io::Error::other),
+        Err(elapsed) => Err(elapsed.into()),
+    }
+}
+
+/// What is asked for and not there.
+async fn not_found(request: Request<axum::body::Body>) -> Response {
+    if call::is_any_grpc(request.headers()) {
+        return status::no_such_method(request.uri().path()).into_http::<axum::body::Body>().into_response();
+    }
+    (StatusCode::NOT_FOUND, "nothing is served here; kubefan speaks gRPC on this port\n").into_response()
+}

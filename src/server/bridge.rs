@@ -1,0 +1,112 @@
+//! Carries a request that is no watch between HTTP/2 and the router: lists, gets, health, reflection.
+//!
+//! Each runs as a task of its own, so that nothing it does holds up the watches on its connection. The response waits for the peer's
+//! windows: what it has not room for is not asked of the service.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use axum::Router;
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream, server::SendResponse};
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame};
+use tower::Service;
+
+use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, status};
+
+/// The body of a request.
+struct RequestBody(RecvStream);
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        match ready!(self.0.poll_data(cx)) {
+            Some(Ok(data)) => {
+                // Fails only when the stream is gone, which the next read tells.
+                let _ = self.0.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => self.0.poll_trailers(cx).map(|trailers| trailers.map(|some| some.map(Frame::trailers)).transpose()),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+}
+
+/// Answers a request, until the response is handed over or the caller has gone away.
+pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Payload>, mut router: Router) {
+    let deadline_at = call::deadline_at(request.headers());
+    let request = request.map(RequestBody);
+    let answer = router.call(request);
+    let answer = tokio::select! {
+        answer = call::within(deadline_at, answer) => answer,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    };
+    let response = match answer {
+        Some(Ok(response)) => response,
+        None => status::deadline_exceeded().into_http(),
+    };
+    let (parts, body) = response.into_parts();
+    let ended = body.is_end_stream();
+    let Ok(mut send) = respond.send_response(Response::from_parts(parts, ()), ended) else { return };
+    if ended {
+        return;
+    }
+    match call::within(deadline_at, Box::pin(pump(body, &mut send))).await {
+        // The stream is gone.
+        Some(Ok(()) | Err(None)) => {}
+        Some(Err(Some(error))) => {
+            tracing::debug!(%error, "a response broke off");
+            send.send_reset(Reason::INTERNAL_ERROR);
+        }
+        None => {
+            // Fails where the stream is gone.
+            let _ = send.send_trailers(status::trailers(Some(status::deadline_exceeded())));
+        }
+    }
+}
+
+/// Sends a body. An error without a cause: the stream is gone.
+async fn pump(mut body: axum::body::Body, send: &mut SendStream<Payload>) -> Result<(), Option<axum::Error>> {
+    loop {
+        let frame = tokio::select! {
+            frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
+            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(None),
+        };
+        let Some(frame) = frame.transpose().map_err(Some)? else {
+            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| None);
+        };
+        match frame.into_data() {
+            Ok(data) => send_data(data, send).await.ok_or(None)?,
+            Err(frame) => {
+                let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
+                return send.send_trailers(trailers).map_err(|_| None);
+            }
+        }
+        // A peer with large windows could otherwise keep this thread to itself.
+        tokio::task::coop::consume_budget().await;
+    }
+}
+
+/// Sends data as the peer has room for it.
+async fn send_data(mut data: Bytes, send: &mut SendStream<Payload>) -> Option<()> {
+    while !data.is_empty() {
+        send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
+        let mut room = send.capacity();
+        if room == 0 {
+            room = poll_fn(|cx| send.poll_capacity(cx)).await?.ok()?;
+        }
+        let part = data.split_to(room.min(data.len()));
+        send.send_data(Payload::Bytes(part), false).ok()?;
+    }
+    Some(())
+}

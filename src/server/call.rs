@@ -1,0 +1,125 @@
+//! Reading a gRPC call: its form, its deadline, and the one message of its request (gRPC over HTTP/2, "PROTOCOL-HTTP2").
+
+use std::{future::Future, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use h2::RecvStream;
+use http::{HeaderMap, HeaderValue, Method, Request, header};
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::status;
+
+/// The length of what comes before each message: a flag and four bytes of length.
+const PREFIX_BYTES: usize = 5;
+
+/// The content type of a gRPC response.
+pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// Whether a request is a gRPC call whose messages are protobuf.
+pub fn is_grpc<B>(request: &Request<B>) -> bool {
+    let protobuf = matches!(content_type(request.headers()), "application/grpc" | "application/grpc+proto");
+    protobuf && request.method() == Method::POST
+}
+
+/// Whether a request is of any kind of gRPC.
+pub fn is_any_grpc(headers: &HeaderMap) -> bool {
+    content_type(headers).starts_with("application/grpc")
+}
+
+fn content_type(headers: &HeaderMap) -> &str {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim_end()
+}
+
+/// The time that the caller gives the call. One that cannot be read is as if it were not there, as in other servers.
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    const DIGITS_MAX: usize = 8;
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.len() > DIGITS_MAX || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// When the caller's time is over.
+pub fn deadline_at(headers: &HeaderMap) -> Option<Instant> {
+    timeout(headers).and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// What a future comes to, if it does in time.
+pub async fn within<F: Future>(deadline_at: Option<Instant>, future: F) -> Option<F::Output> {
+    match deadline_at {
+        Some(deadline_at) => tokio::time::timeout_at(deadline_at, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
+/// The one message of a request, of at most `bytes_max` bytes. `None`: the caller went away.
+pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usize) -> Result<Option<Bytes>, Status> {
+    let encoding = headers.get("grpc-encoding").map_or(&b"identity"[..], |value| value.as_bytes());
+    if encoding != b"identity" {
+        return Err(status::compressed());
+    }
+    let mut buffer = BytesMut::new();
+    loop {
+        if let Some((flag, prefix)) = buffer.first_chunk::<PREFIX_BYTES>().map(|prefix| (prefix[0], &prefix[1..])) {
+            if flag != 0 {
+                return Err(status::malformed("it is marked as compressed, and does not say how"));
+            }
+            let length = prefix.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+            if length > bytes_max {
+                return Err(status::too_long(&format!("{length} bytes, and the limit is {bytes_max}")));
+            }
+            match buffer.len().cmp(&(PREFIX_BYTES + length)) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => {
+                    buffer.advance(PREFIX_BYTES);
+                    return Ok(Some(buffer.freeze()));
+                }
+                std::cmp::Ordering::Greater => return Err(status::malformed("more than one message")),
+            }
+        }
+        match body.data().await {
+            Some(Ok(data)) => {
+                // Fails only when the stream is gone, which the next read tells.
+                let _ = body.flow_control().release_capacity(data.len());
+                buffer.extend_from_slice(&data);
+            }
+            Some(Err(_)) => return Ok(None),
+            None if buffer.is_empty() => return Err(status::malformed("there is no message")),
+            None => return Err(status::malformed("the message is cut off")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_as_grpc_writes_them() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", text.parse().unwrap());
+            timeout(&headers)
+        };
+        assert_eq!(read("5S"), Some(Duration::from_secs(5)));
+        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(read("82f"), None);
+        assert_eq!(read("250m"), Some(Duration::from_millis(250)));
+        for bad in ["", "S", "123456789S", "-1S", "1", "1.5S"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Every limit of the data port, in one place. What an operator may change is in the configuration; the rest is here.
+//!
+//! What one connection can make kubefan keep: [`COALESCE_BYTES_MAX`] on its way to the socket, [`PASS_BYTES_MAX`] handed to HTTP/2 and
+//! not written yet, and for each stream whose window is closed the rest of one message. All but the first are shared with the cache.
+
+use std::time::Duration;
+
+/// How long a TLS handshake and the first bytes of HTTP may take together.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The largest header list of a request, in bytes.
+pub const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+
+/// The window of a stream and of a connection for what peers send us, in bytes: requests are small.
+pub const RECEIVE_WINDOW_BYTES: u32 = 65_535;
+
+/// The largest frame that peers may send us, in bytes; the least that HTTP/2 allows.
+pub const RECEIVE_FRAME_BYTES_MAX: u32 = 16 << 10;
+
+/// Streams that the peer has reset and that are still remembered.
+pub const RESET_STREAMS_MAX: usize = 50;
+
+/// Streams that the peer may open and reset before they were looked at; more end the connection ("rapid reset").
+pub const PENDING_RESET_STREAMS_MAX: usize = 20;
+
+/// Streams that may be reset for the peer's own faults; more end the connection.
+pub const ERROR_RESET_STREAMS_MAX: usize = 1024;
+
+/// About how much one stream is given at a time, in bytes: enough for full segments, little enough that a stream that stalls pins next
+/// to nothing.
+pub const BATCH_BYTES_MAX: usize = 64 << 10;
+
+/// About how much one connection sends before others have their turn, in bytes.
+pub const PASS_BYTES_MAX: usize = 256 << 10;
+
+/// Requests that one connection begins before others have their turn.
+pub const PASS_REQUESTS_MAX: usize = 64;
+
+/// What is gathered before it is written to the socket, in bytes.
+pub const COALESCE_BYTES_MAX: usize = 64 << 10;
+
+/// How long an HTTP/1.1 connection may take for the headers of its next request.
+pub const HTTP1_HEADERS_TIMEOUT: Duration = Duration::from_secs(60);

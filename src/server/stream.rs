@@ -1,0 +1,185 @@
+//! One watch on a connection: its subscription, the HTTP/2 stream that it is sent on, its clocks, and how it ends.
+//!
+//! Nothing is taken from the subscription that HTTP/2 has no window for, so a subscriber that does not read keeps its place and pins
+//! next to nothing. Dropping a stream ends its subscription at once, which is how a subscriber that went away is noticed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use bytes::Buf;
+use h2::SendStream;
+use tokio::time::Instant;
+
+use super::{grpc::Opened, limits::BATCH_BYTES_MAX, payload::Payload, status};
+use crate::fanout::{Line, StreamEnd};
+
+/// A watch that is being sent.
+pub struct WatchStream {
+    opened: Opened,
+    send: SendStream<Payload>,
+    notice: Arc<Notice>,
+    waker: Waker,
+    deadline_at: Option<Instant>,
+    stall_timeout: Duration,
+    last_sent: Instant,
+    /// Whether it waits for a window.
+    stalled: bool,
+    /// Whether it is in the connection's queue already.
+    pub queued: bool,
+    end: Option<StreamEnd>,
+}
+
+/// What a turn of a stream came to.
+pub enum Turn {
+    /// There may be more to send.
+    More,
+    /// There is nothing to send now, or no room for it; the line rings when that changes.
+    Waits,
+    /// The subscription has ended.
+    Ended(StreamEnd),
+    /// The subscriber has gone away.
+    Gone,
+}
+
+impl WatchStream {
+    /// A stream that has sent its headers.
+    pub fn new(
+        opened: Opened,
+        send: SendStream<Payload>,
+        line: &Arc<Line>,
+        deadline_at: Option<Instant>,
+        stall_timeout: Duration,
+    ) -> Self {
+        let id = send.stream_id().as_u32();
+        let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
+        let (waker, last_sent) = (Waker::from(notice.clone()), Instant::now());
+        let (stalled, queued, end) = (false, false, None);
+        Self { opened, send, notice, waker, deadline_at, stall_timeout, last_sent, stalled, queued, end }
+    }
+
+    /// Sends a batch, as far as there is something and HTTP/2 has room for it; takes what it sent from `budget`.
+    pub fn turn(&mut self, now: Instant, budget: &mut usize) -> Turn {
+        // HTTP/2 tells us of the room that we are just asking for; we see it anyway.
+        self.notice.quiet.store(true, Ordering::Relaxed);
+        let turn = self.send_batch(now, budget);
+        self.notice.quiet.store(false, Ordering::Relaxed);
+        match turn {
+            Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
+            turn => turn,
+        }
+    }
+
+    /// Whether the subscriber has gone away; if not, the line rings when it has.
+    pub fn is_gone(&mut self) -> bool {
+        let listens = self.notice.listens.swap(true, Ordering::Relaxed);
+        !listens && self.send.poll_reset(&mut Context::from_waker(&self.waker)).is_ready()
+    }
+
+    fn send_batch(&mut self, now: Instant, budget: &mut usize) -> Turn {
+        self.send.reserve_capacity(BATCH_BYTES_MAX);
+        let mut room = self.send.capacity();
+        self.stalled = room == 0;
+        if self.stalled {
+            // What was reserved is waited for.
+            return Turn::Waits;
+        }
+        let turn = loop {
+            if room == 0 {
+                break Turn::More;
+            }
+            match self.opened.subscription.take(room) {
+                Ok(Some(pieces)) => {
+                    let sent = pieces.remaining();
+                    if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
+                        break Turn::Gone;
+                    }
+                    self.last_sent = now;
+                    room = room.saturating_sub(sent);
+                    *budget = budget.saturating_sub(sent);
+                }
+                Ok(None) => break Turn::Waits,
+                Err(end) => break Turn::Ended(end),
+            }
+        };
+        // Room that is not used would be missing elsewhere: the connection's window is for all its streams.
+        self.send.reserve_capacity(0);
+        turn
+    }
+
+    /// When it must be looked at, whatever happens.
+    pub fn due_at(&self) -> Instant {
+        let silence = match self.opened.subscription.in_snapshot() {
+            true => self.stall_timeout,
+            false => self.opened.bookmark_interval,
+        };
+        let ends = [self.opened.timeout_at, self.deadline_at];
+        ends.into_iter().flatten().fold(self.last_sent + silence, Instant::min)
+    }
+
+    /// Looks at its clocks; tells if it ends.
+    pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
+        let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if over(self.opened.timeout_at) {
+            return Some(StreamEnd::Timeout);
+        }
+        if over(self.deadline_at) {
+            return Some(StreamEnd::Deadline);
+        }
+        let silence = now.saturating_duration_since(self.last_sent);
+        if self.opened.subscription.in_snapshot() {
+            return (silence >= self.stall_timeout).then_some(StreamEnd::SnapshotStalled(self.stall_timeout));
+        }
+        if silence >= self.opened.bookmark_interval {
+            // Also where the version has not moved: the next bookmark is one interval away.
+            self.last_sent = now;
+            // One that waits for a window would find a bookmark after each of its intervals.
+            let bookmark = (!self.stalled).then(|| self.opened.subscription.bookmark()).flatten();
+            if let Some(bookmark) = bookmark {
+                // Fails where the stream is gone, which its notice tells.
+                let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+            }
+        }
+        None
+    }
+
+    /// Ends it: the subscriber is told why, after what is still on its way to it.
+    pub fn finish(mut self, end: StreamEnd) {
+        // Fails where the stream is gone.
+        let _ = self.send.send_trailers(status::trailers(status::ended(&end)));
+        self.end = Some(end);
+    }
+}
+
+impl Drop for WatchStream {
+    fn drop(&mut self) {
+        self.opened.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled));
+    }
+}
+
+/// How HTTP/2 tells that a stream was reset or has room again: as the subscription does, on the line.
+#[derive(Default)]
+struct Notice {
+    line: Arc<Line>,
+    stream: u32,
+    listens: AtomicBool,
+    quiet: AtomicBool,
+}
+
+impl Wake for Notice {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.listens.store(false, Ordering::Relaxed);
+        if !self.quiet.load(Ordering::Relaxed) {
+            self.line.ring(self.stream);
+        }
+    }
+}
