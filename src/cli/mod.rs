@@ -1,6 +1,8 @@
 //! The command line: one file per command. Commands that read speak gRPC to a running `kubefan serve` and keep kubectl's habits:
 //! its flags, its columns, its exit codes, one line per error.
 
+#[cfg(feature = "sim")]
+mod bench;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
@@ -39,6 +41,11 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     #[cfg(feature = "sim")]
     Demo(demo::DemoArgs),
+    #[cfg(feature = "sim")]
+    Bench(bench::BenchArgs),
+    #[cfg(feature = "sim")]
+    #[command(hide = true)]
+    BenchFloor(bench::FloorArgs),
     #[cfg(feature = "client")]
     Get(get::GetArgs),
     #[cfg(feature = "client")]
@@ -109,6 +116,10 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Serve(args) => serve::run(*args),
         #[cfg(feature = "sim")]
         Command::Demo(args) => demo::run(args),
+        #[cfg(feature = "sim")]
+        Command::Bench(args) => bench::run(args),
+        #[cfg(feature = "sim")]
+        Command::BenchFloor(args) => bench::run_floor(args),
         #[cfg(feature = "client")]
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         #[cfg(feature = "client")]

@@ -4,5 +4,6 @@
 //! (`tests/integration/conformance.rs`) run against this one and against a real kube-apiserver.
 
 pub mod apiserver;
+pub mod bench;
 pub mod demo;
 pub mod workload;

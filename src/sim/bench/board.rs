@@ -1,0 +1,252 @@
+//! What the receivers have received, counted together, and the wake-up when all of it is there.
+//!
+//! The receivers run on threads of their own and touch only atomics here: counting must cost little next to what is counted.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    BenchError,
+    latency::{Histogram, Times},
+};
+
+/// The counts of one set of receivers.
+pub(super) struct Board {
+    /// Of the changes made while these receivers are there.
+    pub(super) times: Times,
+    pub(super) ages: Histogram,
+    streams: Box<[Stream]>,
+    ready: AtomicUsize,
+    /// Live events received by all.
+    received: AtomicU64,
+    target: AtomicU64,
+    reached: Notify,
+    /// Objects of initial states.
+    objects: AtomicU64,
+    /// Bytes read from sockets.
+    bytes: AtomicU64,
+    /// Times a receiver found live events.
+    reads: AtomicU64,
+    /// Cancelled at the first failure.
+    failed: CancellationToken,
+    failure: Mutex<String>,
+    is_timed: bool,
+}
+
+#[derive(Default)]
+struct Stream {
+    received: AtomicU64,
+    age_micros: AtomicU64,
+}
+
+/// The counts at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) received: u64,
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+    pub(super) reads: u64,
+}
+
+/// What each subscriber has had at one moment.
+pub(super) struct PerStream(Vec<(u64, u64)>);
+
+impl Board {
+    /// `is_timed`: every subscriber receives every change, so that the n-th one received is the n-th one made.
+    pub(super) fn new(subscribers: usize, is_timed: bool) -> Self {
+        Self {
+            times: Times::default(),
+            ages: Histogram::default(),
+            streams: (0..subscribers).map(|_| Stream::default()).collect(),
+            ready: AtomicUsize::new(0),
+            received: AtomicU64::new(0),
+            target: AtomicU64::new(u64::MAX),
+            reached: Notify::new(),
+            objects: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            failed: CancellationToken::new(),
+            failure: Mutex::default(),
+            is_timed,
+        }
+    }
+
+    pub(super) fn subscribers(&self) -> usize {
+        self.streams.len()
+    }
+
+    pub(super) fn ready_one(&self) {
+        if self.ready.fetch_add(1, AcqRel) + 1 >= self.subscribers() {
+            self.reached.notify_one();
+        }
+    }
+
+    pub(super) fn add_objects(&self, count: u64) {
+        self.objects.fetch_add(count, Relaxed);
+    }
+
+    pub(super) fn add_bytes(&self, count: u64) {
+        self.bytes.fetch_add(count, Relaxed);
+    }
+
+    /// A stream has received live events.
+    pub(super) fn receive(&self, stream: usize, count: u64) {
+        let own = &self.streams[stream];
+        let first = own.received.fetch_add(count, Relaxed);
+        if self.is_timed {
+            let now = Instant::now();
+            let mut sum = 0;
+            for number in first..first + count {
+                let age = self.times.age_micros(number, now);
+                self.ages.record(age);
+                sum += age;
+            }
+            own.age_micros.fetch_add(sum, Relaxed);
+        }
+        self.reads.fetch_add(1, Relaxed);
+        let received = self.received.fetch_add(count, AcqRel) + count;
+        if received >= self.target.load(Acquire) {
+            self.reached.notify_one();
+        }
+    }
+
+    pub(super) fn fail(&self, message: String) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.is_empty() {
+            *failure = message;
+        }
+        drop(failure);
+        self.failed.cancel();
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        Counts {
+            received: self.received.load(Acquire),
+            objects: self.objects.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+        }
+    }
+
+    pub(super) fn per_stream(&self) -> PerStream {
+        let read = |stream: &Stream| (stream.received.load(Relaxed), stream.age_micros.load(Relaxed));
+        PerStream(self.streams.iter().map(read).collect())
+    }
+
+    /// Says what has to be there before [`Self::all_received`] completes; called before what leads to it.
+    pub(super) fn expect(&self, received: u64) {
+        self.target.store(received, Release);
+    }
+
+    /// Waits until every stream is open and has its initial state.
+    pub(super) async fn all_ready(&self, limit: Duration) -> Result<(), BenchError> {
+        let done = || self.ready.load(Acquire) >= self.subscribers();
+        self.wait("connecting", limit, done, || (self.ready.load(Acquire) as u64, self.subscribers() as u64)).await
+    }
+
+    /// Waits until as much was received as is expected.
+    pub(super) async fn all_received(&self, limit: Duration) -> Result<(), BenchError> {
+        let state = || (self.received.load(Acquire), self.target.load(Acquire));
+        self.wait("receiving", limit, || state().0 >= state().1, state).await
+    }
+
+    async fn wait(
+        &self,
+        doing: &'static str,
+        limit: Duration,
+        done: impl Fn() -> bool,
+        state: impl Fn() -> (u64, u64),
+    ) -> Result<(), BenchError> {
+        let waiting = async {
+            while !done() {
+                tokio::select! {
+                    () = self.reached.notified() => {}
+                    () = self.failed.cancelled() => {
+                        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        return Err(BenchError::Subscriber(failure));
+                    }
+                }
+            }
+            Ok(())
+        };
+        timeout(limit, waiting).await.unwrap_or_else(|_| {
+            let (there, expected) = state();
+            Err(BenchError::Stuck { doing, limit, there, expected })
+        })
+    }
+}
+
+impl PerStream {
+    /// What the slowest subscriber has received since `before`, as a share of the mean.
+    pub(super) fn slowest_share(&self, before: &Self) -> f64 {
+        let received: Vec<u64> = self.0.iter().zip(&before.0).map(|(now, then)| now.0 - then.0).collect();
+        let mean = received.iter().sum::<u64>() as f64 / received.len() as f64;
+        received.iter().min().map_or(f64::NAN, |slowest| *slowest as f64 / mean)
+    }
+
+    /// The mean age at receipt since `before` in milliseconds: of all deliveries, and of the subscriber with the largest.
+    pub(super) fn ages(&self, before: &Self) -> (f64, f64) {
+        let since = self.0.iter().zip(&before.0).map(|(now, then)| (now.0 - then.0, (now.1 - then.1) as f64 / 1e3));
+        let (mut count, mut sum, mut slowest) = (0, 0.0, f64::NAN);
+        for (received, millis) in since {
+            count += received;
+            sum += millis;
+            slowest = slowest.max(millis / received as f64);
+        }
+        (sum / count as f64, slowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_ends_with_the_last_delivery_or_says_how_many_are_missing() {
+        let board = Board::new(2, true);
+        board.expect(4);
+        board.receive(0, 2);
+        board.receive(1, 1);
+        let error = board.all_received(Duration::from_secs(1)).await.unwrap_err().to_string();
+        assert!(error.contains("3 of 4"), "{error}");
+        board.receive(1, 1);
+        board.all_received(Duration::from_secs(1)).await.unwrap();
+        assert_eq!((board.counts().received, board.counts().reads), (4, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_failure_ends_every_wait() {
+        let board = Board::new(1, true);
+        board.fail("first".to_owned());
+        board.fail("second".to_owned());
+        let error = board.all_ready(Duration::from_secs(1)).await.unwrap_err().to_string();
+        assert!(error.contains("first"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slowest_stands_beside_the_mean() {
+        let board = Board::new(2, true);
+        let before = board.per_stream();
+        board.times.made();
+        tokio::time::advance(Duration::from_millis(4)).await;
+        board.receive(0, 1);
+        tokio::time::advance(Duration::from_millis(4)).await;
+        board.receive(1, 1);
+        let after = board.per_stream();
+        assert_eq!((after.slowest_share(&before), after.ages(&before)), (1.0, (6.0, 8.0)));
+    }
+}

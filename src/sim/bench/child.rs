@@ -1,0 +1,66 @@
+//! Servers as processes of their own, so that what they cost is theirs alone. A child ends when its handle is dropped.
+
+use std::{ffi::OsStr, net::SocketAddr, path::Path, process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, Command},
+    time::timeout,
+};
+
+use super::BenchError;
+
+/// From the start of a process to the line that says where it listens.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Lines before that one; a program that prints more is not one of ours.
+const LINES_MAX: usize = 1000;
+
+/// A running server.
+pub(super) struct ServerProcess {
+    pub(super) address: SocketAddr,
+    pub(super) pid: u32,
+    /// Killed when dropped.
+    _child: Child,
+}
+
+impl ServerProcess {
+    /// Starts a program and waits for the line on its stderr that ends in `marker` and an address.
+    pub(super) async fn start<A: AsRef<OsStr>>(
+        name: &str,
+        program: &Path,
+        args: impl IntoIterator<Item = A>,
+        marker: &str,
+    ) -> Result<Self, BenchError> {
+        let failed = |message: String| BenchError::Start { name: name.to_owned(), message };
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        // What is measured is what the flags say.
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_str().is_some_and(|variable| variable.starts_with("KUBEFAN_")) {
+                command.env_remove(variable);
+            }
+        }
+        let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", program.display())))?;
+        let pid = child.id().ok_or_else(|| failed("it ended at once".to_owned()))?;
+        let stderr = child.stderr.take().ok_or_else(|| failed("it has no stderr".to_owned()))?;
+        let mut lines = BufReader::new(stderr).lines();
+        let found = timeout(START_TIMEOUT, find(&mut lines, marker)).await;
+        let found = found.unwrap_or_else(|_| Err(format!("it did not say {marker:?} within {START_TIMEOUT:?}")));
+        let address = found.map_err(failed)?;
+        // A pipe that nobody reads would stop the process.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Self { address, pid, _child: child })
+    }
+}
+
+async fn find(lines: &mut Lines<impl tokio::io::AsyncBufRead + Unpin>, marker: &str) -> Result<SocketAddr, String> {
+    let mut last = String::from("it ended without a word");
+    for _ in 0..LINES_MAX {
+        let Ok(Some(line)) = lines.next_line().await else { return Err(last) };
+        if let Some((_, address)) = line.split_once(marker) {
+            return address.trim().parse().map_err(|_| format!("no address in {line:?}"));
+        }
+        last = line;
+    }
+    Err(last)
+}

@@ -1,0 +1,370 @@
+//! The measurement: what a delivery costs the server, what the machine allows, and what another server needs for the same.
+//!
+//! The server under test is a process of its own, fresh in every run; the simulated apiserver and all subscribers are in this one. It
+//! is measured from outside, through its port and `/proc`, so any program that takes the flags of `kubefan serve` can be. Machines are
+//! noisy and differ: compare within one run of the tool, and shares of the floor rather than microseconds.
+
+mod board;
+mod child;
+pub mod figures;
+pub mod floor;
+mod latency;
+mod link;
+mod load;
+mod messages;
+mod process;
+mod receivers;
+pub mod report;
+mod scenario;
+mod size;
+mod source;
+mod stage;
+mod tls;
+
+use std::{io, path::PathBuf, time::Duration};
+
+use self::{
+    figures::{Figure, Figures},
+    scenario::Case,
+    source::Source,
+    stage::Stage,
+    tls::Certificate,
+};
+pub use self::{receivers::Windows, report::Report};
+
+/// Files and connections beside those of the subscribers.
+const FILES_BESIDE: u64 = 128;
+/// Changes per second of `paced`.
+const RATE: u32 = 200;
+/// Before measuring, so long or a quarter of the measured time.
+const WARM_UP_MAX: Duration = Duration::from_millis(1000);
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Scenario {
+    /// Every subscriber receives every change, at full speed
+    Fanout,
+    /// Every subscriber receives every change, at a rate: latencies
+    Paced,
+    /// The initial state, for the first client and for many at once
+    Snapshot,
+    /// What an event costs where many watch and few want it
+    Selectors,
+    /// Memory per subscriber, before and after load
+    Idle,
+    /// Everyone leaves, changes go on, everyone comes back at once
+    ResumeStorm,
+}
+
+impl Scenario {
+    /// All, in the order in which they run.
+    pub const ALL: [Self; 6] =
+        [Self::Fanout, Self::Paced, Self::Snapshot, Self::Selectors, Self::Idle, Self::ResumeStorm];
+
+    /// As on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fanout => "fanout",
+            Self::Paced => "paced",
+            Self::Snapshot => "snapshot",
+            Self::Selectors => "selectors",
+            Self::Idle => "idle",
+            Self::ResumeStorm => "resume-storm",
+        }
+    }
+
+    /// What it does, for people.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Fanout => "every subscriber receives every change, at full speed",
+            Self::Paced => "every subscriber receives every change, at a rate",
+            Self::Snapshot => "the initial state; a delivery is one object",
+            Self::Selectors => "what an event costs where many watch and few want it",
+            Self::Idle => "memory per subscriber",
+            Self::ResumeStorm => "everyone comes back at once and has missed so many changes (batch)",
+        }
+    }
+}
+
+/// How objects are encoded on the wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Encoding {
+    /// The apiserver's own bytes
+    #[default]
+    Json,
+    /// Snapshots in compressed chunks
+    Zstd,
+    /// Changes as differences from the state before
+    ZstdDelta,
+}
+
+impl Encoding {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Zstd => "zstd",
+            Self::ZstdDelta => "zstd-delta",
+        }
+    }
+}
+
+/// What is sent of an object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Projection {
+    /// All of it
+    #[default]
+    Full,
+    /// PartialObjectMetadata
+    Metadata,
+}
+
+impl Projection {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Metadata => "metadata",
+        }
+    }
+}
+
+/// A server that is measured: a program that takes the flags of `kubefan serve`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contender {
+    /// As it is called in the reports.
+    pub name: String,
+    /// Started anew for each run.
+    pub program: PathBuf,
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// What is done, in this order.
+    pub scenarios: Vec<Scenario>,
+    /// Streams; where a scenario decides their number itself, that goes before.
+    pub subscribers: usize,
+    /// Streams that share a connection. At least 1.
+    pub streams_per_connection: usize,
+    /// Changes per burst, each measured by itself. Each at least 1.
+    pub batches: Vec<usize>,
+    /// Pods; `None` for 1,000, and 10,000 where their number is the point.
+    pub objects: Option<usize>,
+    /// About how many bytes of JSON a pod has; `None` as the workload makes them, 3 to 6 kB.
+    pub object_bytes: Option<usize>,
+    /// Changes per second in `paced`, and during `snapshot`; `None` for 200 and none.
+    pub rate: Option<u32>,
+    /// What is measured in one run of one load.
+    pub duration: Duration,
+    /// How often everything is repeated. At least 1.
+    pub runs: usize,
+    /// Clients at once in `snapshot`. At least 1.
+    pub clients: usize,
+    /// Numbers of views by `spec.nodeName` in `selectors`.
+    pub views: Vec<usize>,
+    /// Changes that a subscriber misses in `resume-storm`.
+    pub missed: usize,
+    /// Serve and receive over TLS.
+    pub tls: bool,
+    /// How objects are encoded.
+    pub encoding: Encoding,
+    /// What is sent of them.
+    pub projection: Projection,
+    /// What the subscribers let the server send.
+    pub windows: Windows,
+    /// Threads that receive. At least 1.
+    pub receiver_threads: usize,
+    /// The servers, alternating. The first is the one in question.
+    pub contenders: Vec<Contender>,
+    /// This program: the floor is a process of it.
+    pub program: PathBuf,
+    /// Decides the pods and their changes.
+    pub seed: u64,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self {
+            scenarios: Scenario::ALL.to_vec(),
+            subscribers: 1_000,
+            streams_per_connection: 1,
+            batches: vec![1, 32],
+            objects: None,
+            object_bytes: None,
+            rate: None,
+            duration: Duration::from_secs(2),
+            runs: 3,
+            clients: 50,
+            views: vec![100, 1_000],
+            missed: 500,
+            tls: false,
+            encoding: Encoding::Json,
+            projection: Projection::Full,
+            windows: Windows::LARGE,
+            receiver_threads: 1,
+            contenders: Vec::new(),
+            program: PathBuf::new(),
+            seed: 1,
+        }
+    }
+}
+
+impl BenchOptions {
+    fn warm_up(&self) -> Duration {
+        (self.duration / 4).min(WARM_UP_MAX)
+    }
+
+    fn rate_of_paced(&self) -> u32 {
+        self.rate.unwrap_or(RATE)
+    }
+}
+
+/// Why nothing can be measured, or not to the end.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// Every connection is a file in two processes.
+    #[error(
+        "{scenario} with {subscribers} subscribers needs about {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}), \
+         or take fewer subscribers or more --streams-per-connection"
+    )]
+    OpenFiles {
+        /// The scenario that needs most.
+        scenario: &'static str,
+        /// How many it has.
+        subscribers: usize,
+        /// Files they take.
+        needed: u64,
+        /// Files there may be.
+        limit: u64,
+    },
+    /// A server cannot be started.
+    #[error("{name} did not start: {message}")]
+    Start {
+        /// The server.
+        name: String,
+        /// What it said last.
+        message: String,
+    },
+    /// A subscriber lost its stream, or was refused one.
+    #[error("a subscriber failed: {0}")]
+    Subscriber(String),
+    /// What was waited for did not come.
+    #[error(
+        "{doing}: after {limit:?} there were {there} of {expected}; take fewer subscribers or objects, or a faster machine"
+    )]
+    Stuck {
+        /// What it was.
+        doing: &'static str,
+        /// How long was waited.
+        limit: Duration,
+        /// What was there.
+        there: u64,
+        /// What was expected.
+        expected: u64,
+    },
+    /// The apiserver refused a change.
+    #[error("a change was refused: {0}")]
+    Source(String),
+    /// In one scenario, with one server.
+    #[error("{scenario}, {server}: {error}")]
+    During {
+        /// Which scenario.
+        scenario: &'static str,
+        /// Which server.
+        server: String,
+        /// What went wrong.
+        error: Box<BenchError>,
+    },
+    /// The system refused something.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// Measures everything that the options ask for. Each line that `progress` gets tells one step. To end early, drop the future: the
+/// servers end with it.
+///
+/// # Errors
+/// At the first thing that fails; every wait has a limit.
+pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Result<Vec<Report>, BenchError> {
+    check_open_files(options)?;
+    let directory = tempfile::tempdir()?;
+    let certificate = options.tls.then(|| Certificate::make(directory.path())).transpose()?;
+    let mut reports: Vec<Report> = Vec::new();
+    for scenario in &options.scenarios {
+        for case in Case::of(*scenario, options) {
+            let mut source = Source::start(case.source.clone(), directory.path()).await?;
+            let mut of_case: Vec<Report> = Vec::new();
+            for run in 1..=options.runs {
+                for contender in &options.contenders {
+                    progress(&format!("{} {run}/{}: {}", scenario.as_str(), options.runs, contender.name));
+                    let certificate = certificate.as_ref();
+                    let stage = Stage { options, contender, certificate, program: &options.program };
+                    let samples = case.run(&stage, &mut source).await.map_err(|error| BenchError::During {
+                        scenario: scenario.as_str(),
+                        server: contender.name.clone(),
+                        error: Box::new(error),
+                    })?;
+                    for (variant, figures) in samples {
+                        progress(&line(&variant, &figures));
+                        let known = of_case.iter_mut().find(|report| report.is_of(&contender.name, &variant));
+                        match known {
+                            Some(report) => report.add(figures),
+                            None => {
+                                let mut report = Report::new(*scenario, &contender.name, variant);
+                                report.add(figures);
+                                of_case.push(report);
+                            }
+                        }
+                    }
+                }
+            }
+            reports.append(&mut of_case);
+        }
+    }
+    Ok(reports)
+}
+
+/// One measurement in a line.
+fn line(variant: &scenario::Variant, figures: &Figures) -> String {
+    let scenario::Variant { name, subscribers, batch } = variant;
+    let mut line = format!("  {subscribers} subscribers");
+    if !name.is_empty() {
+        line.push_str(&format!(", {name}"));
+    }
+    if let Some(batch) = batch {
+        line.push_str(&format!(", batch {batch}"));
+    }
+    let shown = [
+        Figure::CpuPerDelivery,
+        Figure::FloorCpuPerDelivery,
+        Figure::CpuPerEvent,
+        Figure::CpuPerEventAndWatcher,
+        Figure::LatencyP50,
+        Figure::LatencyP99,
+        Figure::RssPerSubscriber,
+        Figure::RssPerSubscriberAfterLoad,
+        Figure::Seconds,
+    ];
+    for figure in shown {
+        if let Some(value) = figures.get(figure) {
+            let (name, digits) = figure.column();
+            line.push_str(&format!(", {name} {value:.digits$}"));
+        }
+    }
+    line
+}
+
+/// Raises the limit of open files as far as it goes, for this process and those it starts, and checks that it is enough.
+fn check_open_files(options: &BenchOptions) -> Result<(), BenchError> {
+    let Some(limit) = process::raise_open_files() else { return Ok(()) };
+    let cases = options.scenarios.iter().flat_map(|scenario| Case::of(*scenario, options));
+    let Some(case) = cases.max_by_key(|case| case.subscribers) else { return Ok(()) };
+    let needed = case.subscribers.div_ceil(options.streams_per_connection) as u64 + FILES_BESIDE;
+    if limit < needed {
+        let (scenario, subscribers) = (case.scenario.as_str(), case.subscribers);
+        return Err(BenchError::OpenFiles { scenario, subscribers, needed, limit });
+    }
+    Ok(())
+}

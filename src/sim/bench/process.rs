@@ -1,0 +1,105 @@
+//! What a process costs, as the kernel counts it: CPU time to the nanosecond and resident memory, read from `/proc`.
+
+use std::{collections::HashMap, fs, io, path::PathBuf};
+
+/// Reads one process, which need not be ours.
+pub(super) struct Meter {
+    directory: PathBuf,
+    /// By thread. A thread that has ended keeps what was last read of it.
+    threads: HashMap<u64, u64>,
+}
+
+impl Meter {
+    pub(super) fn new(pid: u32) -> Self {
+        Self { directory: format!("/proc/{pid}").into(), threads: HashMap::new() }
+    }
+
+    /// User and system time of all threads so far, in nanoseconds.
+    ///
+    /// # Errors
+    /// When the process is gone, or where there is no `/proc`.
+    pub(super) fn cpu_nanos(&mut self) -> io::Result<u64> {
+        for task in fs::read_dir(self.directory.join("task"))? {
+            let task = task?;
+            // It may end between the two.
+            let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
+            let thread = task.file_name().to_str().and_then(|name| name.parse().ok());
+            let nanos = text.split_whitespace().next().and_then(|number| number.parse().ok());
+            if let (Some(thread), Some(nanos)) = (thread, nanos) {
+                self.threads.insert(thread, nanos);
+            }
+        }
+        match self.threads.is_empty() {
+            true => Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no /proc/PID/task/TID/schedstat")),
+            false => Ok(self.threads.values().sum()),
+        }
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// As [`Self::cpu_nanos`].
+    pub(super) fn resident_bytes(&self) -> io::Result<u64> {
+        // The roll-up is exact; `status` is off by what the threads have not settled yet.
+        let rollup = fs::read_to_string(self.directory.join("smaps_rollup"));
+        rollup.and_then(|text| kibibytes(&text, "Rss:")).or_else(|_| self.status("VmRSS:"))
+    }
+
+    /// The largest resident memory since [`Self::forget_peak`], in bytes.
+    ///
+    /// # Errors
+    /// As [`Self::cpu_nanos`].
+    pub(super) fn peak_bytes(&self) -> io::Result<u64> {
+        self.status("VmHWM:")
+    }
+
+    /// Lets the peak begin at what is resident now.
+    ///
+    /// # Errors
+    /// When the process is another user's.
+    pub(super) fn forget_peak(&self) -> io::Result<()> {
+        fs::write(self.directory.join("clear_refs"), "5")
+    }
+
+    fn status(&self, field: &str) -> io::Result<u64> {
+        kibibytes(&fs::read_to_string(self.directory.join("status"))?, field)
+    }
+}
+
+fn kibibytes(text: &str, field: &str) -> io::Result<u64> {
+    let number = text.lines().find_map(|line| line.strip_prefix(field)?.split_whitespace().next()?.parse::<u64>().ok());
+    number.map(|kib| kib * 1024).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no {field}")))
+}
+
+/// How many files and connections a process may have open.
+pub(super) fn raise_open_files() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
+        return maximum;
+    }
+    current
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_uses_time_and_memory() {
+        let mut meter = Meter::new(std::process::id());
+        let before = meter.cpu_nanos().unwrap();
+        let mut sum = 0_u64;
+        while meter.cpu_nanos().unwrap() == before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(meter.resident_bytes().unwrap() > 100_000);
+        assert!(meter.peak_bytes().unwrap() >= meter.resident_bytes().unwrap() / 2);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_an_error() {
+        let mut meter = Meter::new(u32::MAX);
+        assert!(meter.cpu_nanos().is_err() && meter.resident_bytes().is_err());
+    }
+}

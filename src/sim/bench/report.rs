@@ -1,0 +1,175 @@
+//! The outcome: one report per scenario, variant and server, as a JSON object and as a row of a table.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    BenchOptions, Scenario,
+    figures::{Figure, Figures, Spread, spread},
+    scenario::Variant,
+};
+
+/// Space between two columns, kubectl's own.
+const PADDING: usize = 3;
+
+/// What all runs of one variant with one server gave.
+#[derive(Debug, Clone)]
+pub struct Report {
+    scenario: Scenario,
+    server: String,
+    variant: Variant,
+    /// One per run.
+    runs: Vec<Figures>,
+}
+
+impl Report {
+    pub(super) fn new(scenario: Scenario, server: &str, variant: Variant) -> Self {
+        Self { scenario, server: server.to_owned(), variant, runs: Vec::new() }
+    }
+
+    pub(super) fn is_of(&self, server: &str, variant: &Variant) -> bool {
+        self.server == server && self.variant == *variant
+    }
+
+    pub(super) fn add(&mut self, figures: Figures) {
+        self.runs.push(figures);
+    }
+
+    /// Which scenario.
+    pub fn scenario(&self) -> Scenario {
+        self.scenario
+    }
+
+    /// The median and the range of a figure over the runs; `None` where the scenario does not have it.
+    pub fn figure(&self, figure: Figure) -> Option<Spread> {
+        spread(self.runs.iter().filter_map(|run| run.get(figure)))
+    }
+
+    /// Every figure under its name, null where the scenario does not have it; `spread` holds the least and the largest.
+    pub fn to_json(&self, options: &BenchOptions) -> Value {
+        let Variant { name, subscribers, batch } = &self.variant;
+        let mut object = json!({
+            "scenario": self.scenario.as_str(),
+            "variant": (!name.is_empty()).then_some(name),
+            "server": self.server,
+            "subscribers": subscribers,
+            "streams_per_connection": options.streams_per_connection.min(*subscribers),
+            "batch": batch,
+            "objects": options.objects,
+            "object_bytes": options.object_bytes,
+            "tls": options.tls,
+            "encoding": options.encoding.as_str(),
+            "projection": options.projection.as_str(),
+            "duration_seconds": options.duration.as_secs_f64(),
+            "runs": self.runs.len(),
+        });
+        let (mut latency, mut spreads) = (Map::new(), Map::new());
+        for figure in Figure::ALL {
+            let spread = self.figure(figure);
+            let median = spread.map_or(Value::Null, |spread| rounded(spread.median).into());
+            match figure.key().strip_prefix("latency_ms_") {
+                Some(part) => drop(latency.insert(part.to_owned(), median)),
+                None => object[figure.key()] = median,
+            }
+            if let Some(Spread { min, max, .. }) = spread {
+                spreads.insert(figure.key().to_owned(), json!({"min": rounded(min), "max": rounded(max)}));
+            }
+        }
+        object["latency_ms"] = latency.into();
+        object["spread"] = spreads.into();
+        object
+    }
+}
+
+/// Four digits after the point: more than the machine can repeat.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+/// The reports of one scenario as a table: medians, and the range below where there was more than one run. Columns that no row has are
+/// left out.
+pub fn table(scenario: Scenario, reports: &[Report]) -> String {
+    let reports: Vec<&Report> = reports.iter().filter(|report| report.scenario == scenario).collect();
+    let figures: Vec<Figure> = Figure::ALL
+        .into_iter()
+        .filter(|figure| reports.iter().any(|report| report.figure(*figure).is_some()))
+        .collect();
+    let mut header = vec!["SERVER".to_owned(), "SUBSCRIBERS".to_owned(), "BATCH".to_owned()];
+    header.extend(figures.iter().map(|figure| figure.column().0.to_owned()));
+    let mut rows = vec![header];
+    for report in &reports {
+        let Variant { name, subscribers, batch } = &report.variant;
+        let server = if name.is_empty() { report.server.clone() } else { format!("{} ({name})", report.server) };
+        let batch = batch.map_or_else(|| "-".to_owned(), |batch| batch.to_string());
+        let (mut medians, mut ranges) = (vec![server, subscribers.to_string(), batch], vec![String::new(); 3]);
+        for figure in &figures {
+            let digits = figure.column().1;
+            let spread = report.figure(*figure);
+            medians.push(spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.digits$}", spread.median)));
+            let range = spread.map(|spread| format!("{:.digits$}..{:.digits$}", spread.min, spread.max));
+            ranges.push(range.unwrap_or_default());
+        }
+        rows.push(medians);
+        if report.runs.len() > 1 {
+            rows.push(ranges);
+        }
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let mut text = format!("{}: {}\n", scenario.as_str(), scenario.description());
+    for row in &rows {
+        let mut line = String::new();
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            // The server's name to the left, numbers to the right.
+            let _ = match at {
+                0 => write!(line, "{cell:<width$}"),
+                _ => write!(line, "{:PADDING$}{cell:>width$}", ""),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(values: &[f64]) -> Report {
+        let variant = Variant { name: "", subscribers: 1000, batch: Some(32) };
+        let mut report = Report::new(Scenario::Fanout, "kubefan", variant);
+        for value in values {
+            let mut figures = Figures::default();
+            figures.set(Figure::CpuPerDelivery, *value);
+            figures.set(Figure::LatencyP99, value * 2.0);
+            report.add(figures);
+        }
+        report
+    }
+
+    #[test]
+    fn a_report_has_every_field_and_null_for_what_was_not_measured() {
+        let json = report(&[2.0, 1.0, 4.0]).to_json(&BenchOptions::default());
+        assert_eq!((&json["scenario"], &json["batch"], &json["runs"]), (&json!("fanout"), &json!(32), &json!(3)));
+        assert_eq!(json["cpu_us_per_delivery"], 2.0);
+        assert_eq!(json["latency_ms"]["p99"], 4.0);
+        assert_eq!(json["spread"]["cpu_us_per_delivery"], json!({"min": 1.0, "max": 4.0}));
+        let fields = json.as_object().unwrap();
+        assert!(fields.contains_key("floor_share") && json["floor_share"].is_null());
+        assert!(json["latency_ms"].as_object().unwrap().contains_key("max"));
+    }
+
+    #[test]
+    fn a_table_has_only_the_columns_that_were_measured() {
+        let expected = "\
+fanout: every subscriber receives every change, at full speed
+SERVER    SUBSCRIBERS   BATCH   µs/delivery       p99 ms
+kubefan          1000      32          2.00         4.00
+                                 1.00..4.00   2.00..8.00
+";
+        assert_eq!(table(Scenario::Fanout, &[report(&[2.0, 1.0, 4.0])]), expected);
+        assert_eq!(table(Scenario::Fanout, &[report(&[2.0])]).lines().count(), 3);
+    }
+}

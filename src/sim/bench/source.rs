@@ -1,0 +1,98 @@
+//! Where changes are made: a simulated apiserver in this process, on a runtime of its own, filled by the workload.
+
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{BenchError, latency::Times, size};
+use crate::{
+    server::listen::listen_tcp,
+    sim::{
+        apiserver::{SimApiserver, SimOptions},
+        workload::{Change, Operation, Workload, WorkloadOptions},
+    },
+};
+
+/// How many and what kind of objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SourceOptions {
+    pub(super) workload: WorkloadOptions,
+    /// Of each pod's JSON, about; `None` as the workload makes them.
+    pub(super) object_bytes: Option<usize>,
+    pub(super) seed: u64,
+}
+
+/// A simulated apiserver that is served on loopback, and the only writer to it.
+pub(super) struct Source {
+    sim: SimApiserver,
+    workload: Workload,
+    object_bytes: Option<usize>,
+    kubeconfig: PathBuf,
+    _serving: DropGuard,
+}
+
+impl Source {
+    /// Fills an apiserver and serves it; its kubeconfig is written below `directory`.
+    pub(super) async fn start(options: SourceOptions, directory: &Path) -> Result<Self, BenchError> {
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into())?;
+        let address = listener.local_addr()?;
+        let sim = SimApiserver::new(SimOptions { seed: options.seed, ..SimOptions::default() });
+        let stop = CancellationToken::new();
+        tokio::spawn(sim.clone().serve(listener, stop.clone().cancelled_owned()));
+        let kubeconfig = directory.join("kubeconfig");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters: [{{ name: bench, cluster: {{ server: 'http://{address}' }} }}]\n\
+             contexts: [{{ name: bench, context: {{ cluster: bench, user: bench }} }}]\nusers: [{{ name: bench, user: {{}} }}]\n"
+        );
+        std::fs::write(&kubeconfig, text)?;
+        let workload = Workload::new(options.seed, options.workload);
+        let mut source =
+            Self { sim, workload, object_bytes: options.object_bytes, kubeconfig, _serving: stop.drop_guard() };
+        let mut count = 0_usize;
+        while let Some(change) = source.workload.next_setup() {
+            source.apply(change)?;
+            count += 1;
+            if count.is_multiple_of(64) {
+                // What ends the measurement must get its turn.
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(source)
+    }
+
+    /// Leads to the apiserver.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Pods there are.
+    pub(super) fn objects(&self) -> usize {
+        self.workload.pod_count()
+    }
+
+    /// The version of the last change.
+    pub(super) fn version(&self) -> u64 {
+        self.sim.revision()
+    }
+
+    /// Makes changes to pods, as fast as it goes.
+    pub(super) fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
+        for _ in 0..count {
+            let change = self.workload.next_change();
+            times.made();
+            self.apply(change)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self, mut change: Change) -> Result<(), BenchError> {
+        if let (Some(bytes), "pods") = (self.object_bytes, &*change.resource.resource)
+            && let Operation::Create(pod) | Operation::Update(pod) | Operation::UpdateStatus(pod) =
+                &mut change.operation
+        {
+            size::fit(pod, bytes);
+        }
+        change.apply(&self.sim).map_err(|status| BenchError::Source(status.message))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What every scenario needs for one run: the server under test as a fresh process, synced, and ways to subscribe to it.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    BenchError, BenchOptions, Contender, Encoding, Projection,
+    board::Board,
+    child::ServerProcess,
+    figures::Figures,
+    floor::Floor,
+    link::Connector,
+    load::{Driven, Load, Trigger, drive},
+    process::Meter,
+    receivers::{Receivers, Wire},
+    source::Source,
+    tls::Certificate,
+};
+use crate::proto::v1alpha1::{Target, WatchRequest};
+
+/// For a server to have listed everything.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
+/// For every subscriber to be connected and to have its initial state.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(180);
+/// Memory is taken for settled when it has not moved by a hundredth for this long.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Allocators give memory back after 10 s.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
+const SETTLE_INTERVAL: Duration = Duration::from_millis(100);
+/// Field numbers of `WatchRequest`.
+const PROJECTION_FIELD: u8 = 5;
+const ENCODING_FIELD: u8 = 6;
+
+/// One run of one server.
+pub(super) struct Stage<'a> {
+    pub(super) options: &'a BenchOptions,
+    pub(super) contender: &'a Contender,
+    pub(super) certificate: Option<&'a Certificate>,
+    /// This program, which also is the floor.
+    pub(super) program: &'a Path,
+}
+
+/// The server under test.
+pub(super) struct Server {
+    connector: Connector,
+    pub(super) meter: Meter,
+    process: ServerProcess,
+}
+
+/// What a subscriber selects.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Selection {
+    pub(super) name: String,
+    pub(super) labels: String,
+    pub(super) fields: String,
+}
+
+impl Server {
+    /// A meter of its own, for where the server itself is lent.
+    pub(super) fn meter_again(&self) -> Meter {
+        Meter::new(self.process.pid)
+    }
+}
+
+impl Stage<'_> {
+    /// Starts the server and waits until it serves the pods.
+    pub(super) async fn server(&self, source: &Source) -> Result<Server, BenchError> {
+        let Contender { name, program } = self.contender;
+        let mut args = vec!["serve".into(), "--kubeconfig".into(), source.kubeconfig().as_os_str().to_owned()];
+        args.extend(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"].map(Into::into));
+        if let Some(certificate) = self.certificate {
+            args.extend(["--tls-cert-file".into(), certificate.cert_file.as_os_str().to_owned()]);
+            args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);
+        }
+        let process = ServerProcess::start(name, program, args, "kubefan: serving gRPC on ").await?;
+        let tls = self.certificate.map(|certificate| certificate.client.clone());
+        let connector = Connector { address: process.address, tls };
+        let server = Server { connector, meter: Meter::new(process.pid), process };
+        // A snapshot of nothing is there once everything is.
+        let board = Arc::new(Board::new(1, false));
+        let none = Selection { name: "none".to_owned(), ..Selection::default() };
+        let _probe = self.subscribe(&server, &board, None, move |_| none.clone());
+        board.all_ready(SYNC_TIMEOUT).await?;
+        Ok(server)
+    }
+
+    /// Subscribes as many as the board has, from a version or with a snapshot.
+    pub(super) fn subscribe(
+        &self,
+        server: &Server,
+        board: &Arc<Board>,
+        version: Option<u64>,
+        selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
+    ) -> Receivers {
+        let (projection, encoding) = (self.options.projection, self.options.encoding);
+        let request = move |stream| request(selection(stream), version, projection, encoding);
+        let wire =
+            Wire::Grpc { request: Arc::new(request), has_snapshot: version.is_none(), windows: self.options.windows };
+        self.receivers(server.connector.clone(), wire, board)
+    }
+
+    fn receivers(&self, connector: Connector, wire: Wire, board: &Arc<Board>) -> Receivers {
+        Receivers::start(connector, wire, self.options.streams_per_connection, self.options.receiver_threads, board)
+    }
+
+    /// A floor with as many subscribers, and its receivers. `initial` messages are sent to each as soon as it connects, and are
+    /// not waited for here.
+    pub(super) async fn floor(
+        &self,
+        subscribers: usize,
+        message_bytes: u64,
+        initial: u64,
+    ) -> Result<(Floor, Meter, Arc<Board>, impl FnOnce() -> Receivers), BenchError> {
+        let mut floor = Floor::start(self.program).await?;
+        let board = Arc::new(Board::new(subscribers, true));
+        let streams = self.options.streams_per_connection.min(subscribers) as u64;
+        if initial > 0 {
+            floor.send(initial * message_bytes * streams).await?;
+        }
+        let connector = Connector { address: floor.process.address, tls: None };
+        let (meter, own) = (Meter::new(floor.process.pid), board.clone());
+        let wire = Wire::Raw { message_bytes, ready_bytes: 0 };
+        let start = move || self.receivers(connector, wire, &own);
+        Ok((floor, meter, board, start))
+    }
+
+    /// What the floor takes for the same load as a server was driven with, in microseconds per delivery.
+    pub(super) async fn floor_driven(
+        &self,
+        load: Load,
+        subscribers: usize,
+        driven: &Driven,
+        figures: &mut Figures,
+    ) -> Result<(), BenchError> {
+        let bytes = whole_bytes(driven.bytes());
+        let (mut floor, mut meter, board, start) = self.floor(subscribers, bytes, 0).await?;
+        let _receivers = start();
+        board.all_ready(READY_TIMEOUT).await?;
+        let order = bytes * self.options.streams_per_connection.min(subscribers) as u64;
+        let (warm_up, duration) = (self.options.warm_up(), self.options.duration);
+        let deliveries = subscribers as u64;
+        drive(load, Trigger::Floor(&mut floor, order), &mut meter, &board, deliveries, warm_up).await?;
+        let floor = drive(load, Trigger::Floor(&mut floor, order), &mut meter, &board, deliveries, duration).await?;
+        figures.set_floor(floor.cpu_micros());
+        Ok(())
+    }
+}
+
+/// What a delivery of the floor has: at least a byte.
+pub(super) fn whole_bytes(bytes: f64) -> u64 {
+    bytes.round().max(1.0) as u64
+}
+
+/// Waits until a process's memory no longer moves; its resident bytes then.
+pub(super) async fn settled(meter: &Meter) -> Result<u64, BenchError> {
+    let start = Instant::now();
+    let (mut last, mut since) = (meter.resident_bytes()?, start);
+    while start.elapsed() < SETTLE_TIMEOUT && since.elapsed() < SETTLED {
+        sleep(SETTLE_INTERVAL).await;
+        let now = meter.resident_bytes()?;
+        if now.abs_diff(last) > last / 100 {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(meter.resident_bytes()?)
+}
+
+/// The request of one watch. What may not be known to every server is left out where it says nothing.
+fn request(selection: Selection, version: Option<u64>, projection: Projection, encoding: Encoding) -> Bytes {
+    let target = Target {
+        resource: "pods".to_owned(),
+        name: selection.name,
+        label_selector: selection.labels,
+        field_selector: selection.fields,
+        ..Target::default()
+    };
+    let resource_version = version.map(|version| version.to_string()).unwrap_or_default();
+    let request = WatchRequest { target: Some(target), resource_version, ..WatchRequest::default() };
+    let mut bytes = BytesMut::from(&*request.encode_to_vec());
+    let number = match projection {
+        Projection::Full => None,
+        Projection::Metadata => Some(2),
+    };
+    if let Some(number) = number {
+        // A message of two bytes: its field 1.
+        bytes.put_slice(&[PROJECTION_FIELD << 3 | 2, 2, 1 << 3, number]);
+    }
+    let number = match encoding {
+        Encoding::Json => None,
+        Encoding::Zstd => Some(2),
+        Encoding::ZstdDelta => Some(3),
+    };
+    if let Some(number) = number {
+        bytes.put_slice(&[ENCODING_FIELD << 3, number]);
+    }
+    bytes.freeze()
+}

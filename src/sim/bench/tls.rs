@@ -1,0 +1,38 @@
+//! A certificate for one run of the measurement, and clients that trust exactly it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName},
+};
+
+/// The files that a server is started with, and what its clients need.
+pub(super) struct Certificate {
+    pub(super) cert_file: PathBuf,
+    pub(super) key_file: PathBuf,
+    pub(super) client: (Arc<ClientConfig>, ServerName<'static>),
+}
+
+impl Certificate {
+    /// Makes a self-signed certificate for `localhost` and writes it below `directory`.
+    pub(super) fn make(directory: &Path) -> io::Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).map_err(io::Error::other)?;
+        let (cert_file, key_file) = (directory.join("tls.crt"), directory.join("tls.key"));
+        std::fs::write(&cert_file, made.cert.pem())?;
+        std::fs::write(&key_file, made.signing_key.serialize_pem())?;
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from(made.cert.der().to_vec())).map_err(io::Error::other)?;
+        let config = ClientConfig::builder_with_provider(ring::default_provider().into());
+        let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+        Ok(Self { cert_file, key_file, client: (Arc::new(config), name) })
+    }
+}
