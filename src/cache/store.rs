@@ -60,6 +60,17 @@ impl Store {
         self.objects.values()
     }
 
+    /// The selected objects from one key to another, both included, in key order.
+    pub fn select_range<'a>(
+        &'a self,
+        selection: &'a Selection,
+        first: &ObjectKey,
+        last: &ObjectKey,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
+        let range = self.objects.range::<(_, _), str>((Included(first.as_str()), Included(last.as_str())));
+        range.map(|(_, object)| object).filter(|object| selection.matches(object))
+    }
+
     /// The selected objects after `last` (from the start if `None`), in key order. A selection of one namespace or one object looks
     /// only at its keys.
     pub fn select<'a>(

@@ -14,10 +14,12 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use super::{
-    encoder::Encoder,
+    encoder::{Encoder, Holds},
+    frame::FrameWriter,
     log::{LogEntry, ViewLog},
     pieces::Pieces,
 };
+use crate::model::ResourceVersion;
 
 /// About how much one block holds, in bytes; one larger message is a block of its own.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -41,6 +43,8 @@ struct Content {
     bytes: Bytes,
     /// For each entry, where its bytes end, and the messages up to there.
     ends: Vec<(usize, usize)>,
+    /// The bases of deltas, by entry; empty where there is none.
+    bases: Vec<Option<ResourceVersion>>,
 }
 
 impl Block {
@@ -54,27 +58,48 @@ impl Block {
 
     /// Adds the messages from `cursor` on to `pieces`, at most about `bytes_max` bytes and at least one entry; gives the entries that
     /// were taken. Encodes the block if nobody has. Never called under a view's lock.
-    pub fn take(&self, cursor: u64, bytes_max: usize, encoder: &Encoder, pieces: &mut Pieces) -> &[LogEntry] {
-        let content = self.content.get_or_init(|| {
-            let mut bytes = BytesMut::with_capacity(self.estimate_bytes);
-            let mut messages = 0;
-            let end = |entry| {
-                messages += encoder.entry(entry, &mut bytes);
-                (bytes.len(), messages)
-            };
-            let ends = self.entries.iter().map(end).collect();
-            Content { bytes: bytes.freeze(), ends }
-        });
+    pub fn take(
+        &self,
+        cursor: u64,
+        bytes_max: usize,
+        encoder: &Encoder,
+        holds: Holds,
+        pieces: &mut Pieces,
+    ) -> &[LogEntry] {
+        let content = self.content.get_or_init(|| self.encode(encoder));
         let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
         let (start, before) = skip.checked_sub(1).map_or((0, 0), |last| content.ends[last]);
         let fits = content.ends[skip..].partition_point(|(end, _)| end - start <= bytes_max).max(1);
         let upto = (skip + fits).min(self.entries.len());
-        if upto > skip {
+        let taken = &self.entries[skip..upto];
+        if !content.bases.iter().take(upto).skip(skip).all(|base| encoder.can_read(holds, *base)) {
+            // Some of it must be said in full to this one.
+            let mut frames = FrameWriter::default();
+            taken.iter().for_each(|entry| {
+                encoder.entry(entry, holds, &mut frames);
+            });
+            pieces.append(frames.finish());
+        } else if upto > skip {
             let (end, messages) = content.ends[upto - 1];
             pieces.push(content.bytes.slice(start..end));
             pieces.count(messages - before);
         }
-        &self.entries[skip..upto]
+        taken
+    }
+
+    fn encode(&self, encoder: &Encoder) -> Content {
+        let mut bytes = BytesMut::with_capacity(self.estimate_bytes);
+        let (mut ends, mut bases, mut messages) = (Vec::with_capacity(self.entries.len()), Vec::new(), 0);
+        for (place, entry) in self.entries.iter().enumerate() {
+            let written = encoder.entry(entry, Holds::All, &mut bytes);
+            messages += written.messages;
+            ends.push((bytes.len(), messages));
+            if written.base.is_some() {
+                bases.resize(place, None);
+                bases.push(written.base);
+            }
+        }
+        Content { bytes: bytes.freeze(), ends, bases }
     }
 }
 

@@ -14,8 +14,8 @@ use super::pieces::Pieces;
 use crate::{
     model::{ObjectKey, ResourceVersion, event::EventType as Kind, object::Object},
     proto::v1alpha1::{
-        Bookmark, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin, SnapshotEnd,
-        WatchResponse, watch_response,
+        Bookmark, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin, SnapshotChunk,
+        SnapshotEnd, WatchResponse, watch_response,
     },
 };
 
@@ -32,6 +32,10 @@ const EVENT_UID: u32 = 4;
 const EVENT_RESOURCE_VERSION: u32 = 5;
 const EVENT_DELETE_REASON: u32 = 6;
 const EVENT_OBJECT: u32 = 7;
+const EVENT_DELTA: u32 = 8;
+const DELTA_BASE_VERSION: u32 = 1;
+const DELTA_BASE_CRC32: u32 = 2;
+const DELTA_ZSTD: u32 = 3;
 
 /// An event message without its object.
 #[derive(Debug, Clone, Copy)]
@@ -90,21 +94,59 @@ impl<'a> EventHead<'a> {
 #[derive(Debug, Clone)]
 pub struct Body {
     bytes: Bytes,
+    base: Option<Base>,
+}
+
+/// What a delta is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// The version of the object's state.
+    pub version: ResourceVersion,
+    /// The CRC-32 of its bytes.
+    pub crc32: u32,
 }
 
 impl Body {
     /// The object itself, as JSON.
     pub fn object(bytes: Bytes) -> Self {
-        Self { bytes }
+        Self { bytes, base: None }
     }
 
-    /// The length of the field's key and whatever stands before its bytes.
+    /// A zstd frame that makes the object out of its base.
+    pub fn delta(zstd: Bytes, base: Base) -> Self {
+        Self { bytes: zstd, base: Some(base) }
+    }
+
+    /// The length of everything between the event's head and the bytes.
     fn head_len(&self) -> usize {
-        key_len(EVENT_OBJECT) + encoded_len_varint(self.bytes.len() as u64)
+        let field = 1 + encoded_len_varint(self.bytes.len() as u64);
+        match self.base {
+            None => field,
+            Some(base) => {
+                let delta = Self::base_len(&Digits::of(base.version)) + field;
+                1 + encoded_len_varint((delta + self.bytes.len()) as u64) + delta
+            }
+        }
+    }
+
+    /// The length of a delta's fields before its bytes.
+    fn base_len(version: &Digits) -> usize {
+        2 + version.as_str().len() + 5
     }
 
     fn put_head(&self, out: &mut BytesMut) {
-        encode_key(EVENT_OBJECT, WireType::LengthDelimited, out);
+        let mut field = EVENT_OBJECT;
+        if let Some(base) = self.base {
+            let version = Digits::of(base.version);
+            let delta = Self::base_len(&version) + 1 + encoded_len_varint(self.bytes.len() as u64) + self.bytes.len();
+            encode_key(EVENT_DELTA, WireType::LengthDelimited, out);
+            encode_varint(delta as u64, out);
+            put_text(DELTA_BASE_VERSION, version.as_str(), out);
+            encode_key(DELTA_BASE_CRC32, WireType::ThirtyTwoBit, out);
+            out.put_u32_le(base.crc32);
+            field = DELTA_ZSTD;
+        }
+        encode_key(field, WireType::LengthDelimited, out);
         encode_varint(self.bytes.len() as u64, out);
     }
 }
@@ -181,6 +223,15 @@ impl FrameWriter {
     }
 }
 
+/// Writes an `Event` after its length, as the content of a snapshot's chunk has them.
+pub fn put_delimited(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
+    let version = Digits::of(head.version);
+    encode_varint((head.event_len(&version) + body.head_len() + body.bytes.len()) as u64, out);
+    head.put_event(&version, out);
+    body.put_head(out);
+    out.put_slice(&body.bytes);
+}
+
 /// Writes an event whole: what many subscribers share lies in one piece.
 pub fn put_event(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     put_head(head, body, out);
@@ -198,8 +249,8 @@ pub fn put_message(message: &WatchResponse, out: &mut BytesMut) {
 /// The messages that carry no object.
 pub mod control {
     use super::{
-        Bookmark, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin, SnapshotEnd, WatchResponse,
-        watch_response::Message,
+        Bookmark, Bytes, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin, SnapshotChunk,
+        SnapshotEnd, WatchResponse, watch_response::Message,
     };
     use crate::cache::Gap;
 
@@ -224,6 +275,11 @@ pub mod control {
     /// Closes a gap.
     pub fn gap_end(gap: &Gap) -> WatchResponse {
         response(Some(gap.to), Message::GapEnd(GapEnd {}))
+    }
+
+    /// A part of a compressed snapshot.
+    pub fn snapshot_chunk(zstd: Bytes) -> WatchResponse {
+        response(None, Message::SnapshotChunk(SnapshotChunk { zstd }))
     }
 
     /// A bookmark.
@@ -288,7 +344,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{fields::FieldTable, object::ObjectParser},
-        proto::v1alpha1::Event,
+        proto::v1alpha1::{Event, ObjectDelta},
     };
 
     fn object(json: &str) -> Object {
@@ -312,31 +368,42 @@ mod tests {
             head(&node, None, u64::MAX, DeleteReason::Unspecified),
         ];
         for head in heads {
-            let body = Body::object(Bytes::from(vec![b'x'; 300]));
-            let mut writer = FrameWriter::default();
-            writer.event(&head, body.clone());
-            let len = writer.len();
-            let mut pieces = writer.finish();
-            let framed = pieces.copy_to_bytes(pieces.len());
-            let mut whole = BytesMut::new();
-            put_event(&head, &body, &mut whole);
-            assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
-            let message = &framed[PREFIX_BYTES..];
-            assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());
-            let decoded = WatchResponse::decode(message).unwrap();
-            assert_eq!(decoded.resume_version, head.resume.map_or_else(String::new, |version| version.to_string()));
-            let event = Event {
-                r#type: if head.kind == Kind::Modified { EventType::Modified } else { EventType::Deleted }.into(),
-                namespace: head.key.namespace().to_owned(),
-                name: head.key.name().to_owned(),
-                uid: head.uid.to_owned(),
-                resource_version: head.version.to_string(),
-                delete_reason: head.reason.into(),
-                object: body.bytes.clone(),
-                delta: None,
-            };
-            assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
-            assert_eq!(decoded.encode_to_vec(), message, "as prost itself would encode it");
+            for body in [
+                Body::object(Bytes::from(vec![b'x'; 300])),
+                Body::delta(Bytes::from(vec![b'z'; 130]), Base { version: head.version, crc32: 0xdead_beef }),
+            ] {
+                let mut writer = FrameWriter::default();
+                writer.event(&head, body.clone());
+                let len = writer.len();
+                let mut pieces = writer.finish();
+                let framed = pieces.copy_to_bytes(pieces.len());
+                let mut whole = BytesMut::new();
+                put_event(&head, &body, &mut whole);
+                assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
+                let message = &framed[PREFIX_BYTES..];
+                assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());
+                let decoded = WatchResponse::decode(message).unwrap();
+                assert_eq!(decoded.resume_version, head.resume.map_or_else(String::new, |version| version.to_string()));
+                let event = Event {
+                    r#type: if head.kind == Kind::Modified { EventType::Modified } else { EventType::Deleted }.into(),
+                    namespace: head.key.namespace().to_owned(),
+                    name: head.key.name().to_owned(),
+                    uid: head.uid.to_owned(),
+                    resource_version: head.version.to_string(),
+                    delete_reason: head.reason.into(),
+                    object: if body.base.is_none() { body.bytes.clone() } else { Bytes::new() },
+                    delta: body.base.map(|base| ObjectDelta {
+                        base_resource_version: base.version.to_string(),
+                        base_crc32: base.crc32,
+                        zstd: body.bytes.clone(),
+                    }),
+                };
+                let mut delimited = BytesMut::new();
+                put_delimited(&head, &body, &mut delimited);
+                assert_eq!(delimited, event.encode_length_delimited_to_vec());
+                assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
+                assert_eq!(decoded.encode_to_vec(), message, "as prost itself would encode it");
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -23,17 +23,14 @@ use super::{
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
     subscription::{Start, Subscription, SubscriptionStart},
-    view::{View, ViewBytes},
+    view::{View, ViewBytes, ViewKey},
 };
 use crate::{
     cache::{
         EventRing, Record, RingLimits, Store,
         writer::{Change, Commit},
     },
-    model::{
-        GroupVersionResource, ResourceVersion,
-        selection::{Selection, SelectionSpec},
-    },
+    model::{GroupVersionResource, ResourceVersion, event::Transition, format::Format, selection::Selection},
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Resume},
 };
@@ -127,7 +124,8 @@ struct Cached {
 #[derive(Default)]
 struct Views {
     slots: Slab<Slot>,
-    ids: HashMap<SelectionSpec, ViewId>,
+    ids: HashMap<ViewKey, ViewId>,
+    encoders: HashMap<Format, Weak<Encoder>>,
     index: SelectorIndex,
     /// Views that have something that their subscribers were not told of.
     untold: Vec<ViewId>,
@@ -142,24 +140,41 @@ struct Slot {
 }
 
 impl Views {
-    fn get(&self, spec: &SelectionSpec) -> Option<&Arc<View>> {
-        self.ids.get(spec).map(|id| &self.slots[*id].view)
+    fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
+        self.ids.get(key).map(|id| &self.slots[*id].view)
+    }
+
+    /// The one encoder of a format.
+    fn encoder(&mut self, format: &Format) -> Arc<Encoder> {
+        if let Some(encoder) = self.encoders.get(format).and_then(Weak::upgrade) {
+            return encoder;
+        }
+        self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
+        let encoder = Arc::new(Encoder::new(format.clone()));
+        self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
+        encoder
+    }
+
+    /// The encoders that compare what they project.
+    fn comparing(&self) -> Vec<Arc<Encoder>> {
+        let comparing = self.encoders.iter().filter(|(format, _)| format.only_changes());
+        comparing.filter_map(|(_, encoder)| encoder.upgrade()).collect()
     }
 
     fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
         let place = self.index.insert(id, view.selection());
-        self.ids.insert(view.selection().spec().clone(), id);
+        self.ids.insert(view.key(), id);
         entry.insert(Slot { view, place, untold: false });
     }
 
-    /// Takes a view out; not its successor, which may have the same selection.
+    /// Takes a view out; not its successor, which may have the same key.
     fn remove(&mut self, view: &Arc<View>) {
-        let spec = view.selection().spec();
-        let id = self.ids.get(spec).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
+        let key = view.key();
+        let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
         if let Some(id) = id {
-            self.ids.remove(spec);
+            self.ids.remove(&key);
             let slot = self.slots.remove(id);
             self.index.remove(id, &slot.place);
         }
@@ -298,6 +313,12 @@ impl Hub {
     /// [`Self::wake`]: after each commit, or after several that came together.
     pub fn commit(&self, commit: Commit, received: Instant) {
         let Commit { store, version, change } = commit;
+        if let Change::Record(Record::Event(event)) = &change {
+            // Made before the critical section, where it is then found.
+            for encoder in self.inner().views.comparing() {
+                encoder.tells(event, Transition::Change);
+            }
+        }
         let mut inner = self.inner();
         if inner.cache.is_none() {
             inner.synced_since = Some(wall_clock());
@@ -439,6 +460,7 @@ impl Hub {
     pub fn subscribe(
         self: &Arc<Self>,
         selection: Selection,
+        format: Format,
         start: Start,
         bell: Bell,
     ) -> Result<Subscription, Refusal> {
@@ -447,23 +469,34 @@ impl Hub {
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
             return Err(self.not_synced("no state"));
         };
-        let encoder = || Arc::new(Encoder::default());
-        let new = || Arc::new(View::new(selection.clone(), encoder(), cached.version, &self.view_bytes));
-        let view = views.get(selection.spec()).cloned().unwrap_or_else(new);
+        let key = ViewKey { selection: selection.spec().clone(), format };
+        let view = match views.get(&key) {
+            Some(view) => view.clone(),
+            None => {
+                let encoder = views.encoder(&key.format);
+                Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
+            }
+        };
         let (cursor, start) = match start {
             Start::Snapshot => {
-                let store = cached.store.clone();
                 let resource = self.resource.clone();
-                (view.end(), SubscriptionStart::Snapshot { store, version: cached.version, resource })
+                if key.format.encoding().compresses_snapshots() {
+                    let now = Instant::now();
+                    let (chunks, version, cursor) = view.generation(&cached.store, cached.version, &cached.ring, now);
+                    (cursor, SubscriptionStart::Chunks { chunks, version, resource })
+                } else {
+                    let store = cached.store.clone();
+                    (view.end(), SubscriptionStart::Objects { store, version: cached.version, resource })
+                }
             }
-            Start::After(requested) if requested > cached.version => {
+            Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
                 return Err(Refusal::Future { requested, current: cached.version });
             }
-            Start::After(version) => match view.cursor_after(version, &cached.ring) {
+            Start::After(version) | Start::Kept(version) => match view.cursor_after(version, &cached.ring) {
                 Ok(cursor) => {
                     self.metrics.resume(Resume::Ring);
-                    (cursor, SubscriptionStart::After(version))
+                    (cursor, SubscriptionStart::After { version, kept: matches!(start, Start::Kept(_)) })
                 }
                 Err(expired) => {
                     self.metrics.resume(Resume::Expired);
@@ -473,7 +506,7 @@ impl Hub {
         };
         let bell = Arc::new(bell);
         let place = view.join(bell.clone());
-        if views.get(selection.spec()).is_none() {
+        if views.get(&key).is_none() {
             views.insert(view.clone());
         }
         inner.subscribers += 1;

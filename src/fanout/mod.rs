@@ -8,6 +8,7 @@ pub mod block;
 pub mod catalog;
 pub mod encoder;
 pub mod frame;
+pub mod generation;
 pub mod hub;
 pub mod index;
 pub mod log;

@@ -6,7 +6,9 @@ use tokio::time::Instant;
 
 use super::{
     bell::Bell,
+    encoder::Holds,
     frame::{FrameWriter, control},
+    generation::Joined,
     hub::Hub,
     log::LogEntry,
     outcome::StreamEnd,
@@ -26,6 +28,8 @@ pub enum Start {
     Snapshot,
     /// The events after this version.
     After(ResourceVersion),
+    /// The same, for a client that has kept the bytes of every object it was sent: it can read deltas from the start.
+    Kept(ResourceVersion),
 }
 
 /// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
@@ -41,18 +45,24 @@ pub struct Subscription {
     cursor: u64,
     /// Where it has last found nothing; see [`View::run`].
     waited: Option<u64>,
+    holds: Holds,
     snapshot: Option<SnapshotCursor>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
 }
 
+/// Where the state is being read.
 struct SnapshotCursor {
-    store: Store,
     version: ResourceVersion,
     /// Taken when the snapshot begins.
     resource: Option<ResolvedResource>,
-    last: Option<ObjectKey>,
+    state: SnapshotState,
     sent: u64,
+}
+
+enum SnapshotState {
+    Objects { store: Store, last: Option<ObjectKey> },
+    Chunks { chunks: Joined, next: usize },
 }
 
 impl Subscription {
@@ -64,14 +74,21 @@ impl Subscription {
         cursor: u64,
         start: SubscriptionStart,
     ) -> Self {
-        let (snapshot, resume) = match start {
-            SubscriptionStart::After(version) => (None, Some(version)),
-            SubscriptionStart::Snapshot { store, version, resource } => {
-                let resource = Some(resource);
-                (Some(SnapshotCursor { store, version, resource, last: None, sent: 0 }), None)
+        let cursor_at = |version, resource, state| {
+            (Some(SnapshotCursor { version, resource: Some(resource), state, sent: 0 }), None, Holds::All)
+        };
+        let (snapshot, resume, holds) = match start {
+            SubscriptionStart::After { version, kept } => {
+                (None, Some(version), if kept { Holds::All } else { Holds::Since(version) })
+            }
+            SubscriptionStart::Objects { store, version, resource } => {
+                cursor_at(version, resource, SnapshotState::Objects { store, last: None })
+            }
+            SubscriptionStart::Chunks { chunks, version, resource } => {
+                cursor_at(version, resource, SnapshotState::Chunks { chunks, next: 0 })
             }
         };
-        Self { hub, view, place, bell, cursor, waited: None, snapshot, resume }
+        Self { hub, view, place, bell, cursor, waited: None, holds, snapshot, resume }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
@@ -130,13 +147,13 @@ impl Subscription {
             match view.run(self.cursor, room, &self.bell, &mut self.waited) {
                 Ok(Run::Nothing) => break,
                 Ok(Run::Shared(block)) => {
-                    let taken = block.take(self.cursor, room, view.encoder(), &mut pieces);
+                    let taken = block.take(self.cursor, room, view.encoder(), self.holds, &mut pieces);
                     received = received.or(self.pass(taken));
                 }
                 Ok(Run::Alone(entries)) => {
                     let mut frames = FrameWriter::default();
                     entries.iter().for_each(|entry| {
-                        view.encoder().entry(entry, &mut frames);
+                        view.encoder().entry(entry, self.holds, &mut frames);
                     });
                     pieces.append(frames.finish());
                     received = received.or(self.pass(&entries));
@@ -169,26 +186,49 @@ impl Subscription {
         if let Some(resource) = snapshot.resource.take() {
             frames.message(&control::snapshot_begin(snapshot.version, resource));
         }
-        let (mut last, mut objects) = (None, 0);
-        let mut complete = true;
-        for object in snapshot.store.select(self.view.selection(), snapshot.last.as_ref()) {
-            if frames.len() >= bytes_max {
-                complete = false;
-                break;
+        let (selection, encoder) = (self.view.selection(), self.view.encoder());
+        let mut objects = 0;
+        let (mut pieces, complete) = match &mut snapshot.state {
+            SnapshotState::Objects { store, last } => {
+                let (mut taken, mut complete) = (None, true);
+                for object in store.select(selection, last.as_ref()) {
+                    if frames.len() >= bytes_max {
+                        complete = false;
+                        break;
+                    }
+                    encoder.object(object, &mut frames);
+                    objects += 1;
+                    taken = Some(object);
+                }
+                *last = taken.map(|object| object.key().clone()).or(last.take());
+                (Pieces::default(), complete)
             }
-            self.view.encoder().object(object, &mut frames);
-            objects += 1;
-            last = Some(object.key().clone());
-        }
+            SnapshotState::Chunks { chunks, next } => {
+                let mut pieces = std::mem::take(&mut frames).finish();
+                let mut complete = false;
+                // At least one each time, whatever its size.
+                while objects == 0 || pieces.len() < bytes_max {
+                    let Some((frame, count)) = chunks.frame(*next, selection, encoder) else {
+                        complete = true;
+                        break;
+                    };
+                    pieces.push(frame);
+                    pieces.count(1);
+                    objects += count;
+                    *next += 1;
+                }
+                (pieces, complete)
+            }
+        };
         snapshot.sent += objects as u64;
-        snapshot.last = last.or(snapshot.last.take());
         if complete {
             frames.message(&control::snapshot_end(snapshot.version, snapshot.sent));
             self.resume = Some(snapshot.version);
             self.snapshot = None;
         }
-        self.hub.metrics().snapshot_sent(objects, frames.len());
-        Some(frames.finish())
+        pieces.append(frames.finish());
+        self.hub.metrics().snapshot_sent(objects, pieces.len());
+        Some(pieces)
     }
 }
 
@@ -200,6 +240,7 @@ impl Drop for Subscription {
 
 /// What the hub hands a new subscription.
 pub(super) enum SubscriptionStart {
-    Snapshot { store: Store, version: ResourceVersion, resource: ResolvedResource },
-    After(ResourceVersion),
+    Objects { store: Store, version: ResourceVersion, resource: ResolvedResource },
+    Chunks { chunks: Joined, version: ResourceVersion, resource: ResolvedResource },
+    After { version: ResourceVersion, kept: bool },
 }

@@ -10,13 +10,27 @@ use super::{
     bell::Bell,
     block::{Block, BlockBytes, Blocks, cut},
     encoder::Encoder,
-    log::{LogBytes, LogEntry, ViewLog, entries},
+    generation::{Generation, Joined},
+    log::{LogBytes, LogEntry, Seen, ViewLog, entries},
     outcome::StreamEnd,
 };
 use crate::{
-    cache::{EventRing, Expired, Record},
-    model::{ResourceVersion, selection::Selection},
+    cache::{EventRing, Expired, Record, Store},
+    model::{
+        ResourceVersion,
+        format::Format,
+        selection::{Selection, SelectionSpec},
+    },
 };
+
+/// What makes subscriptions equal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ViewKey {
+    /// What is selected.
+    pub selection: SelectionSpec,
+    /// How it is sent.
+    pub format: Format,
+}
 
 /// A view of one resource and scope. The hub writes it, inside its own critical section; subscriptions read it.
 pub struct View {
@@ -29,6 +43,8 @@ pub struct View {
 struct ViewState {
     log: ViewLog,
     blocks: Blocks,
+    /// The latest compressed snapshot.
+    generation: Option<Arc<Generation>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
     subscribers: usize,
@@ -61,6 +77,7 @@ impl View {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, bytes.logs.clone()),
             blocks: Blocks::new(bytes.blocks.clone()),
+            generation: None,
             end: None,
             subscribers: 0,
             waiting: 0,
@@ -71,6 +88,11 @@ impl View {
     /// What is selected.
     pub fn selection(&self) -> &Selection {
         &self.selection
+    }
+
+    /// What makes a subscription equal to those it has.
+    pub fn key(&self) -> ViewKey {
+        ViewKey { selection: self.selection.spec().clone(), format: self.encoder.format().clone() }
     }
 
     /// How it is sent.
@@ -90,7 +112,11 @@ impl View {
 
     /// Appends what this view sees of a record; tells how many messages that is.
     pub fn append(&self, record: &Record, received: Instant) -> usize {
-        let entries = entries(record, &self.selection, Some(received));
+        let mut entries = entries(record, &self.selection, Some(received));
+        entries.retain(|entry| match &entry.seen {
+            Seen::Event(event, seen) => self.encoder.tells(event, *seen),
+            _ => true,
+        });
         let count = entries.len();
         if count > 0 {
             let mut state = self.state();
@@ -128,7 +154,7 @@ impl View {
     /// where it has last found nothing.
     pub fn run(&self, cursor: u64, bytes_max: usize, bell: &Bell, waited: &mut Option<u64>) -> Result<Run, RunError> {
         let mut state = self.state();
-        let ViewState { log, blocks, end, subscribers, waiting } = &mut *state;
+        let ViewState { log, blocks, end, subscribers, waiting, .. } = &mut *state;
         if cursor < log.first() {
             return Err(RunError::Behind { oldest: log.floor() });
         }
@@ -152,6 +178,28 @@ impl View {
             blocks.clear();
         }
         Ok(Run::Nothing)
+    }
+
+    /// The compressed snapshot for one who starts now, with the cache at `version`; its version, and the place in the log after it.
+    pub fn generation(
+        &self,
+        store: &Store,
+        version: ResourceVersion,
+        ring: &EventRing,
+        now: Instant,
+    ) -> (Joined, ResourceVersion, u64) {
+        let known = self.state().generation.clone();
+        if let Some(generation) = &known
+            && let Some(joined) = generation.join(version, now)
+            && let Ok(cursor) = self.cursor_after(generation.version(), ring)
+        {
+            return (joined, generation.version(), cursor);
+        }
+        let store = Arc::new(store.clone());
+        let generation = Arc::new(Generation::new(&store, version, known.as_deref(), now));
+        let mut state = self.state();
+        state.generation = Some(generation.clone());
+        (Joined::Making(generation, store), version, state.log.end())
     }
 
     /// The place in the log after `version`; the log is completed from the ring where it begins later.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     fanout::{Bell, Catalog, Hub, Refusal, Served, Start, Subscription},
-    model::{ObjectKey, ResourceVersion, object::Object},
+    model::{ObjectKey, ResourceVersion, format::Format, object::Object},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
@@ -97,12 +97,15 @@ impl<C: Catalog> Service<C> {
             let version = request::version(&request.resource_version)?;
             let timeout = request::timeout(request.timeout_seconds)?;
             let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
+            let format = request::watch_format(&request)?;
+            let kept = request::state_kept(&request)?;
             let selected = self.select(request.target).await?;
             // Where it was in vain, the hub refuses the version, and counts that.
             let _ = self.fresh(&selected, version).await;
             let Selected { served: Served { hub, .. }, selection } = selected;
-            let start = version.map_or(Start::Snapshot, Start::After);
-            let subscription = hub.subscribe(selection, start, bell)?;
+            let after = if kept { Start::Kept } else { Start::After };
+            let start = version.map_or(Start::Snapshot, after);
+            let subscription = hub.subscribe(selection, format, start, bell)?;
             let timeout_at = timeout.map(|timeout| Instant::now() + timeout);
             Ok(Opened { subscription, hub, bookmark_interval, timeout_at, permit })
         };
@@ -124,7 +127,9 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let permit = self.admit()?;
-        let ListRequest { target, resource_version, .. } = request.into_inner();
+        let request = request.into_inner();
+        let format = request::list_format(&request).map_err(|refusal| status::refused(&refusal))?;
+        let ListRequest { target, resource_version, .. } = request;
         let open = async {
             let version = request::version(&resource_version)?;
             let selected = self.select(target).await?;
@@ -147,7 +152,7 @@ impl<C: Catalog> WatchService for Service<C> {
                     objects.push(object.clone());
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
-                let objects = objects.iter().map(|object| message(object)).collect();
+                let objects = objects.iter().map(|object| message(object, &format)).collect();
                 (Ok(ListResponse { resource_version: version.to_string(), objects, resource }), next)
             });
             std::future::ready(chunk)
@@ -156,7 +161,9 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let GetRequest { target, resource_version, .. } = request.into_inner();
+        let request = request.into_inner();
+        let format = request::get_format(&request).map_err(|refusal| status::refused(&refusal))?;
+        let GetRequest { target, resource_version, .. } = request;
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {
@@ -182,7 +189,7 @@ impl<C: Catalog> WatchService for Service<C> {
         let object = store.get(key.as_str());
         let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()))?;
         Ok(Response::new(GetResponse {
-            object: Some(message(object)),
+            object: Some(message(object, &format)),
             resource_version: version.to_string(),
             resource: Some(served.hub.resource().clone()),
         }))
@@ -196,12 +203,13 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 }
 
-fn message(object: &Object) -> v1alpha1::Object {
+fn message(object: &Object, format: &Format) -> v1alpha1::Object {
+    let json = object.bytes();
     v1alpha1::Object {
         namespace: object.key().namespace().to_owned(),
         name: object.key().name().to_owned(),
         uid: object.uid().to_owned(),
         resource_version: object.version().to_string(),
-        object: object.bytes().clone(),
+        object: format.bytes_of(json).unwrap_or_else(|| json.clone()),
     }
 }

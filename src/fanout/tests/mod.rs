@@ -10,10 +10,12 @@ use tokio::time::Instant;
 use super::{Bell, Hub, Line, Phase, Pieces, Refusal, Start, StreamEnd, Subscription};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
+    encoding::chunk,
     model::{
         GroupVersionResource, ResourceVersion, Scope,
         event::EventType,
         fields::FieldTable,
+        format::Format,
         object::{Object, ObjectParser},
         selection::Selection,
         selector::{FieldSelector, LabelSelector},
@@ -21,6 +23,8 @@ use crate::{
     proto::v1alpha1::{DeleteReason, EventType as Type, ResolvedResource, WatchResponse, watch_response},
     telemetry::metrics::Metrics,
 };
+
+mod formats;
 
 const LIMITS: RingLimits =
     RingLimits { ring_bytes_max: Some(1 << 20), ring_events_max: 4, ring_age_max: Duration::from_secs(3600) };
@@ -77,7 +81,7 @@ impl Cache {
     }
 
     fn subscribe(&self, labels: &str, start: Start) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), start, Bell::new(&Line::new(), 0))
+        self.hub.subscribe(self.select(labels), Format::default(), start, Bell::new(&Line::new(), 0))
     }
 
     fn after(&self, labels: &str, at: u64) -> Result<Subscription, Refusal> {
@@ -107,8 +111,8 @@ fn line(message: &WatchResponse) -> String {
         SnapshotEnd(end) => format!("end of {}", end.object_count),
         GapBegin(begin) => format!("gap from {} {}", begin.resource_version, begin.reason),
         GapEnd(_) => "end of gap".into(),
-        SnapshotChunk(_) => "chunk".into(),
         Bookmark(_) => "bookmark".into(),
+        SnapshotChunk(chunk) => format!("chunk of {}", chunk::decode(&chunk.zstd, 1 << 20).unwrap().len()),
     };
     match message.resume_version.as_str() {
         "" => what,
@@ -287,7 +291,7 @@ async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
     let line = Line::new();
     let subscribe = |cache: &Cache, labels: &str, stream| {
         let bell = Bell::new(&line, stream);
-        cache.hub.subscribe(cache.select(labels), Start::After(version(10)), bell).unwrap()
+        cache.hub.subscribe(cache.select(labels), Format::default(), Start::After(version(10)), bell).unwrap()
     };
     let mut all = [subscribe(&cache, "", 1), subscribe(&cache, "app=web", 2), subscribe(&cache, "app!=web", 3)];
     all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
