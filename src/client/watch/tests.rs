@@ -23,6 +23,8 @@ use crate::{
     },
 };
 
+mod encodings;
+
 type Step = Result<WatchResponse, Status>;
 
 /// Plays one script per watch, then says UNIMPLEMENTED; notes every request.
