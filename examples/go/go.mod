@@ -3,7 +3,9 @@ module kubefan.dev/examples/go
 go 1.26.0
 
 require (
+	github.com/klauspost/compress v1.20.3
 	google.golang.org/grpc v1.85.0
+	google.golang.org/protobuf v1.36.12
 	kubefan.dev/clients/go v0.0.0
 )
 
@@ -12,7 +14,6 @@ require (
 	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
 )
 
 replace kubefan.dev/clients/go => ../../clients/go

@@ -12,11 +12,14 @@ use tonic::Code;
 use super::{
     CliError,
     output::{self, Format},
+    projection::ProjectionArgs,
     select::{SelectArgs, ServerArgs, describe, is_cluster_scoped},
     table::Table,
     watch::notice,
 };
-use crate::client::{ClientError, Event, ListWatch, Object, ResolvedResource, Target, WatchItem, WatchOptions};
+use crate::client::{
+    ClientError, Event, ListWatch, Object, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
+};
 
 /// A resource that is read for the first time is listed upstream first; so long we wait for that.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -45,6 +48,9 @@ pub(super) struct GetArgs {
     show_managed_fields: bool,
 
     #[command(flatten)]
+    projection: ProjectionArgs,
+
+    #[command(flatten)]
     select: SelectArgs,
 
     #[command(flatten)]
@@ -64,6 +70,11 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     if args.watch && (selected.len() > 1 || selected.iter().any(|one| one.names.len() > 1)) {
         return Err(CliError::Plain("--watch takes one type, or one name".to_owned()));
     }
+    if args.projection.only_changes && !args.watch {
+        return Err(CliError::Plain("--only-changes goes with --watch".to_owned()));
+    }
+    let read =
+        ReadOptions { resource_version: args.resource_version.clone(), projection: args.projection.projection() };
     let client = args.server.connect().await?;
     let mut found = Vec::new();
     let mut failed = false;
@@ -73,7 +84,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
             names => names.iter().map(|name| args.select.target(&one.resource, Some(name))).collect(),
         };
         for target in targets {
-            match fetch(&client, target, &args.resource_version).await {
+            match fetch(&client, target, &read).await {
                 Ok(one) => found.push(one),
                 // One that is not there leaves the others.
                 Err(error @ ClientError::Status(_)) => {
@@ -87,17 +98,17 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     let mut printer = Printer::new(&args, selected.len() > 1);
     printer.print_found(&found)?;
     match found.pop() {
-        Some(one) if args.watch && !failed => follow(&client, one, &mut printer).await?,
+        Some(one) if args.watch && !failed => follow(&client, one, &args.projection, &mut printer).await?,
         _ => {}
     }
     if failed { Err(CliError::Printed) } else { Ok(()) }
 }
 
 /// Lists or gets, and waits for a cache that is being filled.
-async fn fetch(client: &ListWatch, mut target: Target, resource_version: &str) -> Result<Found, ClientError> {
+async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let result = fetch_once(client, target.clone(), resource_version).await;
+        let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
             Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
             Err(error) if error.code() == Code::Unavailable => match error.retry_after() {
@@ -109,13 +120,13 @@ async fn fetch(client: &ListWatch, mut target: Target, resource_version: &str) -
     }
 }
 
-async fn fetch_once(client: &ListWatch, target: Target, resource_version: &str) -> Result<Found, ClientError> {
+async fn fetch_once(client: &ListWatch, target: Target, read: ReadOptions) -> Result<Found, ClientError> {
     if target.name.is_empty() {
-        let list = client.list(target.clone(), resource_version).await?;
+        let list = client.list(target.clone(), read).await?;
         let resource = list.resource.unwrap_or_default();
         return Ok(Found { target, resource, resource_version: list.resource_version, objects: list.objects });
     }
-    let response = client.get(target.clone(), resource_version).await?;
+    let response = client.get(target.clone(), read).await?;
     Ok(Found {
         target,
         resource: response.resource.unwrap_or_default(),
@@ -124,8 +135,18 @@ async fn fetch_once(client: &ListWatch, target: Target, resource_version: &str) 
     })
 }
 
-async fn follow(client: &ListWatch, found: Found, printer: &mut Printer) -> Result<(), CliError> {
-    let options = WatchOptions { resource_version: found.resource_version, ..WatchOptions::default() };
+async fn follow(
+    client: &ListWatch,
+    found: Found,
+    projection: &ProjectionArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let options = WatchOptions {
+        resource_version: found.resource_version,
+        projection: projection.projection(),
+        only_changes: projection.only_changes,
+        ..WatchOptions::default()
+    };
     let mut watch = client.watch(found.target, options);
     while let Some(item) = watch.next().await {
         match item? {

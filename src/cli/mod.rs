@@ -14,6 +14,8 @@ mod output;
 #[cfg(feature = "client")]
 mod pod_status;
 #[cfg(feature = "client")]
+mod projection;
+#[cfg(feature = "client")]
 mod select;
 #[cfg(feature = "server")]
 mod serve;

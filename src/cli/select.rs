@@ -143,7 +143,9 @@ pub(super) fn describe(error: &ClientError) -> String {
             }
             return format!("error: cannot reach kubefan at {address}: {message}; is `kubefan serve` running?");
         }
-        ClientError::Address { .. } | ClientError::Protocol { .. } => return format!("error: {error}"),
+        ClientError::Address { .. } | ClientError::Undecodable { .. } | ClientError::Protocol { .. } => {
+            return format!("error: {error}");
+        }
         ClientError::Status(status) => match status.code {
             Code::InvalidArgument => "BadRequest",
             Code::NotFound => "NotFound",

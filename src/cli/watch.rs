@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 
 use super::{
     CliError,
+    projection::ProjectionArgs,
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
     table::{Columns, pod_cells, type_name},
 };
 use crate::{
-    client::{Event, EventType, OnExpired, ResolvedResource, WatchItem, WatchOptions},
+    client::{Encoding, Event, EventType, OnExpired, ResolvedResource, WatchItem, WatchOptions},
     proto::v1alpha1::DeleteReason,
 };
 
@@ -44,6 +45,13 @@ pub(super) struct WatchArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     timeout: Option<Duration>,
 
+    /// How objects travel; what is printed is the same
+    #[arg(long, value_enum, value_name = "ENCODING", default_value_t = EncodingArg::Json, hide_default_value = true)]
+    encoding: EncodingArg,
+
+    #[command(flatten)]
+    projection: ProjectionArgs,
+
     #[command(flatten)]
     select: SelectArgs,
 
@@ -57,6 +65,16 @@ enum Format {
     Json,
     /// TYPE/NAME
     Name,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EncodingArg {
+    /// Every object as JSON
+    Json,
+    /// The state in compressed chunks, changes as JSON
+    Zstd,
+    /// The state in compressed chunks, changes as deltas; without metadata.resourceVersion and metadata.managedFields (experimental)
+    ZstdDelta,
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
@@ -78,14 +96,25 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     let options = WatchOptions {
         resource_version: args.resource_version.clone(),
         timeout: args.timeout,
+        projection: args.projection.projection(),
+        only_changes: args.projection.only_changes,
+        encoding: match args.encoding {
+            EncodingArg::Json => Encoding::Json,
+            EncodingArg::Zstd => Encoding::Zstd,
+            EncodingArg::ZstdDelta => Encoding::ZstdDelta,
+        },
         // Who names a version wants what comes after it, and nothing else.
         on_expired: if args.resource_version.is_empty() { OnExpired::Restart } else { OnExpired::Fail },
         ..WatchOptions::default()
     };
     let client = args.server.connect().await?;
     let mut watch = client.watch(target.clone(), options.clone());
-    let mut printer =
-        Printer { format: args.output, columns: Columns::starting_with(TYPE_WIDTH), out: BufWriter::new(stdout()) };
+    let mut printer = Printer {
+        format: args.output,
+        resource: ResolvedResource { resource: resource.clone(), ..ResolvedResource::default() },
+        columns: Columns::starting_with(TYPE_WIDTH),
+        out: BufWriter::new(stdout()),
+    };
     let mut interrupt = pin!(tokio::signal::ctrl_c());
     let result = loop {
         let item = {
@@ -105,6 +134,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         match item {
             None => break Ok(()),
             Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
+            Some(Ok(WatchItem::SnapshotBegin { resource: Some(resource), .. })) => printer.resource = resource,
             Some(Ok(item)) => notice(&item).into_iter().for_each(|line| eprintln!("{line}")),
             Some(Err(error)) if is_cluster_scoped(&error, &target) => {
                 target.namespace.clear();
@@ -145,15 +175,24 @@ pub(super) fn notice(item: &WatchItem) -> Option<String> {
 
 struct Printer {
     format: Option<Format>,
+    /// As it was asked for, until a snapshot says what it is.
+    resource: ResolvedResource,
     columns: Columns,
     out: BufWriter<Stdout>,
 }
 
 impl Printer {
+    fn described(&self, event: &Event) -> ResolvedResource {
+        match described(&serde_json::from_slice(&event.object).unwrap_or_default()) {
+            told if told.kind.is_empty() => self.resource.clone(),
+            told => told,
+        }
+    }
+
     fn print(&mut self, event: &Event) -> io::Result<()> {
         match self.format {
             Some(Format::Json) => print_json(&mut self.out, event),
-            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&described(event)), event.name),
+            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&self.described(event)), event.name),
             None => self.columns.print(&mut self.out, &[cells(event)]),
         }
     }
@@ -164,9 +203,10 @@ fn cells(event: &Event) -> Vec<String> {
     let key =
         if event.namespace.is_empty() { event.name.clone() } else { format!("{}/{}", event.namespace, event.name) };
     let mut cells = vec![type_text(event).to_owned(), event.resource_version.clone(), key];
-    let resource = described(event);
+    let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
+    let resource = described(&object);
     if resource.kind == "Pod" && resource.group.is_empty() {
-        cells.extend(pod_cells(&serde_json::from_slice(&event.object).unwrap_or_default()));
+        cells.extend(pod_cells(&object));
     }
     match event.delete_reason() {
         DeleteReason::LeftSelector => cells.push("(left the selector)".to_owned()),
@@ -197,13 +237,14 @@ fn type_text(event: &Event) -> &'static str {
     }
 }
 
-/// The type by the object itself: a watch that resumes is not told it again.
-fn described(event: &Event) -> ResolvedResource {
-    let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
-    let api_version = object["apiVersion"].as_str().unwrap_or_default();
-    let group = api_version.split_once('/').map_or("", |(group, _)| group);
-    let kind = object["kind"].as_str().unwrap_or_default();
-    ResolvedResource { group: group.to_owned(), kind: kind.to_owned(), ..ResolvedResource::default() }
+/// The type by the object itself: a watch that resumes is not told it again. Empty where the projection leaves it out.
+fn described(object: &Value) -> ResolvedResource {
+    let text = |field: &str| object[field].as_str().unwrap_or_default();
+    let group = text("apiVersion").split_once('/').map_or("", |(group, _)| group);
+    match text("kind") {
+        "PartialObjectMetadata" => ResolvedResource::default(),
+        kind => ResolvedResource { group: group.to_owned(), kind: kind.to_owned(), ..ResolvedResource::default() },
+    }
 }
 
 #[cfg(test)]
@@ -243,6 +284,22 @@ DELETED    42    default/web-1   Running   n1    (left the selector)
 DELETED    42    default/web-1   (final state unknown)
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_projected_object_has_the_type_that_was_asked_for() {
+        let printer = |resource: &str| Printer {
+            format: None,
+            resource: ResolvedResource { resource: resource.to_owned(), ..ResolvedResource::default() },
+            columns: Columns::default(),
+            out: BufWriter::new(stdout()),
+        };
+        let named = |object: &str| {
+            type_name(&printer("po").described(&event(EventType::Added, DeleteReason::Unspecified, object)))
+        };
+        assert_eq!(named(r#"{"kind":"Deployment","apiVersion":"apps/v1"}"#), "deployment.apps");
+        assert_eq!(named(r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1"}"#), "po");
+        assert_eq!(named("{}"), "po");
     }
 
     #[test]

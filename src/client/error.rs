@@ -30,6 +30,14 @@ pub enum ClientError {
     /// kubefan answered with an error.
     #[error("{0}")]
     Status(Box<ServerStatus>),
+    /// What kubefan sent does not fit what is held, or was damaged on its way. A watch asks for it again.
+    #[error("cannot use what kubefan at {address} sent: {message}")]
+    Undecodable {
+        /// As it was given.
+        address: String,
+        /// What was wrong.
+        message: String,
+    },
     /// The server sent what the contract does not allow.
     #[error("{address} does not speak kubefan's protocol: {message}")]
     Protocol {
@@ -93,6 +101,7 @@ impl ClientError {
             Self::Address { .. } => Code::InvalidArgument,
             Self::Unreachable { .. } => Code::Unavailable,
             Self::Status(status) => status.code,
+            Self::Undecodable { .. } => Code::DataLoss,
             Self::Protocol { .. } => Code::Internal,
         }
     }
@@ -131,7 +140,7 @@ impl ClientError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Address { .. } | Self::Protocol { .. } => false,
-            Self::Unreachable { .. } => true,
+            Self::Unreachable { .. } | Self::Undecodable { .. } => true,
             Self::Status(status) => {
                 // UNKNOWN, INTERNAL and CANCELLED are what broken streams and proxies in between look like.
                 use Code::*;

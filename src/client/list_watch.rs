@@ -8,6 +8,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 use super::{
     error::{ClientError, root_cause},
+    projection::Projection,
     watch::{WatchOptions, WatchStream},
 };
 use crate::proto::v1alpha1::{
@@ -60,6 +61,21 @@ pub struct ObjectList {
     pub resource: Option<ResolvedResource>,
 }
 
+/// How to list or get. A text is the version.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReadOptions {
+    /// The oldest state wanted; empty for any.
+    pub resource_version: String,
+    /// What of each object is sent.
+    pub projection: Projection,
+}
+
+impl From<&str> for ReadOptions {
+    fn from(resource_version: &str) -> Self {
+        Self { resource_version: resource_version.to_owned(), ..Self::default() }
+    }
+}
+
 /// A client of one kubefan. A clone shares the connection.
 #[derive(Debug, Clone)]
 pub struct ListWatch {
@@ -94,22 +110,22 @@ impl ListWatch {
         &self.address
     }
 
-    /// Lists, in chunks as they come. `resource_version` is the oldest state wanted; empty for any.
+    /// Lists, in chunks as they come.
     pub async fn list_chunks(
         &self,
         target: Target,
-        resource_version: &str,
+        options: ReadOptions,
     ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
-        let request =
-            ListRequest { target: Some(target), resource_version: resource_version.to_owned(), ..Default::default() };
+        let ReadOptions { resource_version, projection } = options;
+        let request = ListRequest { target: Some(target), resource_version, projection: projection.message(false) };
         let stream = self.service.clone().list(request).await.map_err(|status| self.error(&status))?.into_inner();
         let address = self.address.clone();
         Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
     }
 
     /// Lists, all at once.
-    pub async fn list(&self, target: Target, resource_version: &str) -> Result<ObjectList, ClientError> {
-        let mut chunks = self.list_chunks(target, resource_version).await?;
+    pub async fn list(&self, target: Target, options: impl Into<ReadOptions>) -> Result<ObjectList, ClientError> {
+        let mut chunks = self.list_chunks(target, options.into()).await?;
         let mut list = ObjectList::default();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk?;
@@ -124,9 +140,10 @@ impl ListWatch {
     }
 
     /// Gets one object; `target.name` says which.
-    pub async fn get(&self, target: Target, resource_version: &str) -> Result<GetResponse, ClientError> {
-        let request =
-            GetRequest { target: Some(target), resource_version: resource_version.to_owned(), ..Default::default() };
+    pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
+        let ReadOptions { resource_version, projection } = options.into();
+        let projection = projection.message(false);
+        let request = GetRequest { target: Some(target), resource_version, projection, ..GetRequest::default() };
         let response = self.service.clone().get(request).await.map_err(|status| self.error(&status))?.into_inner();
         if response.object.is_none() {
             return Err(self.protocol("a get without an object"));

@@ -16,11 +16,15 @@
 //! ```
 
 pub mod error;
+mod kept;
 pub mod list_watch;
+pub mod projection;
 pub mod watch;
 
 pub use error::{ClientError, ServerStatus};
-pub use list_watch::{ClientOptions, ListWatch, ObjectList};
+pub use list_watch::{ClientOptions, ListWatch, ObjectList, ReadOptions};
+pub use projection::{Parts, Projection};
 pub use watch::{OnExpired, WatchItem, WatchOptions, WatchStream};
 
+pub use crate::model::format::Encoding;
 pub use crate::proto::v1alpha1::{Event, EventType, Object, ResolvedResource, ResourceStatus, Target};

@@ -2,18 +2,29 @@
 //!
 //! It keeps the last `resume_version` and nothing else, and comes back with it: exactly what happened in between follows. The
 //! version of an object is never used for that, because it does not say what the selector has already seen.
+//!
+//! Compressed chunks and deltas become plain events here. A delta that does not fit ends the stream: the watch resumes from its last
+//! `resume_version` and says that it kept nothing, so that the server sends that very event again, in full. (To get the object by
+//! itself would give its newest state, and skip the ones before it.)
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use futures::Stream;
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Streaming;
 
-use super::{error::ClientError, list_watch::ListWatch};
+use super::{
+    error::ClientError,
+    kept::{Kept, KeptError},
+    list_watch::ListWatch,
+    projection::Projection,
+};
 use crate::{
     backoff::{Backoff, BackoffOptions},
-    proto::v1alpha1::{Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
+    encoding::{chunk, delta},
+    model::format::Encoding,
+    proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
 
 /// The server ends a watch at its timeout; one that did not so long after it is not waited for.
@@ -29,8 +40,11 @@ pub enum OnExpired {
     Restart,
 }
 
+/// How many bytes of objects a watch with deltas keeps, unless it is told otherwise.
+pub const KEPT_BYTES_MAX: usize = 1 << 30;
+
 /// How to watch.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct WatchOptions {
     /// The version to resume from; empty starts with a snapshot.
     pub resource_version: String,
@@ -38,12 +52,37 @@ pub struct WatchOptions {
     pub timeout: Option<Duration>,
     /// How long the server may be silent when the version moves; unset leaves it to the server (60 s).
     pub bookmark_interval: Option<Duration>,
+    /// What of each object is sent.
+    pub projection: Projection,
+    /// Changes that leave what is sent as it was are not told. Needs a projection that leaves something out, or deltas.
+    pub only_changes: bool,
+    /// How objects travel. Events carry whole objects all the same; with deltas the watch keeps a copy of each.
+    pub encoding: Encoding,
+    /// With deltas, the bytes of objects that are kept at most; above it the watch goes on without deltas.
+    pub kept_bytes_max: usize,
     /// What to do when the version to resume from is no longer held.
     pub on_expired: OnExpired,
     /// The waits between tries.
     pub backoff: BackoffOptions,
     /// Decides the jitter, for simulations; unset means by chance.
     pub seed: Option<u64>,
+}
+
+impl Default for WatchOptions {
+    fn default() -> Self {
+        Self {
+            resource_version: String::new(),
+            timeout: None,
+            bookmark_interval: None,
+            projection: Projection::default(),
+            only_changes: false,
+            encoding: Encoding::default(),
+            kept_bytes_max: KEPT_BYTES_MAX,
+            on_expired: OnExpired::default(),
+            backoff: BackoffOptions::default(),
+            seed: None,
+        }
+    }
 }
 
 /// What a watch tells.
@@ -106,6 +145,12 @@ pub struct WatchStream {
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
+    /// With deltas: their bases.
+    kept: Option<Kept>,
+    /// What is kept is the state at `resume_version`, and not one on the way to the next.
+    kept_fits: bool,
+    /// Events of a snapshot chunk that were not returned yet.
+    chunk: VecDeque<Event>,
     state: State,
 }
 
@@ -126,6 +171,10 @@ impl WatchStream {
             backoff: Backoff::new(options.backoff.clone()),
             rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
             broken: false,
+            kept: (options.encoding == Encoding::ZstdDelta)
+                .then(|| Kept::new(options.kept_bytes_max, delta::OBJECT_BYTES_MAX)),
+            kept_fits: false,
+            chunk: VecDeque::new(),
             state: State::Waiting(None),
             options,
         }
@@ -145,6 +194,9 @@ impl WatchStream {
             self.deadline = self.options.timeout.map(|timeout| Instant::now() + timeout);
         }
         loop {
+            if let Some(event) = self.chunk.pop_front() {
+                return Some(Ok(WatchItem::Event(event)));
+            }
             match &mut self.state {
                 State::Ended => return None,
                 State::Waiting(until) => {
@@ -168,9 +220,10 @@ impl WatchStream {
                 }
                 State::Open(stream) => match message_before(stream, self.deadline).await {
                     Ok(Some(response)) => match self.accept(response) {
-                        Some(item) => return Some(Ok(item)),
-                        // A message of a newer server; its resume version counts all the same.
-                        None => continue,
+                        Ok(Some(item)) => return Some(Ok(item)),
+                        // A chunk, or a message of a newer server; its resume version counts all the same.
+                        Ok(None) => continue,
+                        Err(message) => return Some(Ok(self.undecodable(message))),
                     },
                     Ok(None) if self.options.timeout.is_some() => self.state = State::Ended,
                     Ok(None) => return Some(self.failed(&tonic::Status::unavailable("the stream ended"))),
@@ -194,33 +247,83 @@ impl WatchStream {
                 i64::try_from(rest.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
             }
         };
+        // Without deltas after all, the same bytes: those that deltas are made of.
+        let (encoding, canonical) = match (self.options.encoding, &self.kept) {
+            (Encoding::Json, _) => (v1alpha1::Encoding::Unspecified, false),
+            (Encoding::Zstd, _) => (v1alpha1::Encoding::Zstd, false),
+            (Encoding::ZstdDelta, Some(_)) => (v1alpha1::Encoding::ZstdDelta, false),
+            (Encoding::ZstdDelta, None) => (v1alpha1::Encoding::Zstd, true),
+        };
+        let drop_managed_fields = canonical || self.options.projection.drop_managed_fields;
+        let projection = Projection { drop_managed_fields, ..self.options.projection.clone() };
+        let projection = projection.message(self.options.only_changes);
         Some(WatchRequest {
             target: Some(self.target.clone()),
             resource_version: self.resume_version.clone(),
             timeout_seconds,
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
-            ..WatchRequest::default()
+            projection,
+            encoding: encoding.into(),
+            state_kept: self.kept_fits && self.kept.as_ref().is_some_and(Kept::is_whole),
         })
     }
 
-    fn accept(&mut self, response: WatchResponse) -> Option<WatchItem> {
-        if !response.resume_version.is_empty() {
+    /// What a message tells; nothing where it only fills the chunk. Nothing has changed where it cannot be decoded.
+    fn accept(&mut self, response: WatchResponse) -> Result<Option<WatchItem>, KeptError> {
+        let item = match response.message {
+            None => None,
+            Some(Message::SnapshotBegin(begin)) => {
+                self.kept.iter_mut().for_each(Kept::begin);
+                let v1alpha1::SnapshotBegin { resource_version, resource } = begin;
+                Some(WatchItem::SnapshotBegin { resource_version, resource })
+            }
+            Some(Message::SnapshotEnd(end)) => {
+                self.kept.iter_mut().for_each(Kept::end);
+                Some(WatchItem::SnapshotEnd { object_count: end.object_count })
+            }
+            Some(Message::SnapshotChunk(chunk)) => {
+                let mut events = VecDeque::from(chunk::decode(&chunk.zstd, chunk::CONTENT_BYTES_MAX)?);
+                events.iter_mut().try_for_each(|event| self.resolve(event))?;
+                self.chunk = events;
+                None
+            }
+            Some(Message::Event(mut event)) => {
+                self.resolve(&mut event)?;
+                Some(WatchItem::Event(event))
+            }
+            Some(Message::GapBegin(begin)) => {
+                Some(WatchItem::GapBegin { resource_version: begin.resource_version, reason: begin.reason })
+            }
+            Some(Message::GapEnd(_)) => Some(WatchItem::GapEnd),
+            Some(Message::Bookmark(_)) => Some(WatchItem::Bookmark),
+        };
+        self.kept_fits = !response.resume_version.is_empty();
+        if self.kept_fits {
             self.resume_version = response.resume_version;
         }
-        Some(match response.message? {
-            Message::SnapshotBegin(begin) => {
-                WatchItem::SnapshotBegin { resource_version: begin.resource_version, resource: begin.resource }
-            }
-            Message::SnapshotEnd(end) => WatchItem::SnapshotEnd { object_count: end.object_count },
-            Message::Event(event) => WatchItem::Event(event),
-            Message::GapBegin(begin) => {
-                WatchItem::GapBegin { resource_version: begin.resource_version, reason: begin.reason }
-            }
-            Message::GapEnd(_) => WatchItem::GapEnd,
-            Message::Bookmark(_) => WatchItem::Bookmark,
-            // Only sent where it was asked for.
-            Message::SnapshotChunk(_) => return None,
-        })
+        Ok(item)
+    }
+
+    fn resolve(&mut self, event: &mut Event) -> Result<(), KeptError> {
+        match &mut self.kept {
+            Some(kept) => kept.resolve(event),
+            None if event.delta.is_some() => Err(KeptError::Missing),
+            None => Ok(()),
+        }
+    }
+
+    /// The message that could not be decoded is asked for again, in full: the resume version has not moved past it.
+    fn undecodable(&mut self, error: KeptError) -> WatchItem {
+        match error {
+            KeptError::OverLimit(_) => self.kept = None,
+            _ => self.kept.iter_mut().for_each(Kept::forget),
+        }
+        self.kept_fits = false;
+        let retry_in = self.backoff.next_delay(Instant::now(), None, &mut self.rng);
+        self.state = State::Waiting(Some(Instant::now() + retry_in));
+        self.broken = true;
+        let error = ClientError::Undecodable { address: self.client.address.clone(), message: error.to_string() };
+        WatchItem::Disconnected { error, retry_in }
     }
 
     fn failed(&mut self, status: &tonic::Status) -> Result<WatchItem, ClientError> {

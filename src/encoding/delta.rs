@@ -54,6 +54,11 @@ pub fn encode(base: &[u8], new: &[u8]) -> Option<Bytes> {
     if base.is_empty() {
         return None;
     }
+    // zstd takes no dictionary out of the memory that it compresses: an object that stayed as it was may be one and the same.
+    let (base_range, new_range) = (base.as_ptr_range(), new.as_ptr_range());
+    if base_range.start < new_range.end && new_range.start < base_range.end {
+        return encode(&base.to_vec(), new);
+    }
     // A frame that is not smaller has no room, and is an error.
     let mut frame = Vec::with_capacity(new.len().checked_sub(1)?);
     compress(base, new, &mut frame).ok()?;
@@ -124,6 +129,13 @@ mod tests {
         let base = pod("Pending", 60_000);
         let new = [&br#"{"more":1,"#[..], &base[1..]].concat();
         assert!(delta(&base, &new).zstd.len() < new.len() / 100);
+    }
+
+    #[test]
+    fn an_object_that_stayed_as_it_was_costs_next_to_nothing() {
+        let same = pod("Running", 300);
+        assert!(delta(&same, &same).zstd.len() < 40);
+        assert!(delta(&same[..same.len() - 1], &same).zstd.len() < 40);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 pub mod chunk;
 pub mod delta;
+#[cfg(test)]
+mod vectors;
 
 use zstd::zstd_safe::{self, DCtx};
 

@@ -1,5 +1,6 @@
 //! The example programs in `examples/`, with the stubs generated as their first lines say: each shows the pods that are there
-//! and every later one exactly once, over a break of the connection too.
+//! and every later one exactly once, over a break of the connection too. The decoders there take every test vector of the contract:
+//! so libraries of other languages can read what kubefan compresses.
 
 use std::{
     env, fs,
@@ -14,12 +15,13 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_go_example_loses_and_repeats_no_event;
-    python: the_python_example_loses_and_repeats_no_event;
-    local: the_examples_are_short;
+    python: the_python_example_loses_and_repeats_no_event, the_python_decoder_takes_every_vector;
+    local: the_examples_are_short, the_go_decoder_takes_every_vector;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 const PROTO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/kubefan/v1alpha1/testdata");
 const LINES_MAX: usize = 39;
 
 async fn the_examples_are_short() {
@@ -43,17 +45,24 @@ async fn the_go_example_loses_and_repeats_no_event() {
 
 async fn the_python_example_loses_and_repeats_no_event() {
     let python = python();
-    let stubs = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let out = |flag: &str| format!("--{flag}={}", stubs.path().display());
-    let mut protoc = Command::new(&python);
-    protoc.args(["-m", "grpc_tools.protoc", "-I", PROTO, &out("python_out"), &out("grpc_python_out")]);
-    run("python", protoc.arg("kubefan/v1alpha1/watch.proto"));
+    let stubs = stubs(&python);
     check("LISTED", |server| {
         let mut command = Command::new(&python);
         command.arg(Path::new(DIR).join("python/watch.py")).arg(server.to_string()).env("PYTHONPATH", stubs.path());
         command
     })
     .await;
+}
+
+async fn the_go_decoder_takes_every_vector() {
+    run("go", Command::new("go").args(["run", "./decode", VECTORS]).current_dir(Path::new(DIR).join("go")));
+}
+
+async fn the_python_decoder_takes_every_vector() {
+    let python = python();
+    let stubs = stubs(&python);
+    let program = Path::new(DIR).join("python/decode.py");
+    run("decode.py", Command::new(&python).arg(program).arg(VECTORS).env("PYTHONPATH", stubs.path()));
 }
 
 /// Runs an example against kubefan: one pod before it starts, which it shows as `first`, one while it watches, and one while
@@ -96,7 +105,17 @@ async fn printed(process: &mut Process, start: &str) {
     assert_eq!(found, Some(true), "the example does not print \"{start}\" but:\n{}", process.log());
 }
 
-/// A Python with what the example requires, in an environment that is made once for each list of requirements.
+/// The Python code of the contract, in a directory of its own.
+fn stubs(python: &Path) -> tempfile::TempDir {
+    let stubs = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let out = |flag: &str| format!("--{flag}={}", stubs.path().display());
+    let mut protoc = Command::new(python);
+    protoc.args(["-m", "grpc_tools.protoc", "-I", PROTO, &out("python_out"), &out("grpc_python_out")]);
+    run("python", protoc.arg("kubefan/v1alpha1/watch.proto"));
+    stubs
+}
+
+/// A Python with what the examples require, in an environment that is made once for each list of requirements.
 fn python() -> PathBuf {
     let requirements = Path::new(DIR).join("python/requirements.txt");
     let text = fs::read_to_string(&requirements).unwrap();

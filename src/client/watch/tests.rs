@@ -22,6 +22,8 @@ use crate::{
     },
 };
 
+mod encodings;
+
 type Step = Result<WatchResponse, Status>;
 
 /// Plays one script per watch, then says UNIMPLEMENTED; notes every request.
