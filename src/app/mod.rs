@@ -21,7 +21,7 @@ use self::{
 };
 use crate::{
     cache::RingLimits,
-    config::{ServeConfig, TlsFiles, WatchListMode},
+    config::{CacheCompression, ServeConfig, TlsFiles, WatchListMode},
     proto::{DESCRIPTORS, service::watch_service_server::WatchServiceServer},
     server::{
         admin::{self, Admin},
@@ -192,6 +192,7 @@ fn registry(
         },
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
+        cache_compression: config.cache_compression == CacheCompression::Zstd,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),

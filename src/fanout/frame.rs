@@ -40,7 +40,7 @@ impl Frame {
     /// The frame of an object of a snapshot.
     pub fn snapshot_object(object: &Object) -> Self {
         let head = head_of(object, object.version(), EventType::Added, DeleteReason::Unspecified);
-        encode(None, head, object.bytes().clone())
+        encode(None, head, object.bytes())
     }
 
     fn transition(
@@ -50,12 +50,12 @@ impl Frame {
         delete: DeleteReason,
     ) -> Self {
         let (kind, reason, bytes) = match transition {
-            Transition::Enter => (EventType::Added, DeleteReason::Unspecified, event.object().bytes().clone()),
-            Transition::Change => (EventType::Modified, DeleteReason::Unspecified, event.object().bytes().clone()),
+            Transition::Enter => (EventType::Added, DeleteReason::Unspecified, event.object().bytes()),
+            Transition::Change => (EventType::Modified, DeleteReason::Unspecified, event.object().bytes()),
             Transition::Leave => (EventType::Deleted, DeleteReason::LeftSelector, event.left_bytes()),
-            Transition::Delete => (EventType::Deleted, delete, event.object().bytes().clone()),
+            Transition::Delete => (EventType::Deleted, delete, event.object().bytes()),
         };
-        encode(resume, head_of(event.object(), event.version(), kind, reason), bytes)
+        encode(resume, head_of(&event.object(), event.version(), kind, reason), bytes)
     }
 
     /// Opens a snapshot.
@@ -159,10 +159,10 @@ mod tests {
         let object = ObjectParser::new(&FieldTable::default()).parse(json).unwrap();
         let version = ResourceVersion::new(300).unwrap();
         let event = Event {
-            object: object.bytes().clone(),
+            object: object.bytes(),
             ..head_of(&object, version, EventType::Deleted, DeleteReason::LeftSelector)
         };
-        let frame = encode(Some(version), Event { object: Bytes::new(), ..event.clone() }, object.bytes().clone());
+        let frame = encode(Some(version), Event { object: Bytes::new(), ..event.clone() }, object.bytes());
         let mut bytes = Vec::new();
         frame.write(&mut bytes);
         let decoded = WatchResponse::decode(bytes.as_slice()).unwrap();

@@ -1,9 +1,14 @@
 //! The data model every layer shares: names, versions, objects, events and selectors. Pure: no I/O, no clock.
 
+#[cfg(feature = "server")]
 pub mod event;
 pub mod fields;
+#[cfg(feature = "server")]
 pub mod object;
+#[cfg(feature = "server")]
+pub mod packer;
 pub mod resource;
+#[cfg(feature = "server")]
 pub mod selection;
 pub mod selector;
 pub mod version;

@@ -123,7 +123,7 @@ impl<C: Catalog> WatchService for Service<C> {
                         next = objects.last().map(|last: &Arc<Object>| (None, Some(last.key().clone())));
                         break;
                     }
-                    bytes += object.bytes().len();
+                    bytes += object.json_len();
                     objects.push(object.clone());
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
@@ -182,6 +182,6 @@ fn message(object: &Object) -> v1alpha1::Object {
         name: object.key().name().to_owned(),
         uid: object.uid().to_owned(),
         resource_version: object.version().to_string(),
-        object: object.bytes().clone(),
+        object: object.bytes(),
     }
 }
