@@ -278,6 +278,50 @@ mod tests {
         assert_eq!((since(&ring, 10), ring.len()), (Err(11), 1));
     }
 
+    /// A change of one object, as the writer makes it.
+    fn change(object: &Arc<Object>, previous: Option<&Arc<Object>>) -> Arc<WatchEvent> {
+        let kind = if previous.is_some() { EventType::Modified } else { EventType::Added };
+        let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
+        Arc::new(event.packing(&Arc::default(), None))
+    }
+
+    fn large(number: u64) -> Arc<Object> {
+        let json = format!(
+            r#"{{"metadata":{{"name":"x","resourceVersion":"{number}"}},"data":"{}"}}"#,
+            "all the same ".repeat(400)
+        );
+        Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replaced_object_is_held_once_and_packed() {
+        let mut ring = EventRing::new(limits(), version(10));
+        let (first, second) = (large(11), large(12));
+        let events = [change(&first, None), change(&second, Some(&first))];
+        push(&mut ring, Record::Event(events[0].clone()));
+        let before = ring.bytes();
+        assert!(!events[0].object().is_packed(), "it is the current one");
+        push(&mut ring, Record::Event(events[1].clone()));
+        let (brought, replaced) = (events[0].object(), events[1].previous().unwrap());
+        assert!(Arc::ptr_eq(&brought, &replaced) && replaced.is_packed());
+        assert_eq!(Arc::strong_count(&first), 1, "nobody holds the plain bytes any more");
+        assert_eq!((replaced.bytes(), replaced.key()), (first.bytes(), first.key()));
+        assert!(ring.bytes() - before < first.json_len() / 4, "{} bytes more", ring.bytes() - before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_relist_brought_in_is_packed_when_it_is_replaced() {
+        let mut ring = EventRing::new(limits(), version(10));
+        let (gone, first, second) = (large(9), large(13), large(21));
+        let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
+        let deleted = Arc::new(deleted.packing(&Arc::default(), None));
+        let events = vec![deleted.clone(), change(&first, None)];
+        push(&mut ring, Record::Gap(Arc::new(Gap { from: version(10), to: version(20), reason: "test", events })));
+        assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
+        push(&mut ring, Record::Event(change(&second, Some(&first))));
+        assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn nobody_resumes_inside_a_gap() {
         let mut ring = EventRing::new(limits(), version(10));

@@ -233,6 +233,7 @@ impl CacheWriter {
             }
         }
         let more = after.next().is_some();
+        drop(after);
         listing.prepared = listing.prepared.take().or(prepared);
         more
     }
@@ -363,6 +364,86 @@ mod tests {
     }
 
     use EventType::{Added, Deleted, Modified};
+
+    /// Like each other, as objects of one resource are, and larger than what is read from them.
+    fn pod(number: usize, version: u64) -> Object {
+        let containers =
+            r#"{"name":"main","image":"registry.example.com/team/server:1.13.0","imagePullPolicy":"IfNotPresent"},"#;
+        let json = format!(
+            r#"{{"kind":"Pod","metadata":{{"name":"web-{number:04}","uid":"u{number}","resourceVersion":"{version}","labels":{{"app":"web"}}}},"spec":{{"containers":[{}{{}}]}}}}"#,
+            containers.repeat(6)
+        );
+        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+    }
+
+    fn events(commit: &Commit) -> Vec<Arc<WatchEvent>> {
+        let Change::Record(record) = &commit.change else { panic!("no record") };
+        record.events().to_vec()
+    }
+
+    #[test]
+    fn with_compression_every_current_object_is_packed_and_reads_the_same() {
+        for count in [3, 30, 300] {
+            let mut writer = CacheWriter::new(true);
+            let commit = list(&mut writer, (0..count).map(|number| pod(number, 5)).collect(), 10);
+            assert!(commit.store.iter().all(|object| object.is_packed()), "{count}");
+            let json: Vec<_> = (0..count).map(|number| pod(number, 5).bytes()).collect();
+            assert_eq!(commit.store.iter().map(|object| object.bytes()).collect::<Vec<_>>(), json);
+            assert_eq!(commit.store.json_bytes(), json.iter().map(|bytes| bytes.len()).sum::<usize>());
+            assert!(commit.store.cost_bytes() < commit.store.json_bytes());
+            let commit = writer.apply(Update::Event(Modified, pod(1, 12))).unwrap().unwrap();
+            assert!(commit.store.get("web-0001").unwrap().is_packed());
+            assert!(!events(&commit)[0].object().is_packed(), "what is about to be sent is not unpacked for it");
+        }
+    }
+
+    #[test]
+    fn a_relist_that_repeats_a_packed_object_keeps_its_memory() {
+        let mut writer = CacheWriter::new(true);
+        let pods = || (0..200).map(|number| pod(number, 5)).collect();
+        let before = list(&mut writer, pods(), 10).store;
+        let after = list(&mut writer, pods(), 11).store;
+        assert!(before.iter().zip(after.iter()).all(|(before, after)| Arc::ptr_eq(before, after)));
+    }
+
+    #[test]
+    fn what_an_event_replaces_rests_packed() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+        let commit = writer.apply(Update::Event(Modified, pod(7, 12))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        assert!(!event.previous().unwrap().is_packed(), "a new event is about to be encoded");
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && !event.object().is_packed());
+        assert_eq!(event.previous().unwrap().bytes(), pod(7, 5).bytes());
+        let commit = writer.apply(Update::Event(Deleted, pod(7, 13))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && event.object().is_packed());
+        assert_eq!(event.object().bytes(), pod(7, 13).bytes());
+    }
+
+    #[test]
+    fn a_relist_prepared_in_parts_says_the_same() {
+        let commit = |parts: Option<usize>| {
+            let mut writer = CacheWriter::default();
+            list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+            writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+            for number in (0..100).filter(|number| number % 3 > 0) {
+                let version = if number % 3 == 1 { 5 } else { 15 };
+                writer.apply(Update::ListItem(pod(number, version))).unwrap();
+            }
+            while parts.is_some_and(|parts| writer.prepare(parts)) {}
+            let commit = writer.apply(Update::ListEnd(version(20))).unwrap().unwrap();
+            for event in events(&commit) {
+                event.settle();
+                assert!(event.previous().is_none_or(|previous| previous.is_packed()));
+            }
+            told(&commit)
+        };
+        assert_eq!(commit(None).len(), 67);
+        assert_eq!(commit(None), commit(Some(7)));
+    }
 
     #[test]
     fn a_relist_becomes_deletes_then_changes_in_order() {

@@ -472,6 +472,8 @@ impl<'de> Visitor<'de> for Walk<'_, 'de, '_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::model::GroupVersionResource;
 
@@ -547,5 +549,72 @@ mod tests {
         }
         let trailing = format!("{POD} x");
         assert!(parser.parse(trailing.as_bytes()).is_err());
+    }
+
+    /// Without a dictionary, and with one.
+    static PACKERS: LazyLock<[Arc<Packer>; 2]> = LazyLock::new(|| {
+        let parser = ObjectParser::new(&pods().1);
+        let samples: Vec<_> = (0..50)
+            .map(|n| Arc::new(parser.parse(POD.replace("web-1", &format!("web-{n}")).as_bytes()).unwrap()))
+            .collect();
+        let trained = Packer::train(&samples);
+        assert!(trained.has_dictionary());
+        [Arc::default(), Arc::new(trained)]
+    });
+
+    #[test]
+    fn a_packed_object_gives_the_same_bytes_at_any_version() {
+        let parser = ObjectParser::new(&pods().1);
+        let json = POD.replace("\"status\"", &format!("\"data\":\"{}\",\"status\"", "abc ".repeat(500)));
+        let plain = Arc::new(parser.parse(json.as_bytes()).unwrap());
+        for packer in &*PACKERS {
+            let packed = plain.packed(packer);
+            assert!(packed.is_packed() && packed.cost_bytes() < plain.cost_bytes() / 2);
+            assert_eq!((packed.bytes(), packed.json_len()), (plain.bytes(), json.len()));
+            let version = ResourceVersion::new(1000).unwrap();
+            assert_eq!(packed.bytes_at(version), plain.bytes_at(version));
+            assert!(Arc::ptr_eq(&packed.packed(packer), &packed));
+        }
+    }
+
+    #[test]
+    fn an_object_that_packing_makes_no_smaller_stays_plain() {
+        let parser = ObjectParser::new(&pods().1);
+        let plain = Arc::new(parser.parse(br#"{"metadata":{"name":"x","resourceVersion":"1"}}"#).unwrap());
+        assert!(Arc::ptr_eq(&plain.packed(&Arc::default()), &plain));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_packed_object_answers_selectors_like_the_plain_one(
+            labels in proptest::collection::btree_map("[a-z]{1,40}(/[a-z]{1,5})?", "[a-zA-Z0-9]{0,63}", 0..12),
+            uid in "[0-9a-f]{0,36}",
+            node in "\\PC{0,200}",
+            phase in "(Running|Pend\"ing)?",
+            version in 1..u64::MAX,
+        ) {
+            let (gvr, table) = pods();
+            let parser = ObjectParser::new(&table);
+            let json = serde_json::json!({
+                "metadata": {"name": "x", "namespace": "ns", "uid": uid, "resourceVersion": version.to_string(), "labels": labels},
+                "spec": {"nodeName": node, "hostNetwork": true, "filler": "filler ".repeat(1000)},
+                "status": {"phase": phase},
+            });
+            let plain = Arc::new(parser.parse(json.to_string().as_bytes()).unwrap());
+            for packer in &*PACKERS {
+                let packed = plain.packed(packer);
+                proptest::prop_assert!(packed.is_packed());
+                proptest::prop_assert_eq!((packed.key(), packed.uid(), packed.version()), (plain.key(), plain.uid(), plain.version()));
+                proptest::prop_assert!(packed.labels().eq(plain.labels()) && plain.labels().count() == labels.len());
+                for label in labels.keys().map(String::as_str).chain(["none"]) {
+                    proptest::prop_assert_eq!(packed.label(label), plain.label(label));
+                }
+                for field in ["metadata.name", "spec.nodeName", "spec.host", "spec.hostNetwork", "status.phase", "status.podIPs", "status.podIP"] {
+                    let field = table.resolve(field, &gvr).unwrap();
+                    proptest::prop_assert_eq!(parser.field(&packed, field), parser.field(&plain, field));
+                }
+                proptest::prop_assert_eq!(packed.bytes(), plain.bytes());
+            }
+        }
     }
 }
