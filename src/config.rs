@@ -41,6 +41,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whether the objects cached are kept packed. What they replaced is kept packed in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum CacheCompression {
+    /// As they came: nothing is spent on reading them.
+    Off,
+    /// By zstd with a dictionary of the resource's own: a fifth of the memory, and some 5 µs for each object that is read.
+    Zstd,
+}
+
 /// Everything `serve` needs to know, concrete and free of contradictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeConfig {
@@ -74,6 +85,8 @@ pub struct ServeConfig {
     pub resources: Vec<String>,
     /// The scopes; empty for the whole cluster.
     pub namespaces: Vec<String>,
+    /// How the objects cached are kept.
+    pub cache_compression: CacheCompression,
     /// What is kept of the past.
     pub ring: RingConfig,
     /// Limits of what readers may start; `None` where they may not.
@@ -117,7 +130,7 @@ pub struct UpstreamConfig {
 /// What is kept of the past, per resource and scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RingConfig {
-    /// Bytes, previous objects included; `None`: a quarter of the cached bytes, at least
+    /// Bytes, previous objects included, packed; `None`: a tenth of the cached JSON, at least
     /// [`RingLimits::BYTES_LEAST`](crate::cache::RingLimits::BYTES_LEAST).
     pub bytes_max: Option<u64>,
     /// Events.
@@ -171,6 +184,7 @@ impl Default for ServeConfig {
             },
             resources: Vec::new(),
             namespaces: Vec::new(),
+            cache_compression: CacheCompression::Off,
             ring: RingConfig { bytes_max: None, events_max: 100_000, age_max: seconds(15 * 60) },
             on_demand: Some(OnDemandConfig {
                 resources_max: 16,
@@ -232,6 +246,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),
         ("request_timeout", span(default.upstream.request_timeout)),
         ("schema_check_interval", span(default.upstream.schema_check_interval)),
+        ("cache_compression", "off".to_owned()),
         ("ring_events_max", default.ring.events_max.to_string()),
         ("ring_age_max", span(default.ring.age_max)),
         ("on_demand_resources_max", limits.resources_max.to_string()),

@@ -26,6 +26,9 @@ use crate::{
 /// until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
+/// How many objects are packed before other tasks get their turn: a few milliseconds.
+const PREPARE_OBJECTS: usize = 100;
+
 /// What all informers share.
 #[derive(Clone)]
 pub struct Shared {
@@ -39,6 +42,8 @@ pub struct Shared {
     pub upstream_field_selector: String,
     /// How often the schema is compared.
     pub schema_check_interval: Duration,
+    /// Whether the current objects are kept packed too.
+    pub cache_compression: bool,
 }
 
 /// Why an informer stopped by itself.
@@ -83,12 +88,13 @@ impl Informer {
             Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
             generator(),
         );
+        let writer = CacheWriter::new(shared.cache_compression);
         Self {
             shared,
             served,
             allowance,
             reflector,
-            writer: CacheWriter::default(),
+            writer,
             backoff: Backoff::new(BackoffOptions::default()),
             random: generator(),
             forbidden_since: None,
@@ -145,6 +151,12 @@ impl Informer {
             _ => {}
         }
         let first = self.writer.version().is_none();
+        if matches!(update, Update::ListEnd(_)) {
+            // Much may have gone: other tasks get their turn in between.
+            while self.writer.prepare(PREPARE_OBJECTS) {
+                tokio::task::yield_now().await;
+            }
+        }
         match self.writer.apply(update) {
             Ok(Some(commit)) => {
                 if first {
@@ -199,7 +211,7 @@ impl Informer {
         }
         // What may not be read is not served from memory either.
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
-        self.writer = CacheWriter::default();
+        self.writer = CacheWriter::new(self.shared.cache_compression);
         self.reflector.relist("forbidden");
     }
 

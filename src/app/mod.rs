@@ -21,7 +21,7 @@ use self::{
 };
 use crate::{
     cache::RingLimits,
-    config::{ServeConfig, WatchListMode},
+    config::{CacheCompression, ServeConfig, WatchListMode},
     proto::DESCRIPTORS,
     server::{
         Server, ServerOptions,
@@ -176,6 +176,7 @@ fn registry(
         },
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
+        cache_compression: config.cache_compression == CacheCompression::Zstd,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),

@@ -43,18 +43,25 @@ impl Record {
         }
     }
 
+    /// Its events, in order.
+    pub fn events(&self) -> &[Arc<WatchEvent>] {
+        match self {
+            Self::Event(event) => std::slice::from_ref(event),
+            Self::Gap(gap) => &gap.events,
+        }
+    }
+
     /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
     fn cost_bytes(&self) -> usize {
-        let of = |event: &WatchEvent| {
-            let previous = event.previous().map_or(0, |previous| previous.cost_bytes());
+        let of = |event: &Arc<WatchEvent>| {
+            let (object, previous) = (event.object(), event.previous());
             // What was deleted is in the state no longer, neither as it was nor as it was told.
-            let deleted = if event.kind() == EventType::Deleted { event.object().cost_bytes() } else { 0 };
-            size_of::<WatchEvent>() + previous + deleted
+            let deleted = event.kind() == EventType::Deleted;
+            let told = deleted && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
+            let told = if told { object.cost_bytes() } else { 0 };
+            size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + told
         };
-        match self {
-            Self::Event(event) => of(event),
-            Self::Gap(gap) => size_of::<Gap>() + gap.events.iter().map(|event| of(event)).sum::<usize>(),
-        }
+        size_of::<Entry>() + self.events().iter().map(of).sum::<usize>()
     }
 }
 
@@ -62,7 +69,8 @@ impl Record {
 /// subscriber that keeps up never falls behind the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Bytes of replaced objects. `None`: a quarter of the current objects' bytes, at least [`RingLimits::BYTES_LEAST`].
+    /// Bytes of replaced objects, as they are held: packed. `None`: a tenth of the JSON of the current objects, at least
+    /// [`RingLimits::BYTES_LEAST`].
     pub ring_bytes_max: Option<usize>,
     /// Records.
     pub ring_events_max: usize,
@@ -77,7 +85,7 @@ impl RingLimits {
     pub const BYTES_LEAST: usize = 8 << 20;
 
     fn bytes_max(&self, store_bytes: usize) -> usize {
-        self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 4))
+        self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 10))
     }
 }
 
@@ -111,12 +119,33 @@ impl EventRing {
         Self { limits, floor, records: VecDeque::new(), bytes: 0 }
     }
 
-    /// Appends a record. [`Self::evict`] follows, once the views have seen it too.
+    /// Appends a record that the views have seen: it is history now, and so is what it replaced. [`Self::evict`] follows.
     pub fn push(&mut self, record: Record, now: Instant) {
         debug_assert!(self.records.back().is_none_or(|last| last.record.version() < record.version()));
+        for event in record.events() {
+            event.settle();
+            if let Some(replaced) = event.previous()
+                && let Some(before) = self.event_at(replaced.version())
+                && before.object().key() == replaced.key()
+            {
+                before.replaced(&replaced);
+            }
+        }
         let cost_bytes = record.cost_bytes();
         self.bytes += cost_bytes;
         self.records.push_back(Entry { record, cost_bytes, at: now });
+    }
+
+    /// The event that brought in the object of this version, if it is held.
+    fn event_at(&self, version: ResourceVersion) -> Option<&Arc<WatchEvent>> {
+        if version <= self.floor {
+            return None;
+        }
+        let at = self.records.partition_point(|entry| entry.record.version() < version);
+        let events = self.records.get(at)?.record.events();
+        // In a gap the deletes come first, with versions of their own.
+        let changes = &events[events.partition_point(|event| event.kind() == EventType::Deleted)..];
+        changes.binary_search_by_key(&version, |event| event.version()).ok().map(|at| &changes[at])
     }
 
     /// Lets go of what is over the limits by `now`; gives the records that are gone, oldest first.
@@ -247,6 +276,50 @@ mod tests {
         tokio::time::advance(Duration::from_secs(61)).await;
         push(&mut ring, event(12));
         assert_eq!((since(&ring, 10), ring.len()), (Err(11), 1));
+    }
+
+    /// A change of one object, as the writer makes it.
+    fn change(object: &Arc<Object>, previous: Option<&Arc<Object>>) -> Arc<WatchEvent> {
+        let kind = if previous.is_some() { EventType::Modified } else { EventType::Added };
+        let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
+        Arc::new(event.packing(&Arc::default(), None))
+    }
+
+    fn large(number: u64) -> Arc<Object> {
+        let json = format!(
+            r#"{{"metadata":{{"name":"x","resourceVersion":"{number}"}},"data":"{}"}}"#,
+            "all the same ".repeat(400)
+        );
+        Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replaced_object_is_held_once_and_packed() {
+        let mut ring = EventRing::new(limits(), version(10));
+        let (first, second) = (large(11), large(12));
+        let events = [change(&first, None), change(&second, Some(&first))];
+        push(&mut ring, Record::Event(events[0].clone()));
+        let before = ring.bytes();
+        assert!(!events[0].object().is_packed(), "it is the current one");
+        push(&mut ring, Record::Event(events[1].clone()));
+        let (brought, replaced) = (events[0].object(), events[1].previous().unwrap());
+        assert!(Arc::ptr_eq(&brought, &replaced) && replaced.is_packed());
+        assert_eq!(Arc::strong_count(&first), 1, "nobody holds the plain bytes any more");
+        assert_eq!((replaced.bytes(), replaced.key()), (first.bytes(), first.key()));
+        assert!(ring.bytes() - before < first.json_len() / 4, "{} bytes more", ring.bytes() - before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_relist_brought_in_is_packed_when_it_is_replaced() {
+        let mut ring = EventRing::new(limits(), version(10));
+        let (gone, first, second) = (large(9), large(13), large(21));
+        let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
+        let deleted = Arc::new(deleted.packing(&Arc::default(), None));
+        let events = vec![deleted.clone(), change(&first, None)];
+        push(&mut ring, Record::Gap(Arc::new(Gap { from: version(10), to: version(20), reason: "test", events })));
+        assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
+        push(&mut ring, Record::Event(change(&second, Some(&first))));
+        assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
     }
 
     #[tokio::test(start_paused = true)]

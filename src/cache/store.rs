@@ -15,8 +15,10 @@ use crate::model::{ObjectKey, object::Object, selection::Selection};
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
 pub struct Store {
+    /// Not a set of objects that know their keys: inner nodes keep keys for longer than their objects, and would keep those.
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
+    cost_bytes: usize,
 }
 
 impl Store {
@@ -35,6 +37,11 @@ impl Store {
         self.json_bytes
     }
 
+    /// What the objects cost in memory, in bytes, packed or not; the map itself is not counted.
+    pub fn cost_bytes(&self) -> usize {
+        self.cost_bytes
+    }
+
     /// The object of a key.
     pub fn get(&self, key: &str) -> Option<&Arc<Object>> {
         self.objects.get(key)
@@ -42,17 +49,29 @@ impl Store {
 
     /// Puts an object in; returns the one it replaces.
     pub fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
-        self.json_bytes += object.bytes().len();
+        self.json_bytes += object.json_len();
+        self.cost_bytes += object.cost_bytes();
         let previous = self.objects.insert(object.key().clone(), object);
-        self.json_bytes -= previous.as_ref().map_or(0, |previous| previous.bytes().len());
-        previous
+        self.without(previous)
     }
 
     /// Takes an object out.
     pub fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
         let previous = self.objects.remove(key);
-        self.json_bytes -= previous.as_ref().map_or(0, |previous| previous.bytes().len());
-        previous
+        self.without(previous)
+    }
+
+    fn without(&mut self, previous: Option<Arc<Object>>) -> Option<Arc<Object>> {
+        let previous = previous?;
+        self.json_bytes -= previous.json_len();
+        self.cost_bytes -= previous.cost_bytes();
+        Some(previous)
+    }
+
+    /// The objects after `last`, from the start if `None`, in key order.
+    pub fn after<'a>(&'a self, last: Option<&'a ObjectKey>) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
+        let from = last.map_or(Unbounded, |key| Excluded(key.as_str()));
+        self.objects.range::<(_, _), str>((from, Unbounded)).map(|(_, object)| object)
     }
 
     /// All objects, in key order.

@@ -2,9 +2,9 @@
 //!
 //! A commit is a new state and the one record that led to it; readers see all of it or none. A list after the first becomes adds,
 //! changes and deletes, found here, off the readers' path. Objects that a list repeats unchanged keep their memory, so a relist
-//! costs little more than its network buffers.
+//! costs little more than its network buffers. What goes into history is packed here too, before the commit is published.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     ring::{Gap, Record},
@@ -14,6 +14,7 @@ use crate::model::{
     ObjectKey, ResourceVersion,
     event::{EventType, WatchEvent},
     object::Object,
+    packer::{Packer, Sampler},
 };
 
 /// What the reflector tells, in upstream's order.
@@ -78,14 +79,91 @@ pub struct CacheWriter {
     store: Store,
     version: Option<ResourceVersion>,
     listing: Option<Listing>,
+    rest: Rest,
 }
 
 struct Listing {
     store: Store,
     reason: &'static str,
+    /// What the list will have replaced or deleted, packed already: all at once, at its end, would take seconds.
+    history: HashMap<ObjectKey, Arc<Object>>,
+    /// Up to here the objects before the list were looked at by [`CacheWriter::prepare`].
+    prepared: Option<ObjectKey>,
+}
+
+/// How objects are kept while nobody looks at them.
+#[derive(Default)]
+struct Rest {
+    /// The current objects are packed too, not only those that they replaced.
+    pack_current: bool,
+    packer: Arc<Packer>,
+    /// `None` once the dictionary is made.
+    sampler: Option<Sampler>,
+}
+
+impl Rest {
+    /// With so few objects a dictionary is not worth its own size.
+    const SAMPLES_LEAST: usize = 24;
+
+    fn train(&mut self) {
+        if let Some(sampler) = &self.sampler {
+            self.packer = Arc::new(sampler.train());
+        }
+    }
+
+    fn current(&self, object: &Arc<Object>) -> Arc<Object> {
+        if self.pack_current { object.packed(&self.packer) } else { object.clone() }
+    }
+
+    /// An item of a list, as it is kept. The first ones wait plain in `store` until there is a dictionary.
+    fn list_item(&mut self, object: Arc<Object>, store: &mut Store) -> Arc<Object> {
+        let Some(sampler) = &mut self.sampler else { return self.current(&object) };
+        sampler.look(&object);
+        if !self.pack_current || self.packer.has_dictionary() {
+            return self.current(&object);
+        }
+        if sampler.seen() == Sampler::SAMPLES_MAX {
+            self.train();
+            self.pack_all(store);
+            return self.current(&object);
+        }
+        object
+    }
+
+    /// The list is complete: the dictionary is made from all of it, and serves until the next one.
+    fn list_end(&mut self, store: &mut Store) {
+        if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
+            self.train();
+            self.sampler = None;
+        }
+        if self.pack_current && store.len() < Sampler::SAMPLES_MAX {
+            self.pack_all(store);
+        }
+    }
+
+    /// A resource that began with few objects gets its dictionary once there were enough.
+    fn event(&mut self, object: &Arc<Object>) {
+        if let Some(sampler) = &mut self.sampler {
+            sampler.look(object);
+            if sampler.seen() >= Sampler::SAMPLES_MAX {
+                self.train();
+                self.sampler = None;
+            }
+        }
+    }
+
+    fn pack_all(&self, store: &mut Store) {
+        let plain: Vec<_> = store.iter().filter(|object| !object.is_packed()).cloned().collect();
+        plain.iter().for_each(|object| drop(store.insert(object.packed(&self.packer))));
+    }
 }
 
 impl CacheWriter {
+    /// A writer of an empty cache. What was replaced is always packed; with `pack_current` the current objects are too.
+    pub fn new(pack_current: bool) -> Self {
+        Self { rest: Rest { pack_current, ..Rest::default() }, ..Self::default() }
+    }
+
     /// The version reached; `None` before the first list is complete.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
@@ -102,18 +180,28 @@ impl CacheWriter {
     pub fn apply(&mut self, update: Update) -> Result<Option<Commit>, UpdateError> {
         match update {
             Update::ListBegin { reason } => {
-                self.listing = Some(Listing { store: Store::default(), reason });
+                let (store, history, prepared) = Default::default();
+                self.listing = Some(Listing { store, reason, history, prepared });
+                self.rest.sampler = Some(Sampler::default());
                 Ok(None)
             }
             Update::ListItem(object) => {
                 let listing = self.listing.as_mut().ok_or(UpdateError::NotListed)?;
                 let held = self.store.get(object.key().as_str());
-                let same = held.filter(|held| held.version() == object.version() && held.bytes() == object.bytes());
-                listing.store.insert(same.cloned().unwrap_or_else(|| Arc::new(object)));
+                let object = match held {
+                    Some(held) if same(held, &object) => held.clone(),
+                    held => new_object(object, held),
+                };
+                if let Some(held) = held.filter(|held| !Arc::ptr_eq(held, &object)) {
+                    listing.history.insert(held.key().clone(), held.packed(&self.rest.packer));
+                }
+                let object = self.rest.list_item(object, &mut listing.store);
+                listing.store.insert(object);
                 Ok(None)
             }
             Update::ListEnd(version) => {
-                let listing = self.listing.take().ok_or(UpdateError::NotListed)?;
+                let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
+                self.rest.list_end(&mut listing.store);
                 Ok(Some(self.replace(listing, version)))
             }
             Update::Event(kind, object) => {
@@ -122,7 +210,7 @@ impl CacheWriter {
                 if version <= reached {
                     return Err(UpdateError::OutOfOrder { key: object.key().clone(), version, reached });
                 }
-                Ok(self.change(kind, Arc::new(object)))
+                Ok(Some(self.change(kind, object)))
             }
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
@@ -132,11 +220,33 @@ impl CacheWriter {
         }
     }
 
-    fn change(&mut self, kind: EventType, object: Arc<Object>) -> Option<Commit> {
+    /// Does a part of what a complete list needs before its commit, for up to `objects_max` objects; tells whether there is more.
+    /// Optional: it is for callers that must not be kept from other work for long.
+    pub fn prepare(&mut self, objects_max: usize) -> bool {
+        let Some(listing) = &mut self.listing else { return false };
+        let prepared = listing.prepared.take();
+        let mut after = self.store.after(prepared.as_ref());
+        for old in after.by_ref().take(objects_max) {
+            listing.prepared = Some(old.key().clone());
+            if listing.store.get(old.key().as_str()).is_none() {
+                listing.history.insert(old.key().clone(), old.packed(&self.rest.packer));
+            }
+        }
+        let more = after.next().is_some();
+        drop(after);
+        listing.prepared = listing.prepared.take().or(prepared);
+        more
+    }
+
+    fn change(&mut self, kind: EventType, object: Object) -> Commit {
         let version = object.version();
-        let previous = match kind {
-            EventType::Deleted => self.store.remove(object.key().as_str()),
-            EventType::Added | EventType::Modified => self.store.insert(object.clone()),
+        let held = self.store.get(object.key().as_str());
+        let object = new_object(object, held);
+        self.rest.event(&object);
+        let current = (kind != EventType::Deleted).then(|| self.rest.current(&object));
+        let previous = match &current {
+            None => self.store.remove(object.key().as_str()),
+            Some(current) => self.store.insert(current.clone()),
         };
         // What the state says outranks what upstream called it: an apiserver that restarted may say ADDED for what is held.
         let kind = match (kind, &previous) {
@@ -144,18 +254,18 @@ impl CacheWriter {
             (_, Some(_)) => EventType::Modified,
             (_, None) => EventType::Added,
         };
-        let event = WatchEvent::new(kind, version, object, previous);
-        Some(self.commit(version, Change::Record(Record::Event(Arc::new(event)))))
+        let event = WatchEvent::new(kind, version, object, previous).packing(&self.rest.packer, current);
+        self.commit(version, Change::Record(Record::Event(Arc::new(event))))
     }
 
     fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Commit {
-        let Listing { store, reason } = listing;
+        let Listing { store, reason, mut history, .. } = listing;
         let before = std::mem::replace(&mut self.store, store);
         let change = match self.version {
             None => Change::Start,
             Some(reached) if version < reached => Change::Start,
             Some(from) => {
-                let events = difference(&before, &self.store);
+                let events = difference(&before, &self.store, &mut history, &self.rest.packer);
                 if events.is_empty() && from == version {
                     Change::Version
                 } else if from == version {
@@ -176,11 +286,32 @@ impl CacheWriter {
     }
 }
 
+/// Whether a list repeats an object: the same version has the same bytes, unless the schema has changed.
+fn same(held: &Object, object: &Object) -> bool {
+    held.version() == object.version() && held.json_len() == object.json_len() && held.bytes() == object.bytes()
+}
+
+/// Shares the key's text with the object that it replaces.
+fn new_object(mut object: Object, held: Option<&Arc<Object>>) -> Arc<Object> {
+    if let Some(held) = held {
+        object.share_key(held);
+    }
+    Arc::new(object)
+}
+
 /// What leads from one state to another: deletes first (a key whose uid changed is deleted, then added), then adds and changes in
-/// the order of their versions. An object with the same version and other bytes has changed: its schema has.
-fn difference(before: &Store, after: &Store) -> Vec<Arc<WatchEvent>> {
-    let event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
-        Arc::new(WatchEvent::new(kind, object.version(), object.clone(), previous.cloned()))
+/// the order of their versions. An object with the same version and other bytes has changed: its schema has. `history` has the
+/// packed form of what was replaced, as far as it is known already.
+fn difference(
+    before: &Store,
+    after: &Store,
+    history: &mut HashMap<ObjectKey, Arc<Object>>,
+    packer: &Arc<Packer>,
+) -> Vec<Arc<WatchEvent>> {
+    let mut event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
+        let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
+        let packed = previous.and_then(|previous| history.remove(previous.key()));
+        Arc::new(event.packing_previous_as(packed).packing(packer, None))
     };
     let mut deletes = Vec::new();
     for old in before.iter() {
@@ -233,6 +364,86 @@ mod tests {
     }
 
     use EventType::{Added, Deleted, Modified};
+
+    /// Like each other, as objects of one resource are, and larger than what is read from them.
+    fn pod(number: usize, version: u64) -> Object {
+        let containers =
+            r#"{"name":"main","image":"registry.example.com/team/server:1.13.0","imagePullPolicy":"IfNotPresent"},"#;
+        let json = format!(
+            r#"{{"kind":"Pod","metadata":{{"name":"web-{number:04}","uid":"u{number}","resourceVersion":"{version}","labels":{{"app":"web"}}}},"spec":{{"containers":[{}{{}}]}}}}"#,
+            containers.repeat(6)
+        );
+        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+    }
+
+    fn events(commit: &Commit) -> Vec<Arc<WatchEvent>> {
+        let Change::Record(record) = &commit.change else { panic!("no record") };
+        record.events().to_vec()
+    }
+
+    #[test]
+    fn with_compression_every_current_object_is_packed_and_reads_the_same() {
+        for count in [3, 30, 300] {
+            let mut writer = CacheWriter::new(true);
+            let commit = list(&mut writer, (0..count).map(|number| pod(number, 5)).collect(), 10);
+            assert!(commit.store.iter().all(|object| object.is_packed()), "{count}");
+            let json: Vec<_> = (0..count).map(|number| pod(number, 5).bytes()).collect();
+            assert_eq!(commit.store.iter().map(|object| object.bytes()).collect::<Vec<_>>(), json);
+            assert_eq!(commit.store.json_bytes(), json.iter().map(|bytes| bytes.len()).sum::<usize>());
+            assert!(commit.store.cost_bytes() < commit.store.json_bytes());
+            let commit = writer.apply(Update::Event(Modified, pod(1, 12))).unwrap().unwrap();
+            assert!(commit.store.get("web-0001").unwrap().is_packed());
+            assert!(!events(&commit)[0].object().is_packed(), "what is about to be sent is not unpacked for it");
+        }
+    }
+
+    #[test]
+    fn a_relist_that_repeats_a_packed_object_keeps_its_memory() {
+        let mut writer = CacheWriter::new(true);
+        let pods = || (0..200).map(|number| pod(number, 5)).collect();
+        let before = list(&mut writer, pods(), 10).store;
+        let after = list(&mut writer, pods(), 11).store;
+        assert!(before.iter().zip(after.iter()).all(|(before, after)| Arc::ptr_eq(before, after)));
+    }
+
+    #[test]
+    fn what_an_event_replaces_rests_packed() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+        let commit = writer.apply(Update::Event(Modified, pod(7, 12))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        assert!(!event.previous().unwrap().is_packed(), "a new event is about to be encoded");
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && !event.object().is_packed());
+        assert_eq!(event.previous().unwrap().bytes(), pod(7, 5).bytes());
+        let commit = writer.apply(Update::Event(Deleted, pod(7, 13))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && event.object().is_packed());
+        assert_eq!(event.object().bytes(), pod(7, 13).bytes());
+    }
+
+    #[test]
+    fn a_relist_prepared_in_parts_says_the_same() {
+        let commit = |parts: Option<usize>| {
+            let mut writer = CacheWriter::default();
+            list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+            writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+            for number in (0..100).filter(|number| number % 3 > 0) {
+                let version = if number % 3 == 1 { 5 } else { 15 };
+                writer.apply(Update::ListItem(pod(number, version))).unwrap();
+            }
+            while parts.is_some_and(|parts| writer.prepare(parts)) {}
+            let commit = writer.apply(Update::ListEnd(version(20))).unwrap().unwrap();
+            for event in events(&commit) {
+                event.settle();
+                assert!(event.previous().is_none_or(|previous| previous.is_packed()));
+            }
+            told(&commit)
+        };
+        assert_eq!(commit(None).len(), 67);
+        assert_eq!(commit(None), commit(Some(7)));
+    }
 
     #[test]
     fn a_relist_becomes_deletes_then_changes_in_order() {

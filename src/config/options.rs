@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, RingConfig, ServeConfig, TlsFiles,
-    UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, RingConfig,
+    ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::settings::UpstreamSettings;
 
@@ -160,7 +160,13 @@ pub struct ServeOptions {
         )
     )]
     pub namespaces: Option<Vec<String>>,
-    /// Bytes of past events kept per resource, previous objects included [default: a quarter of the cached bytes, at least 8Mi]
+    /// Keep the objects cached packed: less memory, more work for each snapshot, list and get. Past events always are.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CACHE_COMPRESSION", help_heading = "Cache", value_name = "METHOD", value_enum)
+    )]
+    pub cache_compression: Option<CacheCompression>,
+    /// Bytes of past events kept per resource, in packed form [default: a tenth of the cached JSON, at least 8Mi]
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_RING_BYTES_MAX", help_heading = "Cache", value_name = "SIZE")
@@ -232,7 +238,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -306,6 +312,7 @@ impl ServeOptions {
                 is_namespace,
                 "no name of a namespace",
             )?,
+            cache_compression: self.cache_compression.unwrap_or(default.cache_compression),
             ring: RingConfig {
                 bytes_max: self.ring_bytes_max.map(|given| size("--ring-bytes-max", Some(given), 1, 1)).transpose()?,
                 events_max: at_least("--ring-events-max", self.ring_events_max, 1, default.ring.events_max)?,

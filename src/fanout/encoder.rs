@@ -133,7 +133,7 @@ impl Encoder {
         if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
             return changed;
         }
-        let changed = self.bytes(event.object()) != self.bytes(previous);
+        let changed = self.bytes(&event.object()) != self.bytes(&previous);
         remember(&mut lock(&self.recent).changed, event.version(), changed);
         changed
     }
@@ -169,7 +169,7 @@ impl Encoder {
     /// The bytes of an object as snapshots send them; remembered where they had to be made.
     pub fn snapshot_bytes(&self, object: &Object) -> Bytes {
         if self.format.projection().is_identity() {
-            return object.bytes().clone();
+            return object.bytes();
         }
         let known = lock(&self.projected).objects.get(object.key()).filter(|(at, _)| *at == object.version()).cloned();
         if let Some((_, bytes)) = known {
@@ -190,7 +190,7 @@ impl Encoder {
     /// The bytes of an object in this format.
     fn bytes(&self, object: &Object) -> Bytes {
         let json = object.bytes();
-        self.format.bytes_of(json).unwrap_or_else(|| json.clone())
+        self.format.bytes_of(&json).unwrap_or(json)
     }
 
     fn event(
@@ -205,12 +205,12 @@ impl Encoder {
             (Encoding::ZstdDelta, Some(previous))
                 if seen != Transition::Enter && self.can_read(holds, Some(previous.version())) =>
             {
-                self.delta(event, previous, seen)
+                self.delta(event, &previous, seen)
             }
             _ => None,
         };
         let Some((zstd, base)) = delta else { return self.full_event(event, seen, resume, sink) };
-        sink.event(&head(event, event.object(), seen, resume), Body::delta(zstd, base));
+        sink.event(&head(event, &event.object(), seen, resume), Body::delta(zstd, base));
         Written { messages: 1, base: Some(base.version) }
     }
 
@@ -225,10 +225,10 @@ impl Encoder {
         let bytes = match (seen, event.previous()) {
             // As the apiserver sends it: what it was, at the version of the event.
             (Transition::Leave, _) if self.format.projection().is_identity() => event.left_bytes(),
-            (Transition::Leave, Some(previous)) => self.bytes(previous),
-            _ => self.bytes(object),
+            (Transition::Leave, Some(previous)) => self.bytes(&previous),
+            _ => self.bytes(&object),
         };
-        sink.event(&head(event, object, seen, resume), Body::object(bytes));
+        sink.event(&head(event, &object, seen, resume), Body::object(bytes));
         Written { messages: 1, base: None }
     }
 
@@ -240,7 +240,7 @@ impl Encoder {
             return known;
         }
         let base = self.bytes(previous);
-        let new = if shared { self.bytes(event.object()) } else { base.clone() };
+        let new = if shared { self.bytes(&event.object()) } else { base.clone() };
         let known = Base { version: previous.version(), crc32: delta::base_crc32(&base) };
         let made = delta::encode(&base, &new).map(|zstd| (zstd, known));
         if shared {

@@ -113,7 +113,7 @@ impl Chunk {
             keys: (first.key().clone(), last.key().clone()),
             fingerprint: fingerprint(objects),
             objects: objects.len(),
-            json_bytes: objects.iter().map(|object| object.bytes().len()).sum(),
+            json_bytes: objects.iter().map(|object| object.json_len()).sum(),
             frame: Arc::default(),
         })
     }
@@ -177,10 +177,10 @@ fn cut(objects: &[&Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Rang
         let at_stop = stop == Some(object.key()) && bytes >= CHUNK_JSON_BYTES / 4;
         // A run may grow by half before it is cut, so that one more object does not move every cut after it.
         let limit = if stop.is_some() { CHUNK_JSON_BYTES * 3 / 2 } else { CHUNK_JSON_BYTES };
-        if end > start && (at_stop || bytes + object.bytes().len() > limit) {
+        if end > start && (at_stop || bytes + object.json_len() > limit) {
             break;
         }
-        bytes += object.bytes().len();
+        bytes += object.json_len();
         end += 1;
     }
     start..end

@@ -569,6 +569,7 @@ impl Hub {
             gauges.ring_age = cached.ring.age(Instant::now());
             gauges.objects = cached.store.len();
             gauges.object_bytes = cached.store.json_bytes();
+            gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
         }
         drop(inner);

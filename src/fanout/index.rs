@@ -110,10 +110,10 @@ impl SelectorIndex {
     pub fn candidates(&self, event: &WatchEvent, candidates: &mut Vec<ViewId>) {
         candidates.clear();
         candidates.extend_from_slice(&self.rest);
-        self.collect(event.object(), candidates);
+        self.collect(&event.object(), candidates);
         // What an object was decides who sees it leave.
         if let Some(previous) = event.previous() {
-            self.collect(previous, candidates);
+            self.collect(&previous, candidates);
         }
         candidates.sort_unstable();
         candidates.dedup();

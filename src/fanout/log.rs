@@ -52,7 +52,7 @@ impl LogEntry {
     pub fn estimate_bytes(&self) -> usize {
         const HEAD: usize = 128;
         match &self.seen {
-            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().bytes().len(),
+            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().json_len(),
             Seen::GapBegin(_) | Seen::GapEnd(_) => HEAD,
         }
     }

@@ -1,10 +1,14 @@
 //! What happened to an object, and how one selection sees it.
+//!
+//! A new event holds its objects as they came, because they are about to be encoded; one that is history holds them as they rest,
+//! packed. The hub turns the former into the latter by swapping pointers, so that nothing is packed inside its critical section.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 
-use super::{ResourceVersion, object::Object, selection::Selection};
+use super::{ResourceVersion, object::Object, packer::Packer, selection::Selection};
 
 /// The type of an event, as Kubernetes' `watch.EventType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,10 +37,38 @@ impl EventType {
 pub struct WatchEvent {
     kind: EventType,
     version: ResourceVersion,
-    object: Arc<Object>,
-    previous: Option<Arc<Object>>,
-    /// The previous object's bytes at this event's version: made once, for all selections that the object leaves.
-    left: OnceLock<Bytes>,
+    object: Held,
+    previous: Option<Held>,
+    /// The previous object's bytes at this event's version: made once, for all selections that the object leaves while it is new.
+    left: ArcSwapOption<Bytes>,
+}
+
+/// An object as an event holds it.
+#[derive(Debug)]
+struct Held {
+    now: ArcSwap<Object>,
+    /// What takes its place once the event is history.
+    at_rest: Option<Arc<Object>>,
+}
+
+impl Held {
+    fn new(object: Arc<Object>) -> Self {
+        Self { now: ArcSwap::new(object), at_rest: None }
+    }
+
+    fn pack(&mut self, packer: &Arc<Packer>) {
+        self.at_rest.get_or_insert_with(|| self.now.load().packed(packer));
+    }
+
+    fn settle(&self) {
+        if let Some(at_rest) = &self.at_rest {
+            self.now.store(at_rest.clone());
+        }
+    }
+
+    fn is_new(&self) -> bool {
+        self.at_rest.as_ref().is_some_and(|at_rest| !Arc::ptr_eq(&self.now.load(), at_rest))
+    }
 }
 
 /// How a selection sees an event.
@@ -55,7 +87,44 @@ pub enum Transition {
 impl WatchEvent {
     /// An event; `previous` is the object before it, where there was one.
     pub fn new(kind: EventType, version: ResourceVersion, object: Arc<Object>, previous: Option<Arc<Object>>) -> Self {
-        Self { kind, version, object, previous, left: OnceLock::new() }
+        let previous = previous.map(Held::new);
+        Self { kind, version, object: Held::new(object), previous, left: ArcSwapOption::empty() }
+    }
+
+    /// Makes what [`Self::settle`] needs: packs the previous object, and one that was deleted. An object that is kept packed is
+    /// given as `current`; one that is not rests as it is.
+    pub fn packing(mut self, packer: &Arc<Packer>, current: Option<Arc<Object>>) -> Self {
+        if let Some(previous) = &mut self.previous {
+            previous.pack(packer);
+        }
+        if let Some(current) = current {
+            self.object.at_rest = Some(current);
+        } else if self.kind == EventType::Deleted {
+            let same = self.previous.as_ref().filter(|last| Arc::ptr_eq(&last.now.load(), &self.object.now.load()));
+            self.object.at_rest = same.and_then(|same| same.at_rest.clone());
+            self.object.pack(packer);
+        }
+        self
+    }
+
+    /// The previous object was packed before, as this.
+    pub fn packing_previous_as(mut self, packed: Option<Arc<Object>>) -> Self {
+        if let Some(previous) = &mut self.previous {
+            previous.at_rest = packed;
+        }
+        self
+    }
+
+    /// The event is history: it holds its objects as they rest from now on.
+    pub fn settle(&self) {
+        self.object.settle();
+        self.previous.iter().for_each(Held::settle);
+        self.left.store(None);
+    }
+
+    /// The object that this event brought in was replaced; it rests as `packed`.
+    pub fn replaced(&self, packed: &Arc<Object>) {
+        self.object.now.store(packed.clone());
     }
 
     /// What happened.
@@ -69,30 +138,40 @@ impl WatchEvent {
     }
 
     /// The object after the change; for a delete, its last state at the version of the delete.
-    pub fn object(&self) -> &Arc<Object> {
-        &self.object
+    pub fn object(&self) -> Arc<Object> {
+        self.object.now.load_full()
     }
 
     /// The object before the change.
-    pub fn previous(&self) -> Option<&Arc<Object>> {
-        self.previous.as_ref()
+    pub fn previous(&self) -> Option<Arc<Object>> {
+        self.previous.as_ref().map(|previous| previous.now.load_full())
     }
 
     /// The bytes sent to a selection that the object leaves: its previous state at this event's version.
     pub fn left_bytes(&self) -> Bytes {
-        self.left.get_or_init(|| self.previous.as_ref().unwrap_or(&self.object).bytes_at(self.version)).clone()
+        if let Some(made) = &*self.left.load() {
+            return Bytes::clone(made);
+        }
+        let last = self.previous.as_ref().unwrap_or(&self.object);
+        let bytes = last.now.load().bytes_at(self.version);
+        // History is packed, and must not keep what it was asked for once.
+        if last.is_new() {
+            self.left.store(Some(Arc::new(bytes.clone())));
+        }
+        bytes
     }
 
     /// How `selection` sees this event, by the rule of the apiserver's `convertToWatchEvent`: what counts is whether the object
     /// was selected before and is selected now. `None`: not at all.
     pub fn transition(&self, selection: &Selection) -> Option<Transition> {
+        let matches = |held: &Held| selection.matches(&held.now.load());
         let was = match (&self.previous, self.kind) {
-            (Some(previous), _) => selection.matches(previous),
+            (Some(previous), _) => matches(previous),
             // A delete of an object that was never seen: its last state is all there is to go by.
-            (None, EventType::Deleted) => selection.matches(&self.object),
+            (None, EventType::Deleted) => matches(&self.object),
             (None, _) => false,
         };
-        let is = self.kind != EventType::Deleted && selection.matches(&self.object);
+        let is = self.kind != EventType::Deleted && matches(&self.object);
         match (was, is) {
             (false, true) => Some(Transition::Enter),
             (true, true) => Some(Transition::Change),

@@ -1,11 +1,16 @@
 //! The data model every layer shares: names, versions, objects, events and selectors. Pure: no I/O, no clock.
 
+#[cfg(feature = "server")]
 pub mod event;
 pub mod fields;
 pub mod format;
+#[cfg(feature = "server")]
 pub mod object;
+#[cfg(feature = "server")]
+pub mod packer;
 pub mod projection;
 pub mod resource;
+#[cfg(feature = "server")]
 pub mod selection;
 pub mod selector;
 pub mod version;

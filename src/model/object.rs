@@ -3,8 +3,11 @@
 //! The bytes are in the watch's form, the only one that is kept. Items of a list lack `kind` and `apiVersion` where the type is
 //! built in; [`ObjectParser::from_list_item`] puts them where the apiserver's encoder puts them, so that both ways give the same bytes.
 //! Labels and fields are spans of those bytes: a decoded object would cost five times its JSON.
+//!
+//! At rest an object may be packed: a new object with its JSON compressed, whose uid, labels and fields are read as before, from a
+//! small text of their own. An object never changes, so reading one takes no lock.
 
-use std::{borrow::Cow, fmt, ops::Range};
+use std::{borrow::Cow, fmt, slice, sync::Arc};
 
 use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -13,19 +16,25 @@ use serde_json::value::RawValue;
 use super::{
     ObjectKey, ResourceVersion,
     fields::{FieldRef, FieldTable},
+    packer::Packer,
 };
 
 /// An object as the cache holds it.
 pub struct Object {
     key: ObjectKey,
     version: ResourceVersion,
-    uid: Span,
-    version_text: Span,
-    labels: Box<[(Span, Span)]>,
-    fields: Box<[Span]>,
-    /// It says its kind.
-    has_type: bool,
-    bytes: Bytes,
+    /// Where the digits of `metadata.resourceVersion` begin in the JSON.
+    version_start: u32,
+    label_count: u32,
+    body: Body,
+}
+
+/// The JSON, and the texts that routing reads: the uid, the labels (key, value, key, value, …), then the fields.
+enum Body {
+    /// Each text is a span of the bytes.
+    Plain { bytes: Bytes, spans: Box<[Span]> },
+    /// Texts, each behind its length, then the packed JSON.
+    Packed { data: Box<[u8]>, packer: Arc<Packer>, texts_len: u32, json_len: u32 },
 }
 
 /// Why bytes are no object of a resource.
@@ -50,10 +59,69 @@ struct Span {
 }
 
 impl Span {
-    fn range(self) -> Range<usize> {
+    fn of(self, bytes: &[u8]) -> &str {
         let start = self.start as usize;
-        start..start + self.len as usize
+        // The bytes were valid JSON, and spans lie on the borders of its strings.
+        std::str::from_utf8(&bytes[start..start + self.len as usize]).unwrap_or_default()
     }
+}
+
+/// The texts of a body, in order.
+enum Texts<'a> {
+    Plain(&'a [u8], slice::Iter<'a, Span>),
+    Packed(&'a [u8]),
+}
+
+impl<'a> Iterator for Texts<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        match self {
+            Self::Plain(bytes, spans) => spans.next().map(|span| span.of(bytes)),
+            Self::Packed(rest) => {
+                let (len, text) = split_len(rest)?;
+                let (text, after) = text.split_at_checked(len)?;
+                *rest = after;
+                Some(std::str::from_utf8(text).unwrap_or_default())
+            }
+        }
+    }
+
+    fn nth(&mut self, skip: usize) -> Option<&'a str> {
+        match self {
+            Self::Plain(bytes, spans) => spans.nth(skip).map(|span| span.of(bytes)),
+            Self::Packed(rest) => {
+                for _ in 0..skip {
+                    let (len, text) = split_len(rest)?;
+                    *rest = text.get(len..)?;
+                }
+                self.next()
+            }
+        }
+    }
+}
+
+/// Appends a text behind its length, in groups of seven bits, the lowest first.
+fn put_text(buffer: &mut Vec<u8>, text: &str) {
+    let mut len = text.len();
+    while len >= 0x80 {
+        buffer.push(len as u8 | 0x80);
+        len >>= 7;
+    }
+    buffer.push(len as u8);
+    buffer.extend_from_slice(text.as_bytes());
+}
+
+fn split_len(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (mut len, mut shift) = (0, 0);
+    for (at, byte) in bytes.iter().enumerate().take(5) {
+        len |= usize::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            return Some((len, &bytes[at + 1..]));
+        }
+    }
+    None
 }
 
 /// Which parts of an object are looked at: the metadata, and the selectable fields of its resource. Made once per resource.
@@ -115,23 +183,24 @@ impl ObjectParser {
 
     /// An object from the bytes of a watch event or a GET. They are copied, so that a network buffer is not kept alive.
     pub fn parse(&self, json: &[u8]) -> Result<Object, ObjectError> {
-        self.parse_owned(Bytes::copy_from_slice(json))
+        Ok(self.parse_owned(Bytes::copy_from_slice(json))?.0)
     }
 
     /// An object from an item of a list: `kind` and `api_version` are put in front where the item has none.
     pub fn from_list_item(&self, json: &str, kind: &str, api_version: &str) -> Result<Object, ObjectError> {
-        let object = self.parse(json.as_bytes())?;
+        let (object, has_type) = self.parse_owned(Bytes::copy_from_slice(json.as_bytes()))?;
         // Wherever they stand: the keys of a custom resource are sorted, and some sort before these.
-        if object.has_type {
+        if has_type {
             return Ok(object);
         }
         let body = json.trim_start().strip_prefix('{').unwrap_or(json).trim_start();
         let comma = if body.starts_with('}') { "" } else { "," };
         let canonical = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}{body}");
-        self.parse_owned(Bytes::from(canonical.into_bytes().into_boxed_slice()))
+        Ok(self.parse_owned(Bytes::from(canonical.into_bytes().into_boxed_slice()))?.0)
     }
 
-    fn parse_owned(&self, bytes: Bytes) -> Result<Object, ObjectError> {
+    /// The object, and whether it says its kind.
+    fn parse_owned(&self, bytes: Bytes) -> Result<(Object, bool), ObjectError> {
         if u32::try_from(bytes.len()).is_err() {
             return Err(ObjectError::TooLarge(bytes.len()));
         }
@@ -150,22 +219,17 @@ impl ObjectParser {
         let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
         let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
         let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
-        let labels = match slots[LABELS] {
-            Some(raw) => label_pairs(raw)?.into_iter().map(|(key, value)| (span(key), span(value))).collect(),
-            None => Box::default(),
-        };
+        let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
         let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
-        let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span)).collect();
-        Ok(Object {
-            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
-            has_type: slots[KIND].is_some() || slots[API_VERSION].is_some(),
-            version,
-            uid: text(UID).map_or(Span::default(), span),
-            version_text: span(version_text),
-            labels,
-            fields,
-            bytes: bytes.clone(),
-        })
+        let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span));
+        let uid = std::iter::once(text(UID).map_or(Span::default(), span));
+        let (key, version_start) =
+            (ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name), span(version_text).start);
+        let label_count = labels.len() as u32;
+        let spans = uid.chain(labels.into_iter().flat_map(|(key, value)| [span(key), span(value)])).chain(fields);
+        let has_type = slots[KIND].is_some() || slots[API_VERSION].is_some();
+        let body = Body::Plain { spans: spans.collect(), bytes: bytes.clone() };
+        Ok((Object { key, version, version_start, label_count, body }, has_type))
     }
 
     /// The value that a field selector compares with.
@@ -174,8 +238,7 @@ impl ObjectParser {
             FieldRef::Name => Cow::Borrowed(object.key.name()),
             FieldRef::Namespace => Cow::Borrowed(object.key.namespace()),
             FieldRef::Index(index) => {
-                let raw = object.fields.get(index).map_or("", |span| object.text(*span));
-                match raw {
+                match object.texts().nth(1 + 2 * object.label_count as usize + index).unwrap_or_default() {
                     "" => Cow::Borrowed(self.defaults.get(index).copied().unwrap_or_default()),
                     raw => field_text(raw),
                 }
@@ -197,49 +260,101 @@ impl Object {
 
     /// `metadata.uid`; empty where there is none.
     pub fn uid(&self) -> &str {
-        self.text(self.uid)
+        self.texts().next().unwrap_or_default()
     }
 
     /// The value of a label.
     pub fn label(&self, key: &str) -> Option<&str> {
-        self.labels.iter().find(|(k, _)| self.text(*k) == key).map(|(_, value)| self.text(*value))
+        self.labels().find(|(k, _)| *k == key).map(|(_, value)| value)
     }
 
     /// All labels, in the order of the JSON.
     pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.labels.iter().map(|(key, value)| (self.text(*key), self.text(*value)))
+        let mut texts = self.texts().skip(1).take(2 * self.label_count as usize);
+        std::iter::from_fn(move || Some((texts.next()?, texts.next()?)))
     }
 
-    /// The object as JSON, in the form a watch sends.
-    pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+    /// The object as JSON, in the form a watch sends: shared where it is held plain, else unpacked for the caller.
+    pub fn bytes(&self) -> Bytes {
+        match &self.body {
+            Body::Plain { bytes, .. } => bytes.clone(),
+            Body::Packed { data, packer, texts_len, json_len } => {
+                packer.unpack(&data[*texts_len as usize..], *json_len as usize).into()
+            }
+        }
+    }
+
+    /// The length of [`Self::bytes`], without unpacking.
+    pub fn json_len(&self) -> usize {
+        match &self.body {
+            Body::Plain { bytes, .. } => bytes.len(),
+            Body::Packed { json_len, .. } => *json_len as usize,
+        }
+    }
+
+    /// Whether the JSON is held packed.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.body, Body::Packed { .. })
     }
 
     /// The object as JSON with another `metadata.resourceVersion`: the last state of an object that left a selector carries the
     /// version of the event that took it away (`updateResourceVersion` in the apiserver's `cache_watcher.go`).
     pub fn bytes_at(&self, version: ResourceVersion) -> Bytes {
-        let Range { start, end } = self.version_text.range();
-        let digits = version.to_string();
-        let mut bytes = Vec::with_capacity(self.bytes.len() - (end - start) + digits.len());
-        bytes.extend_from_slice(&self.bytes[..start]);
+        let json = self.bytes();
+        let start = self.version_start as usize;
+        let (own, digits) = (self.version.to_string(), version.to_string());
+        let mut bytes = Vec::with_capacity(json.len() - own.len() + digits.len());
+        bytes.extend_from_slice(&json[..start]);
         bytes.extend_from_slice(digits.as_bytes());
-        bytes.extend_from_slice(&self.bytes[end..]);
+        bytes.extend_from_slice(&json[start + own.len()..]);
         bytes.into()
     }
 
-    /// What the object costs in memory, in bytes: its JSON and what was parsed out of it.
-    pub fn cost_bytes(&self) -> usize {
-        size_of::<Self>()
-            + self.bytes.len()
-            + self.key.as_str().len()
-            + size_of_val(&*self.labels)
-            + size_of_val(&*self.fields)
+    /// The same object packed; itself where it is already, or where packing saves nothing.
+    pub fn packed(self: &Arc<Self>, packer: &Arc<Packer>) -> Arc<Self> {
+        let Body::Plain { bytes, spans } = &self.body else { return self.clone() };
+        let texts = spans.iter().map(|span| span.len as usize + 5).sum();
+        let mut head = Vec::with_capacity(texts);
+        self.texts().for_each(|text| put_text(&mut head, text));
+        let Some(data) = packer.pack(&head, bytes) else { return self.clone() };
+        // What a span can reach, 32 bits can count.
+        let (texts_len, json_len) = (head.len() as u32, bytes.len() as u32);
+        let body = Body::Packed { data, packer: packer.clone(), texts_len, json_len };
+        let Self { version, version_start, label_count, .. } = **self;
+        Arc::new(Self { key: self.key.clone(), version, version_start, label_count, body })
     }
 
-    fn text(&self, span: Span) -> &str {
-        // The bytes were valid JSON, and spans lie on the borders of its strings.
-        std::str::from_utf8(&self.bytes[span.range()]).unwrap_or_default()
+    /// Takes over the key of an equal object, so that the versions of one object share its text.
+    pub fn share_key(&mut self, other: &Self) {
+        if self.key == other.key {
+            self.key = other.key.clone();
+        }
     }
+
+    /// What the object costs in memory, in bytes, as an allocator rounds it; what packed objects share is not counted.
+    pub fn cost_bytes(&self) -> usize {
+        let body = match &self.body {
+            Body::Plain { bytes, spans } => allocated_bytes(bytes.len()) + allocated_bytes(size_of_val(&**spans)),
+            Body::Packed { data, .. } => allocated_bytes(data.len()),
+        };
+        allocated_bytes(size_of::<Self>() + ARC_BYTES) + allocated_bytes(self.key.as_str().len() + ARC_BYTES) + body
+    }
+
+    fn texts(&self) -> Texts<'_> {
+        match &self.body {
+            Body::Plain { bytes, spans } => Texts::Plain(bytes, spans.iter()),
+            Body::Packed { data, texts_len, .. } => Texts::Packed(&data[..*texts_len as usize]),
+        }
+    }
+}
+
+/// The two counters in front of what an `Arc` holds.
+const ARC_BYTES: usize = 2 * size_of::<usize>();
+
+/// What an allocation takes: four size classes between a power of two and the next, as jemalloc has them.
+fn allocated_bytes(len: usize) -> usize {
+    let class = (len.next_power_of_two() / 8).max(16);
+    len.next_multiple_of(class)
 }
 
 impl fmt::Debug for Object {
@@ -357,6 +472,8 @@ impl<'de> Visitor<'de> for Walk<'_, 'de, '_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::model::GroupVersionResource;
 
@@ -432,5 +549,72 @@ mod tests {
         }
         let trailing = format!("{POD} x");
         assert!(parser.parse(trailing.as_bytes()).is_err());
+    }
+
+    /// Without a dictionary, and with one.
+    static PACKERS: LazyLock<[Arc<Packer>; 2]> = LazyLock::new(|| {
+        let parser = ObjectParser::new(&pods().1);
+        let samples: Vec<_> = (0..50)
+            .map(|n| Arc::new(parser.parse(POD.replace("web-1", &format!("web-{n}")).as_bytes()).unwrap()))
+            .collect();
+        let trained = Packer::train(&samples);
+        assert!(trained.has_dictionary());
+        [Arc::default(), Arc::new(trained)]
+    });
+
+    #[test]
+    fn a_packed_object_gives_the_same_bytes_at_any_version() {
+        let parser = ObjectParser::new(&pods().1);
+        let json = POD.replace("\"status\"", &format!("\"data\":\"{}\",\"status\"", "abc ".repeat(500)));
+        let plain = Arc::new(parser.parse(json.as_bytes()).unwrap());
+        for packer in &*PACKERS {
+            let packed = plain.packed(packer);
+            assert!(packed.is_packed() && packed.cost_bytes() < plain.cost_bytes() / 2);
+            assert_eq!((packed.bytes(), packed.json_len()), (plain.bytes(), json.len()));
+            let version = ResourceVersion::new(1000).unwrap();
+            assert_eq!(packed.bytes_at(version), plain.bytes_at(version));
+            assert!(Arc::ptr_eq(&packed.packed(packer), &packed));
+        }
+    }
+
+    #[test]
+    fn an_object_that_packing_makes_no_smaller_stays_plain() {
+        let parser = ObjectParser::new(&pods().1);
+        let plain = Arc::new(parser.parse(br#"{"metadata":{"name":"x","resourceVersion":"1"}}"#).unwrap());
+        assert!(Arc::ptr_eq(&plain.packed(&Arc::default()), &plain));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_packed_object_answers_selectors_like_the_plain_one(
+            labels in proptest::collection::btree_map("[a-z]{1,40}(/[a-z]{1,5})?", "[a-zA-Z0-9]{0,63}", 0..12),
+            uid in "[0-9a-f]{0,36}",
+            node in "\\PC{0,200}",
+            phase in "(Running|Pend\"ing)?",
+            version in 1..u64::MAX,
+        ) {
+            let (gvr, table) = pods();
+            let parser = ObjectParser::new(&table);
+            let json = serde_json::json!({
+                "metadata": {"name": "x", "namespace": "ns", "uid": uid, "resourceVersion": version.to_string(), "labels": labels},
+                "spec": {"nodeName": node, "hostNetwork": true, "filler": "filler ".repeat(1000)},
+                "status": {"phase": phase},
+            });
+            let plain = Arc::new(parser.parse(json.to_string().as_bytes()).unwrap());
+            for packer in &*PACKERS {
+                let packed = plain.packed(packer);
+                proptest::prop_assert!(packed.is_packed());
+                proptest::prop_assert_eq!((packed.key(), packed.uid(), packed.version()), (plain.key(), plain.uid(), plain.version()));
+                proptest::prop_assert!(packed.labels().eq(plain.labels()) && plain.labels().count() == labels.len());
+                for label in labels.keys().map(String::as_str).chain(["none"]) {
+                    proptest::prop_assert_eq!(packed.label(label), plain.label(label));
+                }
+                for field in ["metadata.name", "spec.nodeName", "spec.host", "spec.hostNetwork", "status.phase", "status.podIPs", "status.podIP"] {
+                    let field = table.resolve(field, &gvr).unwrap();
+                    proptest::prop_assert_eq!(parser.field(&packed, field), parser.field(&plain, field));
+                }
+                proptest::prop_assert_eq!(packed.bytes(), plain.bytes());
+            }
+        }
     }
 }

@@ -148,7 +148,7 @@ impl<C: Catalog> WatchService for Service<C> {
                         next = objects.last().map(|last: &Arc<Object>| (None, Some(last.key().clone())));
                         break;
                     }
-                    bytes += object.bytes().len();
+                    bytes += object.json_len();
                     objects.push(object.clone());
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
@@ -210,6 +210,6 @@ fn message(object: &Object, format: &Format) -> v1alpha1::Object {
         name: object.key().name().to_owned(),
         uid: object.uid().to_owned(),
         resource_version: object.version().to_string(),
-        object: format.bytes_of(json).unwrap_or_else(|| json.clone()),
+        object: format.bytes_of(&json).unwrap_or(json),
     }
 }

@@ -40,6 +40,7 @@ pub struct Metrics {
     ring_age: GaugeVec,
     objects: IntGaugeVec,
     object_bytes: IntGaugeVec,
+    object_memory: IntGaugeVec,
     version: GaugeVec,
     synced: IntGaugeVec,
     upstream_watches: IntGaugeVec,
@@ -229,6 +230,11 @@ impl Metrics {
             ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record of history.", &CACHE)?,
             objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
             object_bytes: int_gauge("kubefan_cached_object_bytes", "Bytes of JSON of the objects cached.", &CACHE)?,
+            object_memory: int_gauge(
+                "kubefan_cached_object_memory_bytes",
+                "Bytes that the objects cached take in memory, packed or not, with what is read from them.",
+                &CACHE,
+            )?,
             version: gauge(
                 "kubefan_resource_version",
                 "The resource version of the cache. Compare between replicas, not between resources.",
@@ -335,6 +341,8 @@ pub struct CacheGauges {
     pub objects: usize,
     /// Their JSON bytes.
     pub object_bytes: usize,
+    /// What they take in memory, in bytes.
+    pub object_memory_bytes: usize,
     /// The version; 0 before the first list.
     pub version: u64,
     /// Whether it is served.
@@ -418,6 +426,7 @@ impl CacheMetrics {
         set(&self.all.ring_events, gauges.ring_events);
         set(&self.all.objects, gauges.objects);
         set(&self.all.object_bytes, gauges.object_bytes);
+        set(&self.all.object_memory, gauges.object_memory_bytes);
         set(&self.all.synced, usize::from(gauges.synced));
         self.ring_age.set(gauges.ring_age.as_secs_f64());
         self.version.set(gauges.version as f64);

@@ -5,7 +5,11 @@
 
 use std::{collections::HashMap, env};
 
-use kubefan::sim::workload::{Workload, WorkloadOptions};
+use kubefan::{
+    proto::v1alpha1::Target,
+    sim::apiserver::{Fault, Verb},
+    sim::workload::{Workload, WorkloadOptions},
+};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::harness::{
@@ -15,11 +19,13 @@ use crate::harness::{
     load,
     objects::{pod, version_of},
     record::{Query, Recorded, Watch, assert_equal, connect, upstream_initial, upstream_watch},
+    rig::{PODS, Rig, Setup, target},
     tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: subscribers_see_what_the_apiserver_says_by_list, subscribers_see_what_the_apiserver_says_by_watch_list;
+    paused: subscribers_of_a_compressed_cache_see_the_same;
 };
 
 /// How much the larger tests do.
@@ -140,4 +146,50 @@ async fn pod_watches(api: &ApiServer) -> i64 {
     let text = api.metric("apiserver_longrunning_requests").await;
     let pods = text.lines().filter(|line| line.contains(r#"resource="pods""#) && line.contains(r#"verb="WATCH""#));
     pods.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a count") as i64).sum()
+}
+
+/// Compression changes where bytes lie, not what anybody gets: snapshots, events, history, and the difference that a relist makes.
+async fn subscribers_of_a_compressed_cache_see_the_same() {
+    let mut setup = Setup::of(&["pods"]);
+    setup.cache_compression = true;
+    let sim = setup.sim();
+    let mut workload = Workload::new(5, WorkloadOptions { objects: 200, ..WorkloadOptions::default() });
+    workload.populate(&sim).unwrap();
+    let rig = Rig::synced(sim, setup).await;
+    let gauge = |name: &str| rig.metric(&format!(r#"{name}{{group="",namespace="",resource="pods"}}"#));
+    assert!(gauge("kubefan_cached_object_memory_bytes") < gauge("kubefan_cached_object_bytes") / 2.0);
+
+    let canaries = || Target { label_selector: "canary".to_owned(), ..target("pods") };
+    let mut all = rig.watch_all("pods").await;
+    let mut some = rig.watch(canaries(), "").await.unwrap();
+    some.until_resumable().await;
+    assert_eq!(all.state, rig.truth(PODS).await);
+    let start = all.resume_version.clone();
+    for _ in 0..300 {
+        workload.step(&rig.sim).unwrap();
+    }
+    let end = rig.sim.revision();
+    all.until(end).await;
+    some.until(end).await;
+    assert_eq!(all.state, rig.truth(PODS).await);
+    let mut late = rig.watch(canaries(), "").await.unwrap();
+    late.until_resumable().await;
+    assert_eq!(some.state, late.state);
+    for (mut resumed, unbroken) in [
+        (rig.watch(target("pods"), &start).await.unwrap(), &all),
+        (rig.watch(canaries(), &start).await.unwrap(), &some),
+    ] {
+        resumed.until(end).await;
+        assert_equal("from packed history", &resumed.events, &unbroken.events);
+    }
+
+    rig.sim.drop_connections();
+    rig.fault(Verb::Watch, Fault::ServiceUnavailable, 2);
+    for _ in 0..100 {
+        workload.step(&rig.sim).unwrap();
+    }
+    rig.sim.compact();
+    all.until(rig.sim.revision()).await;
+    assert_eq!(all.gaps.len(), 1);
+    assert_eq!(all.state, rig.truth(PODS).await);
 }

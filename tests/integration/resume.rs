@@ -112,7 +112,7 @@ async fn a_list_and_its_version_start_a_watch() {
         label_selector: "app=b".into(),
         ..Query::default().target("po")
     };
-    let list = client.list(target.clone(), &second.to_string()).await.unwrap();
+    let list = client.list(target.clone(), second.to_string().as_str()).await.unwrap();
     let direct = api.get_json(&format!("{pods}/b")).await;
     assert_eq!(list.objects.len(), 1);
     assert_eq!(serde_json::from_slice::<serde_json::Value>(&list.objects[0].object).unwrap(), direct);

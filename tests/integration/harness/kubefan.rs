@@ -39,7 +39,9 @@ impl Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
+        // Figures are measured with a release build.
+        let binary = std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned());
+        let mut command = Command::new(binary);
         command
             .args(["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--kubeconfig"])
             .arg(kubeconfig)

@@ -51,6 +51,7 @@ pub(crate) struct Setup {
     pub(crate) registry: RegistryOptions,
     pub(crate) schema_check_interval: Duration,
     pub(crate) upstream_field_selector: String,
+    pub(crate) cache_compression: bool,
 }
 
 impl Setup {
@@ -78,6 +79,7 @@ impl Setup {
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
             upstream_field_selector: String::new(),
+            cache_compression: false,
         }
     }
 
@@ -148,6 +150,7 @@ impl Rig {
             reflector: setup.reflector,
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
+            cache_compression: setup.cache_compression,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
