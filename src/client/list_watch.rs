@@ -70,9 +70,9 @@ pub struct ReadOptions {
     pub projection: Projection,
 }
 
-impl From<&str> for ReadOptions {
-    fn from(resource_version: &str) -> Self {
-        Self { resource_version: resource_version.to_owned(), ..Self::default() }
+impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
+    fn from(resource_version: &T) -> Self {
+        Self { resource_version: resource_version.as_ref().to_owned(), ..Self::default() }
     }
 }
 

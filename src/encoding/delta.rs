@@ -57,7 +57,8 @@ pub fn encode(base: &[u8], new: &[u8]) -> Option<Bytes> {
     // zstd takes no dictionary out of the memory that it compresses: an object that stayed as it was may be one and the same.
     let (base_range, new_range) = (base.as_ptr_range(), new.as_ptr_range());
     if base_range.start < new_range.end && new_range.start < base_range.end {
-        return encode(&base.to_vec(), new);
+        let elsewhere = base.to_vec();
+        return encode(&elsewhere, new);
     }
     // A frame that is not smaller has no room, and is an error.
     let mut frame = Vec::with_capacity(new.len().checked_sub(1)?);
