@@ -323,6 +323,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn without_a_limit_of_its_own_history_follows_the_cache() {
+        let mut ring =
+            EventRing::new(RingLimits { ring_bytes_max: None, ring_events_max: 100_000, ..limits() }, version(10));
+        let mut number = 10;
+        for (json_bytes, bytes_max) in [(0, RingLimits::BYTES_LEAST), (100 << 20, 10 << 20)] {
+            for _ in 0..40_000 {
+                number += 1;
+                ring.push(event(number), Instant::now());
+                ring.evict(Instant::now(), json_bytes, 0);
+            }
+            assert!((bytes_max - 1024..=bytes_max).contains(&ring.bytes()), "{} of {bytes_max}", ring.bytes());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn nobody_resumes_inside_a_gap() {
         let mut ring = EventRing::new(limits(), version(10));
         push(&mut ring, event(12));
