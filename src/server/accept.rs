@@ -21,7 +21,8 @@ use super::{
     http1,
     limits::HANDSHAKE_TIMEOUT,
     listen::{Listener, Peer},
-    preface, status,
+    preface::{self, Rewound},
+    status,
 };
 use crate::{
     config::ServeConfig,
@@ -119,9 +120,10 @@ impl<C: Catalog> Server<C> {
                     let peer = io.connect_info();
                     let end = match tls {
                         None => server.serve(io, peer).await,
-                        Some(tls) => match in_time(tls.accept(io)).await {
+                        // In boxes: what a handshake needs is not kept after it, and TLS is large.
+                        Some(tls) => match Box::pin(in_time(tls.accept(io))).await.map(Box::new) {
                             Ok(io) => server.serve(io, peer).await,
-                            Err(error) => server.no_handshake(&error, peer),
+                            Err(error) => no_handshake(&error, peer),
                         },
                     };
                     metrics.finished(end);
@@ -133,30 +135,45 @@ impl<C: Catalog> Server<C> {
     }
 
     /// Serves one connection, whichever protocol it speaks.
-    pub async fn serve(self: Arc<Self>, io: impl Io, peer: Peer) -> ConnectionEnd {
-        let drain = self.drain.clone();
-        let detected = tokio::select! {
-            detected = in_time(preface::detect(io)) => detected,
-            () = drain.cancelled() => return ConnectionEnd::Draining,
-        };
-        match detected {
-            Ok((true, io)) => match in_time(Connection::begin(self.clone(), io, peer)).await {
-                // In a box: the handshake is over, and what it needed is not kept.
-                Ok(connection) => Box::pin(connection).await,
-                Err(error) => self.no_handshake(&error, peer),
-            },
-            Ok((false, io)) => match http1::serve(io, self.router.clone(), drain).await {
+    pub async fn serve<T: Io>(self: Arc<Self>, io: T, peer: Peer) -> ConnectionEnd {
+        let (router, drain) = (self.router.clone(), self.drain.clone());
+        // In boxes, so that a connection at rest has the memory of its own protocol, and no more.
+        match Box::pin(self.greet(io, peer)).await {
+            Ok(Spoken::Http2(connection)) => connection.await,
+            Ok(Spoken::Http1(io)) => match Box::pin(http1::serve(io, router, drain)).await {
                 Ok(()) => ConnectionEnd::Closed,
                 Err(_) => ConnectionEnd::Error,
             },
-            Err(error) => self.no_handshake(&error, peer),
+            Err(end) => end,
         }
     }
 
-    fn no_handshake(&self, error: &io::Error, peer: Peer) -> ConnectionEnd {
-        tracing::debug!(%error, peer = ?peer.address, "a connection did not come about");
-        ConnectionEnd::Handshake
+    /// Finds out what the peer speaks.
+    async fn greet<T: Io>(self: Arc<Self>, io: T, peer: Peer) -> Result<Spoken<C, T>, ConnectionEnd> {
+        let detected = tokio::select! {
+            detected = in_time(preface::detect(io)) => detected,
+            () = self.drain.cancelled() => return Err(ConnectionEnd::Draining),
+        };
+        match detected {
+            Ok((true, io)) => match in_time(Connection::begin(self, io, peer)).await {
+                Ok(connection) => Ok(Spoken::Http2(Box::new(connection))),
+                Err(error) => Err(no_handshake(&error, peer)),
+            },
+            Ok((false, io)) => Ok(Spoken::Http1(io)),
+            Err(error) => Err(no_handshake(&error, peer)),
+        }
     }
+}
+
+/// A connection whose protocol is known.
+enum Spoken<C, T> {
+    Http2(Box<Connection<C, Rewound<T>>>),
+    Http1(Rewound<T>),
+}
+
+fn no_handshake(error: &io::Error, peer: Peer) -> ConnectionEnd {
+    tracing::debug!(%error, peer = ?peer.address, "a connection did not come about");
+    ConnectionEnd::Handshake
 }
 
 async fn in_time<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
