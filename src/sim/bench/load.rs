@@ -39,7 +39,7 @@ pub(super) enum Trigger<'a> {
 impl Trigger<'_> {
     async fn fire(&mut self, count: usize, board: &Board) -> Result<(), BenchError> {
         match self {
-            Self::Source(source) => source.change(count, &board.times),
+            Self::Source(source) => source.change(count, &board.times).await,
             Self::Floor(floor, bytes) => {
                 (0..count).for_each(|_| board.times.made());
                 Ok(floor.send(*bytes * count as u64).await?)
@@ -131,6 +131,12 @@ pub(super) async fn drive(
 }
 
 impl Driven {
+    /// Takes off what the changes themselves cost the server, in microseconds each.
+    pub(super) fn without_writes(&mut self, cpu_micros_per_event: f64) {
+        let writes = (cpu_micros_per_event * 1e3 * self.events as f64) as u64;
+        self.cpu_nanos = self.cpu_nanos.saturating_sub(writes);
+    }
+
     /// CPU time per delivery, in microseconds.
     pub(super) fn cpu_micros(&self) -> f64 {
         self.cpu_nanos as f64 / 1e3 / self.counts.received as f64
