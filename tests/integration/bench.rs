@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Test, kubefan, tests};
+use crate::harness::{Test, apiserver::ApiServer, kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_real_apiserver_is_measured_beside_kubefan;
     local: every_scenario_reports_every_field, a_table_is_for_people, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
         two_servers_are_measured_side_by_side;
@@ -86,6 +87,31 @@ async fn every_scenario_reports_every_field() {
     }
     assert!(of("selectors").iter().all(|row| is_set(row, &["cpu_us_per_event"])), "{rows:?}");
     assert!(is_set(of("idle")[0], &["rss_bytes_per_subscriber"]) && of("idle")[0]["floor_share"].is_null(), "{rows:?}");
+}
+
+async fn a_real_apiserver_is_measured_beside_kubefan() {
+    let api = ApiServer::shared().await;
+    let (kubeconfig, pid) = (api.kubeconfig(), api.pid().to_string());
+    let cluster = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--apiserver-pid", &pid, "-o", "json"];
+    let ran = bench(&[&["fanout", "snapshot", "selectors", "resume-storm"], &cluster[..]].concat()).await;
+    let rows = rows(&ran);
+    for server in ["kubefan", "kube-apiserver"] {
+        let of = |scenario: &str| {
+            let is = |row: &&Value| row["scenario"] == scenario && row["server"] == server;
+            rows.iter().filter(is).collect::<Vec<_>>()
+        };
+        let counts = ["fanout", "snapshot", "selectors", "resume-storm"].map(|name| of(name).len());
+        assert_eq!(counts, [2, 2, 2, 1], "{server}");
+        for row in of("fanout").into_iter().chain(of("snapshot")) {
+            assert!(row["floor_share"].as_f64().is_some(), "{row}");
+            // Pods as a running cluster has them.
+            assert!((3_000.0..9_000.0).contains(&row["bytes_per_delivery"].as_f64().unwrap()), "{row}");
+        }
+    }
+    // What was made is taken away again.
+    let namespace = ran.stderr.lines().find_map(|line| line.strip_prefix("  in the namespace ")).unwrap();
+    let pods = api.get_json(&format!("/api/v1/namespaces/{namespace}/pods")).await;
+    assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");
 }
 
 async fn a_table_is_for_people() {

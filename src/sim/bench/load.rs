@@ -84,11 +84,12 @@ pub(super) async fn drive(
                 let mut received = std::pin::pin!(board.all_received(DELIVERY_TIMEOUT));
                 tokio::select! {
                     biased;
-                    result = &mut received => result?,
+                    // Looked at before the deliveries: those of slow writes are there at once, every time.
                     () = sleep_until(end) => {
                         at_end = Some(board.per_stream());
                         received.await?;
                     }
+                    result = &mut received => result?,
                 }
             }
         }

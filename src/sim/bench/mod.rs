@@ -333,7 +333,7 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Resu
                 (Some(kubeconfig), Some(endpoint)) => {
                     let cluster = Cluster::fill(kubeconfig, endpoint.clone(), case.source.clone()).await?;
                     progress(&format!("  in the namespace {}", cluster.namespace()));
-                    Source::Cluster(cluster)
+                    Source::Cluster(Box::new(cluster))
                 }
                 _ => Source::Simulated(Simulated::start(case.source.clone(), directory.path()).await?),
             };

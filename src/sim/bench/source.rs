@@ -27,7 +27,7 @@ pub(super) enum Source {
     /// In this process.
     Simulated(Simulated),
     /// Behind a kubeconfig.
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 /// A simulated apiserver that is served on loopback.
