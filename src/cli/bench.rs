@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     io::{Write, stdout},
     net::SocketAddr,
     path::PathBuf,
@@ -15,7 +16,7 @@ use super::CliError;
 use crate::{
     config,
     sim::bench::{
-        self, BenchOptions, Contender, ContenderKind, Encoding, Projection, Scenario, Windows, floor, report,
+        self, BenchOptions, Contender, ContenderKind, Encoding, Projection, Scenario, Windows, child, floor, report,
     },
 };
 
@@ -140,6 +141,15 @@ enum Format {
 #[derive(Debug, Args)]
 pub(super) struct FloorArgs {}
 
+/// What every process that the measurement starts is at first.
+#[derive(Debug, Args)]
+pub(super) struct ChildArgs {
+    /// What it becomes
+    program: OsString,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
 fn parse_duration(text: &str) -> Result<config::Duration, String> {
     let (least, most) = (Duration::from_millis(50), Duration::from_secs(3600));
     match text.parse::<config::Duration>() {
@@ -235,6 +245,10 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
 pub(super) fn run_floor(FloorArgs {}: FloorArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(floor::serve()).map_err(CliError::plain)
+}
+
+pub(super) fn run_child(args: &ChildArgs) -> Result<(), CliError> {
+    Err(CliError::plain(child::launch(&args.program, &args.args)))
 }
 
 #[cfg(test)]

@@ -46,6 +46,9 @@ enum Command {
     #[cfg(feature = "sim")]
     #[command(hide = true)]
     BenchFloor(bench::FloorArgs),
+    #[cfg(feature = "sim")]
+    #[command(name = crate::sim::bench::child::LAUNCH, hide = true)]
+    BenchChild(bench::ChildArgs),
     #[cfg(feature = "client")]
     Get(get::GetArgs),
     #[cfg(feature = "client")]
@@ -120,6 +123,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "sim")]
         Command::BenchFloor(args) => bench::run_floor(args),
+        #[cfg(feature = "sim")]
+        Command::BenchChild(args) => bench::run_child(&args),
         #[cfg(feature = "client")]
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         #[cfg(feature = "client")]

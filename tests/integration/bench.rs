@@ -1,17 +1,17 @@
 //! `kubefan bench` as a script sees it: one JSON object per row with every field, tables for people, one line per error. What the
 //! figures are is not tested: they are the machine's.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use serde_json::Value;
 
-use crate::harness::{Test, apiserver::ApiServer, kubefan, tests};
+use crate::harness::{Test, apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_real_apiserver_is_measured_beside_kubefan;
     local: every_scenario_reports_every_field, a_table_is_for_people, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
-        two_servers_are_measured_side_by_side;
+        two_servers_are_measured_side_by_side, a_measurement_that_is_killed_leaves_no_process;
 };
 
 /// Small enough for a machine that does other things.
@@ -103,7 +103,8 @@ async fn a_real_apiserver_is_measured_beside_kubefan() {
         let counts = ["fanout", "snapshot", "selectors", "resume-storm"].map(|name| of(name).len());
         assert_eq!(counts, [2, 2, 2, 1], "{server}");
         for row in of("fanout").into_iter().chain(of("snapshot")) {
-            assert!(row["floor_share"].as_f64().is_some(), "{row}");
+            let figures = ["cpu_us_per_delivery", "floor_cpu_us_per_delivery", "bytes_per_delivery"];
+            assert!(figures.iter().all(|figure| row[*figure].is_number()), "{row}");
             // Pods as a running cluster has them.
             assert!((3_000.0..9_000.0).contains(&row["bytes_per_delivery"].as_f64().unwrap()), "{row}");
         }
@@ -162,4 +163,26 @@ async fn two_servers_are_measured_side_by_side() {
     let servers: Vec<_> =
         rows.iter().map(|row| (row["server"].as_str().unwrap(), row["runs"].as_i64().unwrap())).collect();
     assert_eq!(servers, [("kubefan", 2), (kubefan, 2)]);
+}
+
+async fn a_measurement_that_is_killed_leaves_no_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command.args(["bench", "idle", "--subscribers=2", "--objects=10", "--duration=60s"]);
+    let mut bench = Process::spawn("kubefan bench", &mut command, &dir.path().join("log"));
+    let pid = bench.pid();
+    let children = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        texts.collect::<String>().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // Once it has become the server.
+    let is_server = |child: &String| {
+        std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.contains("bench-child"))
+    };
+    let started = || async { children().into_iter().find(is_server) };
+    let server = wait::until("the server under test", Duration::from_secs(60), started).await;
+    bench.kill9();
+    let is_gone = || async { (!Path::new("/proc").join(&server).exists()).then_some(()) };
+    wait::until("the server to end", Duration::from_secs(60), is_gone).await;
 }

@@ -5,7 +5,7 @@
 //! noisy and differ: compare within one run of the tool, and shares of the floor rather than microseconds.
 
 mod board;
-mod child;
+pub mod child;
 mod cluster;
 pub mod figures;
 pub mod floor;
