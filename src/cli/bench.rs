@@ -2,7 +2,9 @@
 
 use std::{
     env,
+    ffi::OsString,
     io::{Write, stdout},
+    net::SocketAddr,
     path::PathBuf,
     time::Duration,
 };
@@ -13,7 +15,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::CliError;
 use crate::{
     config,
-    sim::bench::{self, BenchOptions, Contender, Encoding, Projection, Scenario, Windows, floor, report},
+    sim::bench::{
+        self, BenchOptions, Contender, ContenderKind, Encoding, Projection, Scenario, Windows, child, floor, report,
+    },
 };
 
 /// Measure what a server costs per delivery, and what the machine allows
@@ -100,6 +104,23 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "PROGRAM")]
     against: Vec<PathBuf>,
 
+    /// Make the pods in a namespace of this cluster instead of a simulated apiserver. They are bound to nodes that do not exist: take an
+    /// apiserver that is there for this
+    #[arg(long, value_name = "FILE", conflicts_with = "object_bytes")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Measure that apiserver too, as a watch server: its process, on this machine
+    #[arg(long, value_name = "PID", requires = "kubeconfig")]
+    apiserver_pid: Option<u32>,
+
+    /// Measure a kubefan that runs already, in front of the cluster of --kubeconfig, instead of starting one
+    #[arg(long, value_name = "ADDRESS", requires_all = ["kubeconfig", "server_pid"], conflicts_with = "tls")]
+    server: Option<SocketAddr>,
+
+    /// Its process, on this machine
+    #[arg(long, value_name = "PID", requires = "server")]
+    server_pid: Option<u32>,
+
     /// The same seed makes the same pods and changes
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
@@ -119,6 +140,15 @@ enum Format {
 /// The process that is the floor; the measurement starts it.
 #[derive(Debug, Args)]
 pub(super) struct FloorArgs {}
+
+/// What every process that the measurement starts is at first.
+#[derive(Debug, Args)]
+pub(super) struct ChildArgs {
+    /// What it becomes
+    program: OsString,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
 
 fn parse_duration(text: &str) -> Result<config::Duration, String> {
     let (least, most) = (Duration::from_millis(50), Duration::from_secs(3600));
@@ -140,13 +170,19 @@ impl BenchArgs {
             scenarios = Scenario::ALL.to_vec();
         }
         let program = env::current_exe().map_err(|error| CliError::Plain(format!("where is this program: {error}")))?;
-        let mut contenders = vec![Contender { name: "kubefan".to_owned(), program: program.clone() }];
+        let kind = match (self.server, self.server_pid) {
+            (Some(address), Some(pid)) => ContenderKind::Running { address, pid },
+            _ => ContenderKind::Program(program.clone()),
+        };
+        let mut contenders = vec![Contender { name: "kubefan".to_owned(), kind }];
+        let apiserver = self.apiserver_pid.map(|pid| ContenderKind::Apiserver { pid });
+        contenders.extend(apiserver.map(|kind| Contender { name: "kube-apiserver".to_owned(), kind }));
         for program in self.against {
             let file = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
             // A build's file may have the same name as this one.
             let taken = contenders.iter().any(|contender| contender.name == file);
             let name = if taken { program.display().to_string() } else { file };
-            contenders.push(Contender { name, program });
+            contenders.push(Contender { name, kind: ContenderKind::Program(program) });
         }
         let count = |number: u32| number as usize;
         let counts = |numbers: Vec<u32>| numbers.into_iter().map(count).collect();
@@ -169,6 +205,7 @@ impl BenchArgs {
             windows: if self.default_windows { Windows::HTTP2_DEFAULT } else { Windows::LARGE },
             receiver_threads: count(self.receiver_threads),
             contenders,
+            kubeconfig: self.kubeconfig,
             program,
             seed: self.seed,
         })
@@ -210,6 +247,10 @@ pub(super) fn run_floor(FloorArgs {}: FloorArgs) -> Result<(), CliError> {
     runtime.block_on(floor::serve()).map_err(CliError::plain)
 }
 
+pub(super) fn run_child(args: &ChildArgs) -> Result<(), CliError> {
+    Err(CliError::plain(child::launch(&args.program, &args.args)))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -231,7 +272,8 @@ mod tests {
     fn no_flags_are_the_defaults() {
         let parsed = parse(&[]).unwrap();
         let program = parsed.program.clone();
-        let contenders = vec![Contender { name: "kubefan".to_owned(), program: program.clone() }];
+        let kind = ContenderKind::Program(program.clone());
+        let contenders = vec![Contender { name: "kubefan".to_owned(), kind }];
         let default = BenchOptions { program, contenders, ..BenchOptions::default() };
         assert_eq!(format!("{parsed:?}"), format!("{default:?}"));
     }

@@ -48,6 +48,9 @@ enum Command {
     #[cfg(feature = "sim")]
     #[command(hide = true)]
     BenchFloor(bench::FloorArgs),
+    #[cfg(feature = "sim")]
+    #[command(name = crate::sim::bench::child::LAUNCH, hide = true)]
+    BenchChild(bench::ChildArgs),
     #[cfg(feature = "client")]
     Get(get::GetArgs),
     #[cfg(feature = "client")]
@@ -122,6 +125,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "sim")]
         Command::BenchFloor(args) => bench::run_floor(args),
+        #[cfg(feature = "sim")]
+        Command::BenchChild(args) => bench::run_child(&args),
         #[cfg(feature = "client")]
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         #[cfg(feature = "client")]

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bad_start;
+mod bench;
 mod command_line;
 mod conformance;
 mod connections;
@@ -29,6 +30,7 @@ fn main() -> std::process::ExitCode {
     harness::run(&[
         bad_input::TESTS,
         bad_start::TESTS,
+        bench::TESTS,
         command_line::TESTS,
         conformance::REAL,
         conformance::SIMULATED,

@@ -1,6 +1,15 @@
-//! Servers as processes of their own, so that what they cost is theirs alone. A child ends when its handle is dropped.
+//! Servers as processes of their own, so that what they cost is theirs alone. A child ends when its handle is dropped, and on Linux also
+//! when this process is killed before it can drop anything.
 
-use std::{ffi::OsStr, net::SocketAddr, path::Path, process::Stdio, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    net::SocketAddr,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -15,6 +24,22 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Lines before that one; a program that prints more is not one of ours.
 const LINES_MAX: usize = 1000;
 
+/// The hidden command that [`launch`] is.
+pub const LAUNCH: &str = "bench-child";
+
+/// Becomes another program, which is told to end when the process that started it has ended.
+///
+/// # Errors
+/// When there is no such program.
+pub fn launch(program: &OsStr, args: &[OsString]) -> io::Error {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
+        return error.into();
+    }
+    let error = std::process::Command::new(program).args(args).exec();
+    io::Error::new(error.kind(), format!("{}: {error}", Path::new(program).display()))
+}
+
 /// A running server.
 pub(super) struct ServerProcess {
     pub(super) address: SocketAddr,
@@ -24,23 +49,32 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a program and waits for the line on its stderr that ends in `marker` and an address.
+    /// Starts a program, by way of `launcher`, which is this program, and waits for the line on its stderr that ends in `marker` and an
+    /// address.
     pub(super) async fn start<A: AsRef<OsStr>>(
         name: &str,
+        launcher: &Path,
         program: &Path,
         args: impl IntoIterator<Item = A>,
         marker: &str,
     ) -> Result<Self, BenchError> {
         let failed = |message: String| BenchError::Start { name: name.to_owned(), message };
-        let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut command = Command::new(launcher);
+        command
+            .arg(LAUNCH)
+            .arg(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         // What is measured is what the flags say.
         for (variable, _) in std::env::vars_os() {
             if variable.to_str().is_some_and(|variable| variable.starts_with("KUBEFAN_")) {
                 command.env_remove(variable);
             }
         }
-        let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", program.display())))?;
+        let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", launcher.display())))?;
         let pid = child.id().ok_or_else(|| failed("it ended at once".to_owned()))?;
         let stderr = child.stderr.take().ok_or_else(|| failed("it has no stderr".to_owned()))?;
         let mut lines = BufReader::new(stderr).lines();
@@ -60,7 +94,7 @@ async fn find(lines: &mut Lines<impl tokio::io::AsyncBufRead + Unpin>, marker: &
         if let Some((_, address)) = line.split_once(marker) {
             return address.trim().parse().map_err(|_| format!("no address in {line:?}"));
         }
-        last = line;
+        last = line.strip_prefix("error: ").unwrap_or(&line).to_owned();
     }
     Err(last)
 }

@@ -143,7 +143,7 @@ impl Figures {
     /// Notes what the floor took, and what share that is of the server's own.
     pub(super) fn set_floor(&mut self, floor_micros: f64) {
         self.set(Figure::FloorCpuPerDelivery, floor_micros);
-        if let Some(own) = self.get(Figure::CpuPerDelivery) {
+        if let Some(own) = self.get(Figure::CpuPerDelivery).filter(|own| *own > 0.0) {
             self.set(Figure::FloorShare, floor_micros / own);
         }
     }

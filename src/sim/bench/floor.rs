@@ -74,7 +74,7 @@ pub(super) struct Floor {
 
 impl Floor {
     pub(super) async fn start(program: &Path) -> Result<Self, BenchError> {
-        let process = ServerProcess::start("the floor", program, ["bench-floor"], MARKER).await?;
+        let process = ServerProcess::start("the floor", program, program, ["bench-floor"], MARKER).await?;
         let orders = TcpStream::connect(process.address).await?;
         orders.set_nodelay(true)?;
         Ok(Self { process, orders })

@@ -91,7 +91,10 @@ mod tests {
     use super::*;
     use crate::proto::v1alpha1::{self, WatchResponse, watch_response::Message as Body};
 
-    fn stream() -> (BytesMut, Vec<(Kind, Option<Vec<u8>>)>) {
+    /// A kind and its resume version.
+    type Found = (Kind, Option<Vec<u8>>);
+
+    fn stream() -> (BytesMut, Vec<Found>) {
         let event = |size| v1alpha1::Event {
             resource_version: "7".into(),
             object: vec![b'x'; size].into(),

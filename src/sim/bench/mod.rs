@@ -5,7 +5,8 @@
 //! noisy and differ: compare within one run of the tool, and shares of the floor rather than microseconds.
 
 mod board;
-mod child;
+pub mod child;
+mod cluster;
 pub mod figures;
 pub mod floor;
 mod latency;
@@ -15,18 +16,21 @@ mod messages;
 mod process;
 mod receivers;
 pub mod report;
+mod rest;
 mod scenario;
 mod size;
 mod source;
 mod stage;
 mod tls;
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use self::{
+    cluster::Cluster,
     figures::{Figure, Figures},
+    rest::Endpoint,
     scenario::Case,
-    source::Source,
+    source::{Simulated, Source},
     stage::Stage,
     tls::Certificate,
 };
@@ -130,13 +134,33 @@ impl Projection {
     }
 }
 
-/// A server that is measured: a program that takes the flags of `kubefan serve`.
+/// A server that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contender {
     /// As it is called in the reports.
     pub name: String,
-    /// Started anew for each run.
-    pub program: PathBuf,
+    /// What it is.
+    pub kind: ContenderKind,
+}
+
+/// What is measured, and how it is come by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContenderKind {
+    /// A program that takes the flags of `kubefan serve`, started anew for each run.
+    Program(PathBuf),
+    /// A server that runs already.
+    Running {
+        /// Its data port, without TLS.
+        address: SocketAddr,
+        /// Its process.
+        pid: u32,
+    },
+    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. What the writes cost it is measured without
+    /// watchers and left out.
+    Apiserver {
+        /// Its process.
+        pid: u32,
+    },
 }
 
 /// What to measure.
@@ -178,6 +202,8 @@ pub struct BenchOptions {
     pub receiver_threads: usize,
     /// The servers, alternating. The first is the one in question.
     pub contenders: Vec<Contender>,
+    /// A real apiserver to make the objects in, instead of a simulated one; it needs objects as they are.
+    pub kubeconfig: Option<PathBuf>,
     /// This program: the floor is a process of it.
     pub program: PathBuf,
     /// Decides the pods and their changes.
@@ -205,6 +231,7 @@ impl Default for BenchOptions {
             windows: Windows::LARGE,
             receiver_threads: 1,
             contenders: Vec::new(),
+            kubeconfig: None,
             program: PathBuf::new(),
             seed: 1,
         }
@@ -267,6 +294,9 @@ pub enum BenchError {
     /// The apiserver refused a change.
     #[error("a change was refused: {0}")]
     Source(String),
+    /// The cluster of the kubeconfig cannot be used.
+    #[error("the apiserver: {0}")]
+    Cluster(String),
     /// In one scenario, with one server.
     #[error("{scenario}, {server}: {error}")]
     During {
@@ -291,36 +321,67 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Resu
     check_open_files(options)?;
     let directory = tempfile::tempdir()?;
     let certificate = options.tls.then(|| Certificate::make(directory.path())).transpose()?;
+    let endpoint = match &options.kubeconfig {
+        Some(kubeconfig) => Some(Endpoint::read(kubeconfig).await?),
+        None => None,
+    };
     let mut reports: Vec<Report> = Vec::new();
     for scenario in &options.scenarios {
         for case in Case::of(*scenario, options) {
-            let mut source = Source::start(case.source.clone(), directory.path()).await?;
-            let mut of_case: Vec<Report> = Vec::new();
-            for run in 1..=options.runs {
-                for contender in &options.contenders {
-                    progress(&format!("{} {run}/{}: {}", scenario.as_str(), options.runs, contender.name));
-                    let certificate = certificate.as_ref();
-                    let stage = Stage { options, contender, certificate, program: &options.program };
-                    let samples = case.run(&stage, &mut source).await.map_err(|error| BenchError::During {
-                        scenario: scenario.as_str(),
-                        server: contender.name.clone(),
-                        error: Box::new(error),
-                    })?;
-                    for (variant, figures) in samples {
-                        progress(&line(&variant, &figures));
-                        let known = of_case.iter_mut().find(|report| report.is_of(&contender.name, &variant));
-                        match known {
-                            Some(report) => report.add(figures),
-                            None => {
-                                let mut report = Report::new(*scenario, &contender.name, variant);
-                                report.add(figures);
-                                of_case.push(report);
-                            }
-                        }
+            progress(&format!("{}: making {} pods", scenario.as_str(), case.source.workload.objects));
+            let mut source = match (&options.kubeconfig, &endpoint) {
+                (Some(kubeconfig), Some(endpoint)) => {
+                    let cluster = Cluster::fill(kubeconfig, endpoint.clone(), case.source.clone()).await?;
+                    progress(&format!("  in the namespace {}", cluster.namespace()));
+                    Source::Cluster(Box::new(cluster))
+                }
+                _ => Source::Simulated(Simulated::start(case.source.clone(), directory.path()).await?),
+            };
+            let stage = |contender| Stage {
+                options,
+                contender,
+                certificate: certificate.as_ref(),
+                endpoint: endpoint.as_ref(),
+                program: &options.program,
+            };
+            let result = run_case(&case, options, stage, &mut source, &mut progress).await;
+            let finished = source.finish().await;
+            reports.append(&mut result?);
+            finished?;
+        }
+    }
+    Ok(reports)
+}
+
+/// All runs of one case with all servers, alternating.
+async fn run_case<'a>(
+    case: &Case,
+    options: &'a BenchOptions,
+    stage: impl Fn(&'a Contender) -> Stage<'a>,
+    source: &mut Source,
+    progress: &mut impl FnMut(&str),
+) -> Result<Vec<Report>, BenchError> {
+    let scenario = case.scenario;
+    let mut reports: Vec<Report> = Vec::new();
+    for run in 1..=options.runs {
+        for contender in &options.contenders {
+            progress(&format!("{} {run}/{}: {}", scenario.as_str(), options.runs, contender.name));
+            let samples = case.run(&stage(contender), source).await.map_err(|error| BenchError::During {
+                scenario: scenario.as_str(),
+                server: contender.name.clone(),
+                error: Box::new(error),
+            })?;
+            for (variant, figures) in samples {
+                progress(&line(&variant, &figures));
+                match reports.iter_mut().find(|report| report.is_of(&contender.name, &variant)) {
+                    Some(report) => report.add(figures),
+                    None => {
+                        let mut report = Report::new(scenario, &contender.name, variant);
+                        report.add(figures);
+                        reports.push(report);
                     }
                 }
             }
-            reports.append(&mut of_case);
         }
     }
     Ok(reports)

@@ -15,10 +15,10 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use h2::{RecvStream, client::SendRequest};
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Method, Request};
 use tokio::{
     io::{AsyncRead, ReadBuf},
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     time::sleep,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -27,6 +27,7 @@ use super::{
     board::Board,
     link::Connector,
     messages::{Kind, Messages},
+    rest::Endpoint,
 };
 
 /// Connections of a thread that are being opened at a time: more would overflow the listener's backlog.
@@ -59,12 +60,17 @@ impl Windows {
 /// What a subscriber asks for.
 pub(super) type RequestOf = Arc<dyn Fn(usize) -> Bytes + Send + Sync>;
 
+/// Where a watch of an apiserver is asked for.
+pub(super) type PathOf = Arc<dyn Fn(usize) -> String + Send + Sync>;
+
 /// What is spoken.
 #[derive(Clone)]
 pub(super) enum Wire {
     /// Watches of the contract; the request of each stream is given by its number. `has_snapshot`: a stream is ready once it has
     /// its snapshot, else as soon as it is open.
     Grpc { request: RequestOf, has_snapshot: bool, windows: Windows },
+    /// Watches of an apiserver: a line per event; so many lines are the initial state.
+    Http { endpoint: Endpoint, path: PathOf, initial: u64, windows: Windows },
     /// The floor: messages of this many bytes and nothing around them. `ready_bytes` of them, per connection, are the initial state.
     Raw { message_bytes: u64, ready_bytes: u64 },
 }
@@ -146,34 +152,94 @@ async fn connection(plan: &Plan, streams: Range<usize>, opening: &Semaphore) -> 
             raw(link, streams, *message_bytes, *ready_bytes, board).await
         }
         Wire::Grpc { request, has_snapshot, windows } => {
-            let link = plan.connector.connect(board).await.map_err(|error| format!("connecting: {error}"))?;
-            let (send, connection) = h2::client::Builder::new()
-                .initial_window_size(windows.stream)
-                .initial_connection_window_size(windows.connection)
-                .max_frame_size(windows.frame)
-                .enable_push(false)
-                .handshake::<_, Bytes>(link)
-                .await
-                .map_err(|error| format!("HTTP/2: {error}"))?;
-            let permit = &mut Some(permit);
-            let streams = async {
-                let mut open: FuturesUnordered<_> =
-                    streams.map(|stream| grpc(send.clone(), stream, request, *has_snapshot, board)).collect();
-                // By now every request is under way or waits for its turn.
-                permit.take();
-                match open.next().await {
-                    Some(ended) => ended,
-                    None => pending().await,
-                }
-            };
-            // One task for both, so that frames are handed on in the turn that reads them.
-            tokio::select! {
-                biased;
-                ended = connection => Err(ended.map_or_else(|error| format!("HTTP/2: {error}"), |()| "the server closed a connection".to_owned())),
-                ended = streams => ended,
-            }
+            let watch = |send, stream| grpc(send, stream, request, *has_snapshot, board);
+            http2(plan, streams, permit, *windows, watch).await
+        }
+        Wire::Http { endpoint, path, initial, windows } => {
+            let watch = |send, stream| lines(send, stream, endpoint, path(stream), *initial, board);
+            http2(plan, streams, permit, *windows, watch).await
         }
     }
+}
+
+/// One HTTP/2 connection and the watches on it.
+async fn http2<F: Future<Output = Result<(), String>>>(
+    plan: &Plan,
+    streams: Range<usize>,
+    permit: SemaphorePermit<'_>,
+    windows: Windows,
+    watch: impl Fn(SendRequest<Bytes>, usize) -> F,
+) -> Result<(), String> {
+    let link = plan.connector.connect(&plan.board).await.map_err(|error| format!("connecting: {error}"))?;
+    let (send, connection) = h2::client::Builder::new()
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
+        .max_frame_size(windows.frame)
+        .enable_push(false)
+        .handshake::<_, Bytes>(link)
+        .await
+        .map_err(|error| format!("HTTP/2: {error}"))?;
+    let streams = async {
+        let mut open: FuturesUnordered<_> = streams.map(|stream| watch(send.clone(), stream)).collect();
+        // Every request is under way or waits for its turn.
+        drop(permit);
+        match open.next().await {
+            Some(ended) => ended,
+            None => pending().await,
+        }
+    };
+    // One task for both, so that frames are handed on in the turn that reads them.
+    tokio::select! {
+        biased;
+        ended = connection => match ended {
+            Ok(()) => Err("the server closed a connection".to_owned()),
+            Err(error) => Err(format!("HTTP/2: {error}")),
+        },
+        ended = streams => ended,
+    }
+}
+
+/// One watch of an apiserver.
+async fn lines(
+    send: SendRequest<Bytes>,
+    stream: usize,
+    endpoint: &Endpoint,
+    path: String,
+    initial: u64,
+    board: &Board,
+) -> Result<(), String> {
+    let failed = |error: h2::Error| format!("watch: {error}");
+    let request = endpoint.request(Method::GET, &path, None).map_err(|error| error.to_string())?;
+    let mut send = send.ready().await.map_err(failed)?;
+    let (head, mut body) = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?.into_parts();
+    if !head.status.is_success() {
+        return Err(format!("the apiserver answered {}", head.status));
+    }
+    let mut missing = initial;
+    if missing == 0 {
+        board.ready_one();
+    }
+    while let Some(data) = body.data().await {
+        let mut count = 0;
+        let mut next = Some(data);
+        while let Some(data) = next {
+            let data = data.map_err(failed)?;
+            // Cannot fail: so much was just received.
+            let _ = body.flow_control().release_capacity(data.len());
+            count += memchr::memchr_iter(b'\n', &data).count() as u64;
+            next = body.data().now_or_never().flatten();
+        }
+        let of_state = count.min(missing);
+        missing -= of_state;
+        board.add_objects(of_state);
+        if of_state > 0 && missing == 0 {
+            board.ready_one();
+        }
+        if count > of_state {
+            board.receive(stream, count - of_state);
+        }
+    }
+    Err("a watch ended".to_owned())
 }
 
 /// One watch.

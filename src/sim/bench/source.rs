@@ -1,10 +1,10 @@
-//! Where changes are made: a simulated apiserver in this process, on a runtime of its own, filled by the workload.
+//! Where changes are made: a simulated apiserver in this process, filled by the workload, or a cluster.
 
 use std::path::{Path, PathBuf};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{BenchError, latency::Times, size};
+use super::{BenchError, cluster::Cluster, latency::Times, size};
 use crate::{
     server::listen::listen_tcp,
     sim::{
@@ -22,8 +22,16 @@ pub(super) struct SourceOptions {
     pub(super) seed: u64,
 }
 
-/// A simulated apiserver that is served on loopback, and the only writer to it.
-pub(super) struct Source {
+/// The objects, and the only writer to them.
+pub(super) enum Source {
+    /// In this process.
+    Simulated(Simulated),
+    /// Behind a kubeconfig.
+    Cluster(Box<Cluster>),
+}
+
+/// A simulated apiserver that is served on loopback.
+pub(super) struct Simulated {
     sim: SimApiserver,
     workload: Workload,
     object_bytes: Option<usize>,
@@ -32,6 +40,56 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// Leads to the apiserver.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        match self {
+            Self::Simulated(simulated) => &simulated.kubeconfig,
+            Self::Cluster(cluster) => cluster.kubeconfig(),
+        }
+    }
+
+    /// Where the pods are; empty for everywhere.
+    pub(super) fn namespace(&self) -> &str {
+        match self {
+            Self::Simulated(_) => "",
+            Self::Cluster(cluster) => cluster.namespace(),
+        }
+    }
+
+    /// Pods there are.
+    pub(super) fn objects(&self) -> usize {
+        match self {
+            Self::Simulated(simulated) => simulated.workload.pod_count(),
+            Self::Cluster(cluster) => cluster.objects(),
+        }
+    }
+
+    /// The version of the last change.
+    pub(super) fn version(&self) -> u64 {
+        match self {
+            Self::Simulated(simulated) => simulated.sim.revision(),
+            Self::Cluster(cluster) => cluster.version(),
+        }
+    }
+
+    /// Makes changes to pods, as fast as it goes.
+    pub(super) async fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
+        match self {
+            Self::Simulated(simulated) => simulated.change(count, times),
+            Self::Cluster(cluster) => cluster.change(count, times).await,
+        }
+    }
+
+    /// Takes away what was made.
+    pub(super) async fn finish(self) -> Result<(), BenchError> {
+        match self {
+            Self::Simulated(_) => Ok(()),
+            Self::Cluster(cluster) => cluster.finish().await,
+        }
+    }
+}
+
+impl Simulated {
     /// Fills an apiserver and serves it; its kubeconfig is written below `directory`.
     pub(super) async fn start(options: SourceOptions, directory: &Path) -> Result<Self, BenchError> {
         let listener = listen_tcp(([127, 0, 0, 1], 0).into())?;
@@ -60,23 +118,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Leads to the apiserver.
-    pub(super) fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
-    }
-
-    /// Pods there are.
-    pub(super) fn objects(&self) -> usize {
-        self.workload.pod_count()
-    }
-
-    /// The version of the last change.
-    pub(super) fn version(&self) -> u64 {
-        self.sim.revision()
-    }
-
-    /// Makes changes to pods, as fast as it goes.
-    pub(super) fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
+    fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
         for _ in 0..count {
             let change = self.workload.next_change();
             times.made();

@@ -7,7 +7,7 @@ use prost::Message;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BenchError, BenchOptions, Contender, Encoding, Projection,
+    BenchError, BenchOptions, Contender, ContenderKind, Encoding, Projection,
     board::Board,
     child::ServerProcess,
     figures::Figures,
@@ -16,10 +16,14 @@ use super::{
     load::{Driven, Load, Trigger, drive},
     process::Meter,
     receivers::{Receivers, Wire},
+    rest::Endpoint,
     source::Source,
     tls::Certificate,
 };
-use crate::proto::v1alpha1::{Target, WatchRequest};
+use crate::{
+    proto::v1alpha1::{Target, WatchRequest},
+    upstream::client::encode_query,
+};
 
 /// For a server to have listed everything.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
@@ -39,6 +43,7 @@ pub(super) struct Stage<'a> {
     pub(super) options: &'a BenchOptions,
     pub(super) contender: &'a Contender,
     pub(super) certificate: Option<&'a Certificate>,
+    pub(super) endpoint: Option<&'a Endpoint>,
     /// This program, which also is the floor.
     pub(super) program: &'a Path,
 }
@@ -47,7 +52,12 @@ pub(super) struct Stage<'a> {
 pub(super) struct Server {
     connector: Connector,
     pub(super) meter: Meter,
-    process: ServerProcess,
+    pid: u32,
+    /// Of an apiserver, which speaks another protocol.
+    endpoint: Option<Endpoint>,
+    /// Ends with this, if it is ours.
+    #[expect(dead_code, reason = "held for its end")]
+    process: Option<ServerProcess>,
 }
 
 /// What a subscriber selects.
@@ -61,45 +71,91 @@ pub(super) struct Selection {
 impl Server {
     /// A meter of its own, for where the server itself is lent.
     pub(super) fn meter_again(&self) -> Meter {
-        Meter::new(self.process.pid)
+        Meter::new(self.pid)
     }
 }
 
 impl Stage<'_> {
-    /// Starts the server and waits until it serves the pods.
+    /// Starts the server where it does not run yet, and waits until it serves the pods.
     pub(super) async fn server(&self, source: &Source) -> Result<Server, BenchError> {
-        let Contender { name, program } = self.contender;
+        let server = match &self.contender.kind {
+            ContenderKind::Program(program) => self.start(program, source).await?,
+            ContenderKind::Running { address, pid } => {
+                let connector = Connector { address: *address, tls: None };
+                Server { connector, meter: Meter::new(*pid), pid: *pid, endpoint: None, process: None }
+            }
+            ContenderKind::Apiserver { pid } => {
+                let Some(endpoint) = self.endpoint.cloned() else {
+                    return Err(BenchError::Cluster("it needs a kubeconfig".to_owned()));
+                };
+                let connector = endpoint.connector.clone();
+                let endpoint = Some(endpoint);
+                return Ok(Server { connector, meter: Meter::new(*pid), pid: *pid, endpoint, process: None });
+            }
+        };
+        // A snapshot of nothing is there once everything is.
+        let board = Arc::new(Board::new(1, false));
+        let none = Selection { name: "none".to_owned(), ..Selection::default() };
+        let _probe = self.subscribe(&server, source, &board, None, move |_| none.clone());
+        board.all_ready(SYNC_TIMEOUT).await?;
+        Ok(server)
+    }
+
+    async fn start(&self, program: &Path, source: &Source) -> Result<Server, BenchError> {
         let mut args = vec!["serve".into(), "--kubeconfig".into(), source.kubeconfig().as_os_str().to_owned()];
         args.extend(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"].map(Into::into));
         if let Some(certificate) = self.certificate {
             args.extend(["--tls-cert-file".into(), certificate.cert_file.as_os_str().to_owned()]);
             args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);
         }
-        let process = ServerProcess::start(name, program, args, "kubefan: serving gRPC on ").await?;
+        let name = &self.contender.name;
+        let process = ServerProcess::start(name, self.program, program, args, "kubefan: serving gRPC on ").await?;
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: process.address, tls };
-        let server = Server { connector, meter: Meter::new(process.pid), process };
-        // A snapshot of nothing is there once everything is.
-        let board = Arc::new(Board::new(1, false));
-        let none = Selection { name: "none".to_owned(), ..Selection::default() };
-        let _probe = self.subscribe(&server, &board, None, move |_| none.clone());
-        board.all_ready(SYNC_TIMEOUT).await?;
-        Ok(server)
+        let pid = process.pid;
+        Ok(Server { connector, meter: Meter::new(pid), pid, endpoint: None, process: Some(process) })
     }
 
     /// Subscribes as many as the board has, from a version or with a snapshot.
     pub(super) fn subscribe(
         &self,
         server: &Server,
+        source: &Source,
         board: &Arc<Board>,
         version: Option<u64>,
         selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
     ) -> Receivers {
-        let (projection, encoding) = (self.options.projection, self.options.encoding);
-        let request = move |stream| request(selection(stream), version, projection, encoding);
-        let wire =
-            Wire::Grpc { request: Arc::new(request), has_snapshot: version.is_none(), windows: self.options.windows };
+        let (options, namespace) = (self.options, source.namespace().to_owned());
+        let wire = match &server.endpoint {
+            Some(endpoint) => {
+                let path = move |stream| watch_path(&namespace, &selection(stream), version);
+                let initial = if version.is_none() { source.objects() as u64 } else { 0 };
+                Wire::Http { endpoint: endpoint.clone(), path: Arc::new(path), initial, windows: options.windows }
+            }
+            None => {
+                let (projection, encoding) = (options.projection, options.encoding);
+                let request = move |stream| request(&namespace, selection(stream), version, projection, encoding);
+                let has_snapshot = version.is_none();
+                Wire::Grpc { request: Arc::new(request), has_snapshot, windows: options.windows }
+            }
+        };
         self.receivers(server.connector.clone(), wire, board)
+    }
+
+    /// What a change costs the server that is written to, while nobody watches, in microseconds; nothing for all others.
+    pub(super) async fn write_cost(
+        &self,
+        load: Load,
+        source: &mut Source,
+        server: &mut Server,
+    ) -> Result<f64, BenchError> {
+        if !matches!(self.contender.kind, ContenderKind::Apiserver { .. }) {
+            return Ok(0.0);
+        }
+        let nobody = Board::new(0, false);
+        let duration = self.options.duration;
+        let driven = drive(load, Trigger::Source(source), &mut server.meter, &nobody, 0, duration).await?;
+        Ok(driven.cpu_micros_per_event())
     }
 
     fn receivers(&self, connector: Connector, wire: Wire, board: &Arc<Board>) -> Receivers {
@@ -169,9 +225,16 @@ pub(super) async fn settled(meter: &Meter) -> Result<u64, BenchError> {
 }
 
 /// The request of one watch. What may not be known to every server is left out where it says nothing.
-fn request(selection: Selection, version: Option<u64>, projection: Projection, encoding: Encoding) -> Bytes {
+fn request(
+    namespace: &str,
+    selection: Selection,
+    version: Option<u64>,
+    projection: Projection,
+    encoding: Encoding,
+) -> Bytes {
     let target = Target {
         resource: "pods".to_owned(),
+        namespace: namespace.to_owned(),
         name: selection.name,
         label_selector: selection.labels,
         field_selector: selection.fields,
@@ -197,4 +260,21 @@ fn request(selection: Selection, version: Option<u64>, projection: Projection, e
         bytes.put_slice(&[ENCODING_FIELD << 3, number]);
     }
     bytes.freeze()
+}
+
+/// The same of an apiserver. Without a version it sends the initial state as a watch, which is how informers ask for it.
+fn watch_path(namespace: &str, selection: &Selection, version: Option<u64>) -> String {
+    let version = version.map(|version| version.to_string());
+    let start = match &version {
+        Some(version) => vec![("resourceVersion", &**version)],
+        None => vec![
+            ("sendInitialEvents", "true"),
+            ("resourceVersionMatch", "NotOlderThan"),
+            ("allowWatchBookmarks", "true"),
+        ],
+    };
+    let selectors = [("labelSelector", &*selection.labels), ("fieldSelector", &*selection.fields)];
+    let selectors = selectors.into_iter().filter(|(_, text)| !text.is_empty());
+    let query = encode_query([("watch", "1")].into_iter().chain(start).chain(selectors));
+    format!("/api/v1/namespaces/{namespace}/pods{query}")
 }

@@ -94,6 +94,11 @@ impl ApiServer {
         &self.plane.url
     }
 
+    /// Of kube-apiserver.
+    pub(crate) fn pid(&self) -> u32 {
+        self.plane.apiserver.lock().unwrap().as_ref().expect("it runs").pid()
+    }
+
     /// The file with the certificate of the authority that signed the apiserver's one.
     pub(crate) fn ca_pem_path(&self) -> PathBuf {
         self.plane.path("ca.pem")

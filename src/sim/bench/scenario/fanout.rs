@@ -25,13 +25,19 @@ async fn run(stage: &Stage<'_>, source: &mut Source, loads: Vec<Load>) -> Result
     let mut measured = Vec::with_capacity(loads.len());
     {
         let mut server = stage.server(source).await?;
+        let mut writes = Vec::with_capacity(loads.len());
+        for load in &loads {
+            writes.push(stage.write_cost(*load, source, &mut server).await?);
+        }
         let board = Arc::new(Board::new(subscribers, true));
-        let _receivers = stage.subscribe(&server, &board, Some(source.version()), |_| Selection::default());
+        let _receivers = stage.subscribe(&server, source, &board, Some(source.version()), |_| Selection::default());
         board.all_ready(READY_TIMEOUT).await?;
-        for load in loads {
+        for (load, writes) in loads.into_iter().zip(writes) {
             let each = subscribers as u64;
             for duration in [stage.options.warm_up(), stage.options.duration] {
-                let driven = drive(load, Trigger::Source(source), &mut server.meter, &board, each, duration).await?;
+                let mut driven =
+                    drive(load, Trigger::Source(source), &mut server.meter, &board, each, duration).await?;
+                driven.without_writes(writes);
                 measured.retain(|(of, _)| *of != load);
                 measured.push((load, driven));
             }

@@ -23,20 +23,20 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
         let server = stage.server(source).await?;
         let version = source.version();
         let board = Arc::new(Board::new(subscribers, false));
-        let present = stage.subscribe(&server, &board, Some(version), |_| Selection::default());
+        let present = stage.subscribe(&server, source, &board, Some(version), |_| Selection::default());
         board.all_ready(READY_TIMEOUT).await?;
         drop(present);
         // One stays, to tell when the server has all.
         let witness = Arc::new(Board::new(1, false));
-        let stayed = stage.subscribe(&server, &witness, Some(version), |_| Selection::default());
+        let stayed = stage.subscribe(&server, source, &witness, Some(version), |_| Selection::default());
         witness.all_ready(READY_TIMEOUT).await?;
         witness.expect(missed as u64);
-        source.change(missed, &witness.times)?;
+        source.change(missed, &witness.times).await?;
         witness.all_received(READY_TIMEOUT).await?;
         drop(stayed);
 
         let board = Arc::new(Board::new(subscribers, false));
-        let start = || stage.subscribe(&server, &board, Some(version), |_| Selection::default());
+        let start = || stage.subscribe(&server, source, &board, Some(version), |_| Selection::default());
         let mut meter = server.meter_again();
         let (cpu, elapsed) = storm(&mut meter, &board, deliveries, start).await?;
         figures.set(Figure::CpuPerDelivery, cpu as f64 / 1e3 / deliveries as f64);

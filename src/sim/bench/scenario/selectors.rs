@@ -21,16 +21,17 @@ const SET_BASED_EACH: usize = 10;
 pub(super) async fn without_match(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
     let subscribers = stage.options.subscribers;
     let mut server = stage.server(source).await?;
-    let witness = Arc::new(Board::new(1, true));
-    let _stays = stage.subscribe(&server, &witness, Some(source.version()), |_| Selection::default());
-    witness.all_ready(READY_TIMEOUT).await?;
     let load = Load::Closed { batch: BATCH };
+    let writes = stage.write_cost(load, source, &mut server).await?;
+    let witness = Arc::new(Board::new(1, true));
+    let _stays = stage.subscribe(&server, source, &witness, Some(source.version()), |_| Selection::default());
+    witness.all_ready(READY_TIMEOUT).await?;
     let (warm_up, duration) = (stage.options.warm_up(), stage.options.duration);
     drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, warm_up).await?;
     let alone = drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, duration).await?;
 
     let board = Arc::new(Board::new(subscribers, false));
-    let _others = stage.subscribe(&server, &board, Some(source.version()), mismatch);
+    let _others = stage.subscribe(&server, source, &board, Some(source.version()), mismatch);
     board.all_ready(READY_TIMEOUT).await?;
     drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, warm_up).await?;
     let among = drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, duration).await?;
@@ -38,7 +39,7 @@ pub(super) async fn without_match(stage: &Stage<'_>, source: &mut Source) -> Res
         return Err(BenchError::Subscriber("a selector matched that must not".to_owned()));
     }
     let mut figures = Figures::default();
-    figures.set(Figure::CpuPerEvent, among.cpu_micros_per_event());
+    figures.set(Figure::CpuPerEvent, among.cpu_micros_per_event() - writes);
     let added = among.cpu_micros_per_event() - alone.cpu_micros_per_event();
     figures.set(Figure::CpuPerEventAndWatcher, added / subscribers as f64);
     Ok(vec![(Variant { name: "no match", subscribers, batch: Some(BATCH) }, figures)])
@@ -47,13 +48,15 @@ pub(super) async fn without_match(stage: &Stage<'_>, source: &mut Source) -> Res
 /// The cost of an event that one of so many views by `spec.nodeName` receives.
 pub(super) async fn by_node(stage: &Stage<'_>, source: &mut Source, views: usize) -> Result<Vec<Sample>, BenchError> {
     let mut server = stage.server(source).await?;
+    let load = Load::Closed { batch: BATCH };
+    let writes = stage.write_cost(load, source, &mut server).await?;
     let board = Arc::new(Board::new(views, false));
     let node = |view| Selection { fields: format!("spec.nodeName=node-{view}"), ..Selection::default() };
-    let _receivers = stage.subscribe(&server, &board, Some(source.version()), node);
+    let _receivers = stage.subscribe(&server, source, &board, Some(source.version()), node);
     board.all_ready(READY_TIMEOUT).await?;
-    let load = Load::Closed { batch: BATCH };
     drive(load, Trigger::Source(source), &mut server.meter, &board, 1, stage.options.warm_up()).await?;
-    let driven = drive(load, Trigger::Source(source), &mut server.meter, &board, 1, stage.options.duration).await?;
+    let mut driven = drive(load, Trigger::Source(source), &mut server.meter, &board, 1, stage.options.duration).await?;
+    driven.without_writes(writes);
     let mut figures = Figures::default();
     figures.set(Figure::CpuPerEvent, driven.cpu_micros_per_event());
     figures.set(Figure::CpuPerDelivery, driven.cpu_micros());

@@ -48,7 +48,7 @@ async fn once(
     let resident = server.meter.resident_bytes()?;
     let has_peak = server.meter.forget_peak().is_ok();
     let (cpu, start) = (server.meter.cpu_nanos()?, Instant::now());
-    let receivers = stage.subscribe(server, &board, None, |_| Selection::default());
+    let receivers = stage.subscribe(server, source, &board, None, |_| Selection::default());
     let deliveries = (source.objects() * clients) as f64;
     match stage.options.rate {
         None => board.all_ready(READY_TIMEOUT).await?,
@@ -77,6 +77,6 @@ async fn churn(source: &mut Source, board: &Board, rate: u32) -> Result<(), Benc
     let mut ticks = tokio::time::interval(std::time::Duration::from_secs(1) / rate);
     loop {
         ticks.tick().await;
-        source.change(1, &board.times)?;
+        source.change(1, &board.times).await?;
     }
 }
