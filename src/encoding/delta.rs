@@ -3,8 +3,10 @@
 //! The hazard is a base that is not the one the delta was made from: decompression can then succeed with wrong bytes. So a delta
 //! carries the CRC-32 of its base, and its frame a checksum of the content; without either it is refused.
 
+use std::cell::RefCell;
+
 use bytes::Bytes;
-use zstd::zstd_safe::{CCtx, CParameter, ErrorCode};
+use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, ResetDirective};
 
 use super::FrameError;
 use crate::proto::v1alpha1::ObjectDelta;
@@ -20,6 +22,16 @@ const INDEXED_BYTES_PER_ENTRY: usize = 8;
 
 /// Windows have at most 2^this bytes, so that every decoder takes them. Objects are far below: etcd's limit is 1.5 MiB.
 const WINDOW_LOG_MAX: u32 = 27;
+/// A window that large is indexed by a table of 2^this entries.
+const HASH_LOG_MAX: u32 = WINDOW_LOG_MAX - INDEXED_BYTES_PER_ENTRY.ilog2();
+
+/// What starts with this is no raw dictionary to zstd but one of its own making. JSON does not.
+const DICTIONARY_MAGIC: [u8; 4] = 0xEC30_A437_u32.to_le_bytes();
+
+thread_local! {
+    /// To make one takes longer than to use it. zstd lets go of what a large object made it take.
+    static CONTEXT: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
+}
 
 /// The largest object that a delta may make, in bytes, unless a reader says otherwise.
 pub const OBJECT_BYTES_MAX: usize = 64 << 20;
@@ -51,14 +63,8 @@ pub fn base_crc32(base: &[u8]) -> u32 {
 
 /// The zstd frame that makes `new` out of `base`; `None` where it does not pay, because it is not smaller than `new`.
 pub fn encode(base: &[u8], new: &[u8]) -> Option<Bytes> {
-    if base.is_empty() {
+    if base.is_empty() || base.starts_with(&DICTIONARY_MAGIC) {
         return None;
-    }
-    // zstd takes no dictionary out of the memory that it compresses: an object that stayed as it was may be one and the same.
-    let (base_range, new_range) = (base.as_ptr_range(), new.as_ptr_range());
-    if base_range.start < new_range.end && new_range.start < base_range.end {
-        let elsewhere = base.to_vec();
-        return encode(&elsewhere, new);
     }
     // A frame that is not smaller has no room, and is an error.
     let mut frame = Vec::with_capacity(new.len().checked_sub(1)?);
@@ -68,18 +74,23 @@ pub fn encode(base: &[u8], new: &[u8]) -> Option<Bytes> {
 
 fn compress(base: &[u8], new: &[u8], frame: &mut Vec<u8>) -> Result<usize, ErrorCode> {
     let log2 = |bytes: usize| bytes.next_power_of_two().trailing_zeros();
-    // A context is bound to the life of its prefix, so it cannot be kept. Making one is a small part of the time.
-    let mut context = CCtx::create();
-    context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
-    context.set_parameter(CParameter::ChecksumFlag(true))?;
-    context.set_parameter(CParameter::ContentSizeFlag(true))?;
-    if base.len() > INDEXED_BYTES {
-        context.set_parameter(CParameter::WindowLog(log2(base.len() + new.len()).min(WINDOW_LOG_MAX)))?;
-        context
-            .set_parameter(CParameter::HashLog(log2(base.len() / INDEXED_BYTES_PER_ENTRY).min(WINDOW_LOG_MAX - 3)))?;
-    }
-    context.ref_prefix(base)?;
-    context.compress2(frame, new)
+    // By default for an object that a small table can index; above it, so that all of the base is in the table and in the window.
+    let (window_log, hash_log) = match base.len() {
+        0..=INDEXED_BYTES => (0, 0),
+        len => (log2(len + new.len()).min(WINDOW_LOG_MAX), log2(len / INDEXED_BYTES_PER_ENTRY).min(HASH_LOG_MAX)),
+    };
+    CONTEXT.with_borrow_mut(|context| {
+        // One that did not pay was left half done, and takes neither parameters nor a dictionary.
+        context.reset(ResetDirective::SessionOnly)?;
+        context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
+        context.set_parameter(CParameter::ChecksumFlag(true))?;
+        context.set_parameter(CParameter::ContentSizeFlag(true))?;
+        context.set_parameter(CParameter::WindowLog(window_log))?;
+        context.set_parameter(CParameter::HashLog(hash_log))?;
+        // The same as a prefix, but copied: a prefix would have to live as long as the context.
+        context.load_dictionary(base)?;
+        context.compress2(frame, new)
+    })
 }
 
 /// The message for `new` against `base`, the object's bytes at `base_version`; `None` where it does not pay.
@@ -144,7 +155,8 @@ mod tests {
         assert_eq!(encode(b"", b"anything at all"), None);
         assert_eq!(encode(b"abc", b""), None);
         assert_eq!(encode(b"abc", b"xyz"), None);
-        assert!(encode(&pod("a", 10), &pod("b", 10)).is_some());
+        assert_eq!(encode(&DICTIONARY_MAGIC.repeat(9), &DICTIONARY_MAGIC.repeat(9)), None);
+        assert!(encode(&pod("a", 10), &pod("b", 10)).is_some(), "and leaves no trace");
     }
 
     #[test]

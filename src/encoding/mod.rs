@@ -8,7 +8,14 @@ pub mod delta;
 #[cfg(test)]
 mod vectors;
 
+use std::cell::RefCell;
+
 use zstd::zstd_safe::{self, DCtx};
+
+thread_local! {
+    /// To make one takes longer than to use it.
+    static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
 
 /// The bit of a frame header's first byte that says that a checksum follows the content (RFC 8878, 3.1.1.1.1).
 const CHECKSUM_FLAG: u8 = 0b100;
@@ -48,9 +55,8 @@ fn decompress(frame: &[u8], prefix: &[u8], content_bytes_max: usize) -> Result<V
     let size = usize::try_from(content_bytes).ok().filter(|size| *size <= content_bytes_max);
     let size = size.ok_or(FrameError::TooLarge { content_bytes, content_bytes_max })?;
     let mut content = Vec::with_capacity(size);
-    let mut context = DCtx::create();
-    context.ref_prefix(prefix).map_err(broken)?;
-    match context.decompress(&mut content, frame).map_err(broken)? {
+    let len = CONTEXT.with_borrow_mut(|context| context.decompress_using_dict(&mut content, frame, prefix));
+    match len.map_err(broken)? {
         len if len == size => Ok(content),
         _ => Err(FrameError::Broken("its content has another size than it says")),
     }
