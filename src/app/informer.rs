@@ -2,10 +2,13 @@
 //!
 //! Every way upstream can fail ends in one place, `Informer::handle`, which decides what readers are told and what is tried next.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use rand::{SeedableRng, rngs::StdRng};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 use tracing::{info, warn};
 
 use super::on_demand::Allowance;
@@ -67,6 +70,8 @@ pub struct Informer {
     forbidden_since: Option<Instant>,
 }
 
+/// How often the task that reads upstream's socket gets its turn before it is believed that there is nothing more.
+const READ_YIELDS: usize = 2;
 /// The events after which subscribers are woken, although upstream has sent more already.
 const UNTOLD_MAX: usize = 64;
 
@@ -115,7 +120,7 @@ impl Informer {
             return stopped;
         }
         loop {
-            let stopped = match self.reflector.step().await {
+            let stopped = match self.step(&mut untold).await {
                 Ok(Step::Update { update, received }) => self.apply(update, received).await,
                 Ok(Step::Watching) => {
                     self.forbidden_since = None;
@@ -128,16 +133,27 @@ impl Informer {
                 }
                 Err(error) => self.handle(error).await,
             };
-            // What upstream sent at once is told at once.
-            untold += 1;
-            if !self.reflector.has_more() || untold >= UNTOLD_MAX {
-                self.served.hub.wake();
-                untold = 0;
-            }
             if let Some(stopped) = stopped {
                 return stopped;
             }
         }
+    }
+
+    /// The reflector's next step. Subscribers are woken when upstream has nothing more at hand: what it sent at once is told at once.
+    async fn step(&mut self, untold: &mut usize) -> Result<Step, ReflectorError> {
+        let mut step = pin!(self.reflector.step());
+        if *untold < UNTOLD_MAX {
+            for _ in 0..=READ_YIELDS {
+                if let Poll::Ready(done) = futures::poll!(&mut step) {
+                    *untold += 1;
+                    return done;
+                }
+                yield_now().await;
+            }
+        }
+        *untold = 0;
+        self.served.hub.wake();
+        step.await
     }
 
     async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {

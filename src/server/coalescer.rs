@@ -2,8 +2,8 @@
 //!
 //! HTTP/2 writes each DATA frame by itself and flushes after it; with a hundred streams that would be a hundred system calls for one
 //! event. So writes are copied into a buffer while there is room, its own flush does nothing, and the driver of the connection flushes
-//! once, at the end of its pass. What does not fit goes out together with what was gathered, in one vectored write. The buffer is capped:
-//! a socket that takes nothing soon holds up whoever writes. It is borrowed from the thread while there is something in it, so that a
+//! once, at the end of its pass. A large write is not copied: it goes out at once, together with what was gathered, in one vectored
+//! write. The buffer is capped: a socket that takes nothing soon holds up whoever writes. It is borrowed from the thread while there is something in it, so that a
 //! connection at rest has none.
 
 use std::{
@@ -20,6 +20,9 @@ use super::limits::COALESCE_BYTES_MAX;
 
 /// Slices of one vectored write, those of what was gathered included.
 const SLICES_MAX: usize = 64;
+
+/// The largest write that is gathered, in bytes: copying more costs as much as the system call that it saves.
+const GATHERED_WRITE_BYTES_MAX: usize = 8 << 10;
 
 /// Empty buffers that each thread keeps.
 const SPARE_BUFFERS_MAX: usize = 4;
@@ -175,7 +178,7 @@ impl<Io: AsyncWrite + Unpin> Shared<Io> {
     fn poll_write(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
         loop {
-            if total <= COALESCE_BYTES_MAX - self.pending() {
+            if total <= GATHERED_WRITE_BYTES_MAX && total <= COALESCE_BYTES_MAX - self.pending() {
                 return Poll::Ready(Ok(self.gather(slices)));
             }
             match self.poll_io(cx, slices)? {

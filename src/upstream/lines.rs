@@ -98,11 +98,6 @@ where
         }
     }
 
-    /// Whether [`Self::next_line`] will give a line without waiting.
-    pub fn has_line(&self) -> bool {
-        self.ready.iter().any(|chunk| memchr::memchr(b'\n', chunk).is_some())
-    }
-
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         let Some(idle_timeout) = self.options.idle_timeout else { return self.chunks.next().await.transpose() };
         match timeout_at(self.heard + idle_timeout, self.chunks.next()).await {

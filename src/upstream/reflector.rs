@@ -238,11 +238,6 @@ impl<R: Rng> Reflector<R> {
         self.state = State::Empty { reason };
     }
 
-    /// Whether the next step has a line of the watch at hand: upstream sent several at once.
-    pub fn has_more(&self) -> bool {
-        matches!(&self.state, State::Watching { watch, .. } if watch.lines.has_line())
-    }
-
     /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
     /// known to be good. Not cancel-safe: drop the reflector if a step is dropped.
     pub async fn step(&mut self) -> Result<Step, ReflectorError> {
