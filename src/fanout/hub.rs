@@ -129,6 +129,8 @@ struct Views {
     index: SelectorIndex,
     /// Views that have something that their subscribers were not told of.
     untold: Vec<ViewId>,
+    /// How many records that is.
+    untold_records: usize,
     /// Kept between events.
     candidates: Vec<ViewId>,
 }
@@ -215,6 +217,7 @@ impl Views {
             dispatched += messages;
             messages > 0
         });
+        self.untold_records += usize::from(dispatched > 0);
         dispatched
     }
 
@@ -227,14 +230,14 @@ impl Views {
         });
     }
 
-    fn take_untold(&mut self) -> Vec<Arc<View>> {
+    fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
         let ids = std::mem::take(&mut self.untold);
         let told = ids.into_iter().filter_map(|id| {
             let slot = self.slots.get_mut(id)?;
             slot.untold = false;
             Some(slot.view.clone())
         });
-        told.collect()
+        (told.collect(), std::mem::take(&mut self.untold_records))
     }
 }
 
@@ -361,9 +364,9 @@ impl Hub {
         }
         match inner.pacer.hold(Instant::now()) {
             None => {
-                let views = inner.views.take_untold();
+                let (views, records) = inner.views.take_untold();
                 drop(inner);
-                self.ring(&views);
+                self.ring(&views, records);
             }
             Some(until) => {
                 inner.scheduled = true;
@@ -371,22 +374,22 @@ impl Hub {
                 let hub = self.clone();
                 tokio::spawn(async move {
                     sleep_until(until).await;
-                    let views = {
+                    let (views, records) = {
                         let mut inner = hub.inner();
                         inner.scheduled = false;
                         inner.views.take_untold()
                     };
-                    hub.ring(&views);
+                    hub.ring(&views, records);
                 });
             }
         }
     }
 
-    fn ring(&self, views: &[Arc<View>]) {
+    fn ring(&self, views: &[Arc<View>], records: usize) {
         // The time at which the wave begins: ringing is part of its work.
         let now = Instant::now();
         let woken = views.iter().map(|view| view.wake()).sum();
-        self.inner().pacer.begin(woken, now);
+        self.inner().pacer.begin(woken, records, now);
     }
 
     /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.

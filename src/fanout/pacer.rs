@@ -1,7 +1,8 @@
 //! When to wake subscribers: at once where there is little to do, a moment later where the wave before cannot be over yet.
 //!
 //! System calls dominate the cost of a delivery, so under load it pays to wait for more and send it together. The wait follows the work
-//! that is known to be under way and is bounded; an idle server sends at once.
+//! that is known to be under way and is bounded; an idle server sends at once. Where events come in bursts, a long wave also begins a
+//! tenth of its length later, so that it takes the whole burst along.
 
 use std::time::Duration;
 
@@ -10,27 +11,33 @@ use tokio::time::Instant;
 /// About what one delivery costs, so that a wave's length can be told from its subscribers.
 const DELIVERY: Duration = Duration::from_micros(10);
 
+/// The shortest wait, as the runtime's timers are that coarse.
+const TICK: Duration = Duration::from_millis(1);
+
 /// Decides when the next wave of wake-ups begins.
 pub struct Pacer {
     coalesce_max: Duration,
     busy_until: Option<Instant>,
+    /// How long to wait for the rest of a burst.
+    gather: Option<Duration>,
 }
 
 impl Pacer {
     /// Waits at most `coalesce_max`; zero: never.
     pub fn new(coalesce_max: Duration) -> Self {
-        Self { coalesce_max, busy_until: None }
+        Self { coalesce_max, busy_until: None, gather: None }
     }
 
     /// When the next wave may begin; `None`: now.
     pub fn hold(&self, now: Instant) -> Option<Instant> {
-        self.busy_until.filter(|until| *until > now)
+        self.busy_until.filter(|until| *until > now).max(self.gather.map(|gather| now + gather))
     }
 
-    /// A wave of `woken` subscribers begins.
-    pub fn begin(&mut self, woken: usize, now: Instant) {
+    /// A wave of `woken` subscribers begins, to tell of `events` at once.
+    pub fn begin(&mut self, woken: usize, events: usize, now: Instant) {
         let work = DELIVERY.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX));
         self.busy_until = Some(now + work.min(self.coalesce_max));
+        self.gather = Some((work / 10).min(self.coalesce_max)).filter(|gather| events > 1 && *gather >= TICK);
     }
 }
 
@@ -43,13 +50,26 @@ mod tests {
         let now = Instant::now();
         let mut pacer = Pacer::new(Duration::from_millis(5));
         assert_eq!(pacer.hold(now), None, "idle: at once");
-        pacer.begin(100, now);
+        pacer.begin(100, 1, now);
         assert_eq!(pacer.hold(now), Some(now + Duration::from_millis(1)));
         assert_eq!(pacer.hold(now + Duration::from_millis(1)), None);
-        pacer.begin(1_000_000, now);
+        pacer.begin(1_000_000, 1, now);
         assert_eq!(pacer.hold(now), Some(now + Duration::from_millis(5)));
         let mut off = Pacer::new(Duration::ZERO);
-        off.begin(1000, now);
+        off.begin(1000, 32, now);
         assert_eq!(off.hold(now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_long_wave_waits_for_the_rest_of_a_burst() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        let mut pacer = Pacer::new(Duration::from_millis(5));
+        pacer.begin(1000, 32, now);
+        assert_eq!(pacer.hold(later), Some(later + Duration::from_millis(1)));
+        pacer.begin(1000, 1, now);
+        assert_eq!(pacer.hold(later), None, "events come one by one");
+        pacer.begin(100, 32, now);
+        assert_eq!(pacer.hold(later), None, "a wave that is over before a timer fires");
     }
 }
