@@ -103,11 +103,11 @@ struct Rest {
 
 impl Rest {
     /// With so few objects a dictionary is not worth its own size.
-    const SAMPLES_LEAST: usize = 24;
+    const SAMPLES_LEAST: usize = 16;
 
-    fn train(&mut self) {
+    fn make_packer(&mut self) {
         if let Some(sampler) = &self.sampler {
-            self.packer = Arc::new(sampler.train());
+            self.packer = Arc::new(sampler.packer());
         }
     }
 
@@ -123,7 +123,7 @@ impl Rest {
             return self.current(&object);
         }
         if sampler.seen() == Sampler::SAMPLES_MAX {
-            self.train();
+            self.make_packer();
             self.pack_all(store);
             return self.current(&object);
         }
@@ -133,7 +133,7 @@ impl Rest {
     /// The list is complete: the dictionary is made from all of it, and serves until the next one.
     fn list_end(&mut self, store: &mut Store) {
         if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
-            self.train();
+            self.make_packer();
             self.sampler = None;
         }
         if self.pack_current && store.len() < Sampler::SAMPLES_MAX {
@@ -146,7 +146,7 @@ impl Rest {
         if let Some(sampler) = &mut self.sampler {
             sampler.look(object);
             if sampler.seen() >= Sampler::SAMPLES_MAX {
-                self.train();
+                self.make_packer();
                 self.sampler = None;
             }
         }

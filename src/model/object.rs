@@ -7,7 +7,7 @@
 //! At rest an object may be packed: a new object with its JSON compressed, whose uid, labels and fields are read as before, from a
 //! small text of their own. An object never changes, so reading one takes no lock.
 
-use std::{borrow::Cow, fmt, slice, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -31,8 +31,8 @@ pub struct Object {
 
 /// The JSON, and the texts that routing reads: the uid, the labels (key, value, key, value, …), then the fields.
 enum Body {
-    /// Each text is a span of the bytes.
-    Plain { bytes: Bytes, spans: Box<[Span]> },
+    /// Each text is a span of the bytes: how far it begins from the end of the one before, and its length.
+    Plain { bytes: Bytes, spans: Box<[u8]> },
     /// Texts, each behind its length, then the packed JSON.
     Packed { data: Box<[u8]>, packer: Arc<Packer>, texts_len: u32, json_len: u32 },
 }
@@ -46,79 +46,91 @@ pub enum ObjectError {
     /// A field that every object must have.
     #[error("object has no usable metadata.{0}")]
     Metadata(&'static str),
-    /// Spans are 32 bits wide; an apiserver's objects are below 3 MiB.
+    /// Places in it are counted in 31 bits; an apiserver's objects are below 3 MiB.
     #[error("object of {0} bytes is too large")]
     TooLarge(usize),
 }
 
-/// A range of the object's bytes; empty where the object has no such field.
-#[derive(Clone, Copy, Default)]
-struct Span {
-    start: u32,
-    len: u32,
-}
-
-impl Span {
-    fn of(self, bytes: &[u8]) -> &str {
-        let start = self.start as usize;
-        // The bytes were valid JSON, and spans lie on the borders of its strings.
-        std::str::from_utf8(&bytes[start..start + self.len as usize]).unwrap_or_default()
-    }
-}
-
 /// The texts of a body, in order.
 enum Texts<'a> {
-    Plain(&'a [u8], slice::Iter<'a, Span>),
+    /// The bytes, the spans that are left, and the end of the last one.
+    Plain(&'a [u8], &'a [u8], usize),
     Packed(&'a [u8]),
+}
+
+impl<'a> Texts<'a> {
+    /// The next text's bytes, without a look at them.
+    fn advance(&mut self) -> Option<&'a [u8]> {
+        match self {
+            Self::Plain(bytes, spans, end) => {
+                let (distance, rest) = split_number(spans)?;
+                let (len, rest) = split_number(rest)?;
+                // Distances go both ways: the lowest bit is the sign.
+                let start = if distance & 1 == 0 { *end + distance / 2 } else { end.checked_sub(distance / 2)? };
+                (*spans, *end) = (rest, start + len);
+                bytes.get(start..*end)
+            }
+            Self::Packed(rest) => {
+                let (len, text) = split_number(rest)?;
+                let (text, after) = text.split_at_checked(len)?;
+                *rest = after;
+                Some(text)
+            }
+        }
+    }
 }
 
 impl<'a> Iterator for Texts<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
-        match self {
-            Self::Plain(bytes, spans) => spans.next().map(|span| span.of(bytes)),
-            Self::Packed(rest) => {
-                let (len, text) = split_len(rest)?;
-                let (text, after) = text.split_at_checked(len)?;
-                *rest = after;
-                Some(std::str::from_utf8(text).unwrap_or_default())
-            }
-        }
+        // The bytes were valid JSON, and texts lie on the borders of its strings.
+        self.advance().map(|text| std::str::from_utf8(text).unwrap_or_default())
     }
 
     fn nth(&mut self, skip: usize) -> Option<&'a str> {
-        match self {
-            Self::Plain(bytes, spans) => spans.nth(skip).map(|span| span.of(bytes)),
-            Self::Packed(rest) => {
-                for _ in 0..skip {
-                    let (len, text) = split_len(rest)?;
-                    *rest = text.get(len..)?;
-                }
-                self.next()
-            }
+        for _ in 0..skip {
+            self.advance()?;
         }
+        self.next()
     }
 }
 
-/// Appends a text behind its length, in groups of seven bits, the lowest first.
-fn put_text(buffer: &mut Vec<u8>, text: &str) {
-    let mut len = text.len();
-    while len >= 0x80 {
-        buffer.push(len as u8 | 0x80);
-        len >>= 7;
-    }
-    buffer.push(len as u8);
-    buffer.extend_from_slice(text.as_bytes());
+/// Writes the spans of texts in `bytes`.
+#[derive(Default)]
+struct Spans {
+    written: Vec<u8>,
+    end: usize,
 }
 
-fn split_len(bytes: &[u8]) -> Option<(usize, &[u8])> {
-    let (mut len, mut shift) = (0, 0);
+impl Spans {
+    /// A text that lies in `bytes`; an empty one may lie anywhere.
+    fn put(&mut self, bytes: &[u8], text: &str) {
+        let start = if text.is_empty() { self.end } else { text.as_ptr() as usize - bytes.as_ptr() as usize };
+        let distance = if start >= self.end { (start - self.end) * 2 } else { (self.end - start) * 2 + 1 };
+        put_number(&mut self.written, distance);
+        put_number(&mut self.written, text.len());
+        self.end = start + text.len();
+    }
+}
+
+/// Appends a number in groups of seven bits, the lowest first.
+fn put_number(buffer: &mut Vec<u8>, mut number: usize) {
+    while number >= 0x80 {
+        buffer.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    buffer.push(number as u8);
+}
+
+fn split_number(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (mut number, mut shift) = (0, 0);
+    // Twice a length of 32 bits is the largest that is written.
     for (at, byte) in bytes.iter().enumerate().take(5) {
-        len |= usize::from(byte & 0x7f) << shift;
+        number |= usize::from(byte & 0x7f) << shift;
         shift += 7;
         if byte & 0x80 == 0 {
-            return Some((len, &bytes[at + 1..]));
+            return Some((number, &bytes[at + 1..]));
         }
     }
     None
@@ -201,7 +213,7 @@ impl ObjectParser {
 
     /// The object, and whether it says its kind.
     fn parse_owned(&self, bytes: Bytes) -> Result<(Object, bool), ObjectError> {
-        if u32::try_from(bytes.len()).is_err() {
+        if i32::try_from(bytes.len()).is_err() {
             return Err(ObjectError::TooLarge(bytes.len()));
         }
         let mut slots = vec![None; self.slots];
@@ -210,10 +222,6 @@ impl ObjectParser {
         json.end()?;
 
         let text = |slot: usize| slots[slot].and_then(|raw: &str| plain_string(raw)).filter(|text| !text.is_empty());
-        let span = |text: &str| Span {
-            start: (text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
-            len: text.len() as u32,
-        };
         // Names of some types may hold what JSON escapes (RBAC takes any path segment, such as `a&b`).
         let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
         let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
@@ -221,15 +229,18 @@ impl ObjectParser {
         let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
         let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
         let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
-        let fields = self.fields.iter().map(|of| of.iter().find_map(present).map_or(Span::default(), span));
-        let uid = std::iter::once(text(UID).map_or(Span::default(), span));
-        let (key, version_start) =
-            (ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name), span(version_text).start);
-        let label_count = labels.len() as u32;
-        let spans = uid.chain(labels.into_iter().flat_map(|(key, value)| [span(key), span(value)])).chain(fields);
-        let has_type = slots[KIND].is_some() || slots[API_VERSION].is_some();
-        let body = Body::Plain { spans: spans.collect(), bytes: bytes.clone() };
-        Ok((Object { key, version, version_start, label_count, body }, has_type))
+        let mut spans = Spans::default();
+        spans.put(&bytes, text(UID).unwrap_or_default());
+        labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text));
+        self.fields.iter().for_each(|of| spans.put(&bytes, of.iter().find_map(present).unwrap_or_default()));
+        let object = Object {
+            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
+            version,
+            version_start: (version_text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
+            label_count: labels.len() as u32,
+            body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },
+        };
+        Ok((object, slots[KIND].is_some() || slots[API_VERSION].is_some()))
     }
 
     /// The value that a field selector compares with.
@@ -312,12 +323,14 @@ impl Object {
 
     /// The same object packed; itself where it is already, or where packing saves nothing.
     pub fn packed(self: &Arc<Self>, packer: &Arc<Packer>) -> Arc<Self> {
-        let Body::Plain { bytes, spans } = &self.body else { return self.clone() };
-        let texts = spans.iter().map(|span| span.len as usize + 5).sum();
-        let mut head = Vec::with_capacity(texts);
-        self.texts().for_each(|text| put_text(&mut head, text));
+        let Body::Plain { bytes, .. } = &self.body else { return self.clone() };
+        let mut head = Vec::with_capacity(512);
+        for text in self.texts() {
+            put_number(&mut head, text.len());
+            head.extend_from_slice(text.as_bytes());
+        }
         let Some(data) = packer.pack(&head, bytes) else { return self.clone() };
-        // What a span can reach, 32 bits can count.
+        // The parser has refused what 31 bits cannot count.
         let (texts_len, json_len) = (head.len() as u32, bytes.len() as u32);
         let body = Body::Packed { data, packer: packer.clone(), texts_len, json_len };
         let Self { version, version_start, label_count, .. } = **self;
@@ -334,7 +347,7 @@ impl Object {
     /// What the object costs in memory, in bytes, as an allocator rounds it; what packed objects share is not counted.
     pub fn cost_bytes(&self) -> usize {
         let body = match &self.body {
-            Body::Plain { bytes, spans } => allocated_bytes(bytes.len()) + allocated_bytes(size_of_val(&**spans)),
+            Body::Plain { bytes, spans } => allocated_bytes(bytes.len()) + allocated_bytes(spans.len()),
             Body::Packed { data, .. } => allocated_bytes(data.len()),
         };
         allocated_bytes(size_of::<Self>() + ARC_BYTES) + allocated_bytes(self.key.as_str().len() + ARC_BYTES) + body
@@ -342,7 +355,7 @@ impl Object {
 
     fn texts(&self) -> Texts<'_> {
         match &self.body {
-            Body::Plain { bytes, spans } => Texts::Plain(bytes, spans.iter()),
+            Body::Plain { bytes, spans } => Texts::Plain(bytes, spans, 0),
             Body::Packed { data, texts_len, .. } => Texts::Packed(&data[..*texts_len as usize]),
         }
     }
@@ -557,7 +570,7 @@ mod tests {
         let samples: Vec<_> = (0..50)
             .map(|n| Arc::new(parser.parse(POD.replace("web-1", &format!("web-{n}")).as_bytes()).unwrap()))
             .collect();
-        let trained = Packer::train(&samples);
+        let trained = Packer::new(&samples);
         assert!(trained.has_dictionary());
         [Arc::default(), Arc::new(trained)]
     });
