@@ -271,7 +271,7 @@ async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_
         cache.event(Modified, &format!("pod-{}", at % 3), "web", at);
         let one = usize::try_from(at).unwrap() % shared.len();
         let (subscription, bytes) = &mut shared[one];
-        bytes.extend(subscription.take(sizes[one]).unwrap().map(|pieces| to_bytes(pieces)).unwrap_or_default());
+        bytes.extend(subscription.take(sizes[one]).unwrap().map(to_bytes).unwrap_or_default());
         sizes.rotate_left(1);
     }
     let expected = to_bytes(alone.take(1 << 20).unwrap().unwrap());
