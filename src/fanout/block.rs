@@ -75,10 +75,16 @@ impl Block {
         if !content.bases.iter().take(upto).skip(skip).all(|base| encoder.can_read(holds, *base)) {
             // Some of it must be said in full to this one.
             let mut frames = FrameWriter::default();
-            taken.iter().for_each(|entry| {
-                encoder.entry(entry, holds, &mut frames);
+            let within = taken.iter().take_while(|entry| {
+                let more = frames.len() < bytes_max;
+                if more {
+                    encoder.entry(entry, holds, &mut frames);
+                }
+                more
             });
+            let taken = &taken[..within.count()];
             pieces.append(frames.finish());
+            return taken;
         } else if upto > skip {
             let (end, messages) = content.ends[upto - 1];
             pieces.push(content.bytes.slice(start..end));

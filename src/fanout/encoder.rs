@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -64,7 +64,8 @@ struct Recent {
 
 #[derive(Default)]
 struct Projected {
-    objects: HashMap<ObjectKey, (ResourceVersion, Bytes)>,
+    /// Known by where they are: a version may come again with other bytes, when the schema has changed.
+    objects: HashMap<ObjectKey, (Weak<Object>, Bytes)>,
     bytes: usize,
 }
 
@@ -162,18 +163,18 @@ impl Encoder {
     }
 
     /// Writes an object of a snapshot.
-    pub fn object(&self, object: &Object, sink: &mut impl Sink) {
+    pub fn object(&self, object: &Arc<Object>, sink: &mut impl Sink) {
         sink.event(&EventHead::of_snapshot(object), Body::object(self.snapshot_bytes(object)));
     }
 
     /// The bytes of an object as snapshots send them; remembered where they had to be made.
-    pub fn snapshot_bytes(&self, object: &Object) -> Bytes {
+    pub fn snapshot_bytes(&self, object: &Arc<Object>) -> Bytes {
         if self.format.projection().is_identity() {
             return object.bytes();
         }
-        let known = lock(&self.projected).objects.get(object.key()).filter(|(at, _)| *at == object.version()).cloned();
-        if let Some((_, bytes)) = known {
-            return bytes;
+        let same = |(of, _): &&(Weak<Object>, Bytes)| of.as_ptr() == Arc::as_ptr(object);
+        if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
+            return bytes.clone();
         }
         let bytes = self.bytes(object);
         let Projected { objects, bytes: total } = &mut *lock(&self.projected);
@@ -182,7 +183,7 @@ impl Encoder {
         }
         if *total + bytes.len() <= PROJECTED_BYTES_MAX {
             *total += bytes.len();
-            objects.insert(object.key().clone(), (object.version(), bytes.clone()));
+            objects.insert(object.key().clone(), (Arc::downgrade(object), bytes.clone()));
         }
         bytes
     }

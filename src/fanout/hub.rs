@@ -211,6 +211,10 @@ impl Views {
 
     /// Appends a record where it is seen; tells how many messages that gave.
     fn append(&mut self, record: &Record, received: Instant) -> usize {
+        // A list compares bytes: with a new schema an object has others at the version it had.
+        if let Record::Gap(_) = record {
+            self.slots.iter().for_each(|(_, slot)| slot.view.forget());
+        }
         let mut dispatched = 0;
         self.concerned(record, |_, slot| {
             let messages = slot.view.append(record, received);

@@ -126,6 +126,11 @@ impl View {
         count
     }
 
+    /// Forgets its compressed snapshot: objects may have changed without their versions.
+    pub fn forget(&self) {
+        self.state().generation = None;
+    }
+
     /// Lets go of what the ring has let go of.
     pub fn trim(&self, floor: ResourceVersion) {
         let mut state = self.state();

@@ -143,3 +143,19 @@ async fn who_wants_only_changes_is_not_told_of_others_live_or_replayed() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_changed_without_a_version_are_sent_as_they_are_now() {
+    let mut cache = Cache::new();
+    let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
+    for encoding in [Encoding::Json, Encoding::Zstd] {
+        let at = cache.hub.head().map_or(10, |head| head.get() + 1);
+        cache.list(&[("a", "web", 5)], at);
+        let format = Format::new(labels.clone(), false, encoding).unwrap();
+        let mut stays = Client::new(&cache, "", format.clone(), Start::Snapshot);
+        assert_eq!(stays.read().await[1].1, r#"{"metadata":{"labels":{"app":"web"}}}"#);
+        cache.list(&[("a", "db", 5)], at + 1);
+        let mut comes = Client::new(&cache, "", format, Start::Snapshot);
+        assert_eq!(comes.read().await[1].1, r#"{"metadata":{"labels":{"app":"db"}}}"#, "{encoding:?}");
+    }
+}

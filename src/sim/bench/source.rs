@@ -108,7 +108,7 @@ impl Simulated {
             Self { sim, workload, object_bytes: options.object_bytes, kubeconfig, _serving: stop.drop_guard() };
         let mut count = 0_usize;
         while let Some(change) = source.workload.next_setup() {
-            source.apply(change)?;
+            source.apply(Self::fitted(options.object_bytes, change))?;
             count += 1;
             if count.is_multiple_of(64) {
                 // What ends the measurement must get its turn.
@@ -119,21 +119,28 @@ impl Simulated {
     }
 
     fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
-        for _ in 0..count {
-            let change = self.workload.next_change();
+        // Made first, so that a burst comes as one.
+        let changes: Vec<_> =
+            (0..count).map(|_| Self::fitted(self.object_bytes, self.workload.next_change())).collect();
+        for change in changes {
             times.made();
             self.apply(change)?;
         }
         Ok(())
     }
 
-    fn apply(&self, mut change: Change) -> Result<(), BenchError> {
-        if let (Some(bytes), "pods") = (self.object_bytes, &*change.resource.resource)
+    /// With a pod of the size that is asked for.
+    fn fitted(object_bytes: Option<usize>, mut change: Change) -> Change {
+        if let (Some(bytes), "pods") = (object_bytes, &*change.resource.resource)
             && let Operation::Create(pod) | Operation::Update(pod) | Operation::UpdateStatus(pod) =
                 &mut change.operation
         {
             size::fit(pod, bytes);
         }
+        change
+    }
+
+    fn apply(&self, change: Change) -> Result<(), BenchError> {
         change.apply(&self.sim).map_err(|status| BenchError::Source(status.message))?;
         Ok(())
     }
