@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
 };
 
 use crate::harness::{
@@ -117,6 +118,9 @@ fn stubs(python: &Path) -> tempfile::TempDir {
 
 /// A Python with what the examples require, in an environment that is made once for each list of requirements.
 fn python() -> PathBuf {
+    // One at a time: two would install into the same place.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let requirements = Path::new(DIR).join("python/requirements.txt");
     let text = fs::read_to_string(&requirements).unwrap();
     let environment = assets::target_dir().join("test-assets/example-python");
