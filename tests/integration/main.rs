@@ -12,6 +12,7 @@ mod connections;
 mod credentials;
 mod demo;
 mod deploy;
+mod encodings;
 mod equivalence;
 mod examples;
 mod failures;
@@ -39,6 +40,7 @@ fn main() -> std::process::ExitCode {
         demo::TESTS,
         credentials::TESTS,
         deploy::TESTS,
+        encodings::TESTS,
         equivalence::TESTS,
         examples::TESTS,
         failures::TESTS,

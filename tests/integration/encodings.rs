@@ -1,0 +1,144 @@
+//! Every way of sending says the same: against a real apiserver, over a break of the connection, the client library gives the same
+//! events with the same bytes, whether objects travel as JSON, in compressed snapshots, or as deltas.
+
+use kubefan::{
+    client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream},
+    proto::v1alpha1::{Event, Target},
+};
+use serde_json::json;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    link::Link,
+    objects::{pod, version_of},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: every_encoding_says_the_same_over_a_break, only_changes_of_what_is_projected_are_told;
+};
+
+/// One subscriber, and what it was told.
+struct Subscriber {
+    watch: WatchStream,
+    told: Vec<(i32, String, String, String)>,
+}
+
+impl Subscriber {
+    async fn start(link: &Link, target: &Target, options: WatchOptions) -> Self {
+        let client = ListWatch::connect(&link.addr.to_string(), &ClientOptions::default()).await.unwrap();
+        Self { watch: client.watch(target.clone(), options), told: Vec::new() }
+    }
+
+    /// Reads until something says so.
+    async fn until(&mut self, done: impl Fn(&WatchItem) -> bool) {
+        loop {
+            let item = self.watch.next().await.expect("the watch goes on").unwrap();
+            let is_done = done(&item);
+            if let WatchItem::Event(Event { r#type, name, resource_version, object, delta, .. }) = item {
+                assert!(delta.is_none(), "the client makes objects whole");
+                let object = String::from_utf8(object.to_vec()).unwrap();
+                self.told.push((r#type, name, resource_version, object));
+            }
+            if is_done {
+                return;
+            }
+        }
+    }
+
+    async fn until_version(&mut self, version: u64) {
+        let version = version.to_string();
+        self.until(|item| matches!(item, WatchItem::Event(event) if event.resource_version == version)).await;
+    }
+}
+
+async fn every_encoding_says_the_same_over_a_break() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("encodings").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    for name in ["a", "b", "c", "d"] {
+        api.create(&pods, &pod(name)).await;
+    }
+    let label = async |name: &str, stage: &str, note: usize| {
+        let patch =
+            json!({ "metadata": { "labels": { "stage": stage }, "annotations": { "note": note.to_string() } } });
+        version_of(&api.patch(&format!("{pods}/{name}"), &patch).await)
+    };
+    label("a", "on", 0).await;
+    let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
+    let link = Link::to(kubefan.grpc_addr).await;
+    for labels in ["", "stage=on"] {
+        let target = Target {
+            resource: "pods".into(),
+            namespace: namespace.clone(),
+            label_selector: labels.into(),
+            ..Target::default()
+        };
+        let mut subscribers = Vec::new();
+        for encoding in [Encoding::Json, Encoding::Zstd, Encoding::ZstdDelta] {
+            let projection = Projection { drop_managed_fields: true, ..Projection::default() };
+            let options = WatchOptions { projection, encoding, ..WatchOptions::default() };
+            let mut subscriber = Subscriber::start(&link, &target, options).await;
+            subscriber.until(|item| matches!(item, WatchItem::SnapshotEnd { .. })).await;
+            subscribers.push(subscriber);
+        }
+        let mut last = 0;
+        for round in 0..12 {
+            label("b", if round % 3 == 0 { "off" } else { "on" }, round).await;
+            label("a", "on", round).await;
+            last = label("c", if round % 2 == 0 { "on" } else { "other" }, round).await;
+            if round == 5 {
+                // The last event before the break is one that all of them see.
+                last = label("a", "on", 100).await;
+                for subscriber in &mut subscribers {
+                    subscriber.until_version(last).await;
+                }
+                link.cut();
+                for subscriber in &mut subscribers {
+                    subscriber.until(|item| matches!(item, WatchItem::Disconnected { .. })).await;
+                }
+            }
+            if round == 8 {
+                link.mend();
+            }
+        }
+        api.delete(&format!("{pods}/c")).await;
+        api.create(&pods, &pod("c")).await;
+        last = last.max(label("a", "on", 1000).await);
+        for subscriber in &mut subscribers {
+            subscriber.until_version(last).await;
+        }
+        let [json, zstd, deltas] = subscribers.as_slice() else { unreachable!() };
+        assert!(json.told.len() > 24, "{}", json.told.len());
+        assert_eq!(zstd.told, json.told, "{labels}");
+        assert_eq!(deltas.told, json.told, "{labels}");
+    }
+}
+
+async fn only_changes_of_what_is_projected_are_told() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("only-changes").await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    api.create(&pods, &pod("a")).await;
+    let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
+    let link = Link::to(kubefan.grpc_addr).await;
+    let target = Target { resource: "pods".into(), namespace: namespace.clone(), ..Target::default() };
+    let projection = Projection { parts: Parts::Fields(vec!["metadata.labels".to_owned()]), ..Projection::default() };
+    let options = WatchOptions { projection, only_changes: true, ..WatchOptions::default() };
+    let mut subscriber = Subscriber::start(&link, &target, options).await;
+    subscriber.until(|item| matches!(item, WatchItem::SnapshotEnd { .. })).await;
+    subscriber.told.clear();
+    let patch = async |metadata| version_of(&api.patch(&format!("{pods}/a"), &json!({ "metadata": metadata })).await);
+    patch(json!({ "annotations": { "note": "1" } })).await;
+    let first = patch(json!({ "labels": { "stage": "on" } })).await;
+    patch(json!({ "annotations": { "note": "2" } })).await;
+    let second = patch(json!({ "labels": { "stage": "off" } })).await;
+    subscriber.until_version(second).await;
+    let expected = [(first, "on"), (second, "off")].map(|(version, stage)| {
+        let object = format!(r#"{{"metadata":{{"labels":{{"app":"a","stage":"{stage}"}}}}}}"#);
+        (2, "a".to_owned(), version.to_string(), object)
+    });
+    assert_eq!(subscriber.told, expected);
+}
