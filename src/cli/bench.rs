@@ -15,9 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::CliError;
 use crate::{
     config,
-    sim::bench::{
-        self, BenchOptions, Contender, ContenderKind, Encoding, Projection, Scenario, Windows, child, floor, report,
-    },
+    model::format::Encoding,
+    sim::bench::{self, BenchOptions, Contender, ContenderKind, Projection, Scenario, Windows, child, floor, report},
 };
 
 /// Measure what a server costs per delivery, and what the machine allows

@@ -46,8 +46,8 @@ pub(super) struct WatchArgs {
     timeout: Option<Duration>,
 
     /// How objects travel; what is printed is the same
-    #[arg(long, value_enum, value_name = "ENCODING", default_value_t = EncodingArg::Json, hide_default_value = true)]
-    encoding: EncodingArg,
+    #[arg(long, value_enum, value_name = "ENCODING", default_value_t = Encoding::Json, hide_default_value = true)]
+    encoding: Encoding,
 
     #[command(flatten)]
     projection: ProjectionArgs,
@@ -65,16 +65,6 @@ enum Format {
     Json,
     /// TYPE/NAME
     Name,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum EncodingArg {
-    /// Every object as JSON
-    Json,
-    /// The state in compressed chunks, changes as JSON
-    Zstd,
-    /// The state in compressed chunks, changes as deltas; without metadata.resourceVersion and metadata.managedFields (experimental)
-    ZstdDelta,
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
@@ -98,11 +88,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         timeout: args.timeout,
         projection: args.projection.projection(),
         only_changes: args.projection.only_changes,
-        encoding: match args.encoding {
-            EncodingArg::Json => Encoding::Json,
-            EncodingArg::Zstd => Encoding::Zstd,
-            EncodingArg::ZstdDelta => Encoding::ZstdDelta,
-        },
+        encoding: args.encoding,
         // Who names a version wants what comes after it, and nothing else.
         on_expired: if args.resource_version.is_empty() { OnExpired::Restart } else { OnExpired::Fail },
         ..WatchOptions::default()

@@ -8,10 +8,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::{
-    frame::{Base, Body, EventHead, FrameWriter, control, put_event, put_message},
+    frame::{Base, Body, EventHead, Sink, control},
     log::{LogEntry, Seen},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         format::{Encoding, Format},
         object::Object,
     },
-    proto::v1alpha1::{DeleteReason, WatchResponse},
+    proto::v1alpha1::DeleteReason,
 };
 
 /// The events whose bytes are remembered: views that see one event take it at about the same time.
@@ -67,34 +67,6 @@ struct Projected {
     /// Known by where they are: a version may come again with other bytes, when the schema has changed.
     objects: HashMap<ObjectKey, (Weak<Object>, Bytes)>,
     bytes: usize,
-}
-
-/// Where frames go.
-pub trait Sink {
-    /// An event.
-    fn event(&mut self, head: &EventHead<'_>, body: Body);
-    /// Any other message.
-    fn message(&mut self, message: &WatchResponse);
-}
-
-impl Sink for FrameWriter {
-    fn event(&mut self, head: &EventHead<'_>, body: Body) {
-        self.event(head, body);
-    }
-
-    fn message(&mut self, message: &WatchResponse) {
-        self.message(message);
-    }
-}
-
-impl Sink for BytesMut {
-    fn event(&mut self, head: &EventHead<'_>, body: Body) {
-        put_event(head, &body, self);
-    }
-
-    fn message(&mut self, message: &WatchResponse) {
-        put_message(message, self);
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

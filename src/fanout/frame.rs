@@ -170,6 +170,29 @@ fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     body.put_head(out);
 }
 
+/// Where frames go.
+pub trait Sink {
+    /// Adds an event.
+    fn event(&mut self, head: &EventHead<'_>, body: Body);
+    /// Adds any other message.
+    fn message(&mut self, message: &WatchResponse);
+}
+
+/// Frames whole, one after the other: what many subscribers share lies in one piece.
+impl Sink for BytesMut {
+    fn event(&mut self, head: &EventHead<'_>, body: Body) {
+        put_head(head, &body, self);
+        self.put_slice(&body.bytes);
+    }
+
+    fn message(&mut self, message: &WatchResponse) {
+        let len = message.encoded_len();
+        self.reserve(PREFIX_BYTES + len);
+        put_prefix(self, len);
+        message.encode_raw(self);
+    }
+}
+
 /// Frames of which the heads share one buffer and the bodies stay where they are: what goes to one subscriber alone.
 #[derive(Default)]
 pub struct FrameWriter {
@@ -180,9 +203,8 @@ pub struct FrameWriter {
     messages: usize,
 }
 
-impl FrameWriter {
-    /// Adds an event.
-    pub fn event(&mut self, head: &EventHead<'_>, body: Body) {
+impl Sink for FrameWriter {
+    fn event(&mut self, head: &EventHead<'_>, body: Body) {
         let before = self.heads.len();
         put_head(head, &body, &mut self.heads);
         self.bytes += self.heads.len() - before + body.bytes.len();
@@ -190,14 +212,15 @@ impl FrameWriter {
         self.messages += 1;
     }
 
-    /// Adds any other message.
-    pub fn message(&mut self, message: &WatchResponse) {
+    fn message(&mut self, message: &WatchResponse) {
         let before = self.heads.len();
-        put_message(message, &mut self.heads);
+        self.heads.message(message);
         self.bytes += self.heads.len() - before;
         self.messages += 1;
     }
+}
 
+impl FrameWriter {
     /// The bytes so far.
     pub fn len(&self) -> usize {
         self.bytes
@@ -230,20 +253,6 @@ pub fn put_delimited(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     head.put_event(&version, out);
     body.put_head(out);
     out.put_slice(&body.bytes);
-}
-
-/// Writes an event whole: what many subscribers share lies in one piece.
-pub fn put_event(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
-    put_head(head, body, out);
-    out.put_slice(&body.bytes);
-}
-
-/// Writes any other message.
-pub fn put_message(message: &WatchResponse, out: &mut BytesMut) {
-    let len = message.encoded_len();
-    out.reserve(PREFIX_BYTES + len);
-    put_prefix(out, len);
-    message.encode_raw(out);
 }
 
 /// The messages that carry no object.
@@ -378,7 +387,7 @@ mod tests {
                 let mut pieces = writer.finish();
                 let framed = pieces.copy_to_bytes(pieces.len());
                 let mut whole = BytesMut::new();
-                put_event(&head, &body, &mut whole);
+                whole.event(&head, body.clone());
                 assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
                 let message = &framed[PREFIX_BYTES..];
                 assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     encoder::Encoder,
-    frame::{Body, EventHead, control, put_delimited, put_message},
+    frame::{Body, EventHead, Sink, control, put_delimited},
 };
 use crate::{
     cache::Store,
@@ -128,7 +128,7 @@ impl Chunk {
             }
             let zstd = chunk::encode_content(&content).unwrap_or_default();
             let mut frame = BytesMut::new();
-            put_message(&control::snapshot_chunk(zstd), &mut frame);
+            frame.message(&control::snapshot_chunk(zstd));
             frame.freeze()
         })
     }

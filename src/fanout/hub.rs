@@ -188,8 +188,8 @@ impl Views {
         slots.into_iter().map(|(_, slot)| slot.view).collect()
     }
 
-    /// Calls `on` with every view that could see something of a record.
-    fn concerned(&mut self, record: &Record, mut on: impl FnMut(ViewId, &mut Slot) -> bool) {
+    /// Finds the views that could see something of a record.
+    fn route(&mut self, record: &Record) {
         match record {
             Record::Event(event) => self.index.candidates(event, &mut self.candidates),
             // What a gap says concerns everybody.
@@ -198,40 +198,33 @@ impl Views {
                 self.candidates.extend(self.slots.iter().map(|(id, _)| id));
             }
         }
-        for id in &self.candidates {
-            if let Some(slot) = self.slots.get_mut(*id)
-                && on(*id, slot)
-                && !slot.untold
-            {
-                slot.untold = true;
-                self.untold.push(*id);
-            }
-        }
     }
 
     /// Appends a record where it is seen; tells how many messages that gave.
     fn append(&mut self, record: &Record, received: Instant) -> usize {
-        // A list compares bytes: with a new schema an object has others at the version it had.
-        if let Record::Gap(_) = record {
-            self.slots.iter().for_each(|(_, slot)| slot.view.forget());
-        }
+        self.route(record);
         let mut dispatched = 0;
-        self.concerned(record, |_, slot| {
+        for id in &self.candidates {
+            let Some(slot) = self.slots.get_mut(*id) else { continue };
+            if let Record::Gap(_) = record {
+                // A list compares bytes: with a new schema an object has others at the version it had.
+                slot.view.forget();
+            }
             let messages = slot.view.append(record, received);
             dispatched += messages;
-            messages > 0
-        });
+            if messages > 0 && !std::mem::replace(&mut slot.untold, true) {
+                self.untold.push(*id);
+            }
+        }
         self.untold_records += usize::from(dispatched > 0);
         dispatched
     }
 
     /// Lets go of a record, which only those who could see it can hold.
     fn trim(&mut self, record: &Record) {
-        let floor = record.version();
-        self.concerned(record, |_, slot| {
-            slot.view.trim(floor);
-            false
-        });
+        self.route(record);
+        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
+        concerned.for_each(|slot| slot.view.trim(record.version()));
     }
 
     fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     bell::Bell,
     encoder::Holds,
-    frame::{FrameWriter, control},
+    frame::{FrameWriter, Sink, control},
     generation::Joined,
     hub::Hub,
     log::LogEntry,

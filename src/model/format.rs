@@ -7,17 +7,27 @@ use super::projection::Projection;
 
 /// How objects are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Encoding {
-    /// As JSON.
+    /// Every object as JSON
     #[default]
     Json,
-    /// Snapshots in compressed chunks; events as JSON.
+    /// The state in compressed chunks, changes as JSON
     Zstd,
-    /// Snapshots in compressed chunks; events as deltas where the stream holds the base.
+    /// The state in compressed chunks, changes as deltas; without metadata.resourceVersion and metadata.managedFields (experimental)
     ZstdDelta,
 }
 
 impl Encoding {
+    /// The name on the command line and in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Zstd => "zstd",
+            Self::ZstdDelta => "zstd-delta",
+        }
+    }
+
     /// Whether snapshots come in compressed chunks.
     pub fn compresses_snapshots(self) -> bool {
         self != Self::Json

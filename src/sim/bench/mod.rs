@@ -35,6 +35,7 @@ use self::{
     tls::Certificate,
 };
 pub use self::{receivers::Windows, report::Report};
+use crate::model::format::Encoding;
 
 /// Files and connections beside those of the subscribers.
 const FILES_BESIDE: u64 = 128;
@@ -87,29 +88,6 @@ impl Scenario {
             Self::Selectors => "what an event costs where many watch and few want it",
             Self::Idle => "memory per subscriber",
             Self::ResumeStorm => "everyone comes back at once and has missed so many changes (batch)",
-        }
-    }
-}
-
-/// How objects are encoded on the wire.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub enum Encoding {
-    /// The apiserver's own bytes
-    #[default]
-    Json,
-    /// Snapshots in compressed chunks
-    Zstd,
-    /// Changes as differences from the state before
-    ZstdDelta,
-}
-
-impl Encoding {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Json => "json",
-            Self::Zstd => "zstd",
-            Self::ZstdDelta => "zstd-delta",
         }
     }
 }

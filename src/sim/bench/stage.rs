@@ -2,12 +2,12 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use prost::Message;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BenchError, BenchOptions, Contender, ContenderKind, Encoding, Projection,
+    BenchError, BenchOptions, Contender, ContenderKind, Projection,
     board::Board,
     child::ServerProcess,
     figures::Figures,
@@ -21,7 +21,8 @@ use super::{
     tls::Certificate,
 };
 use crate::{
-    proto::v1alpha1::{Target, WatchRequest},
+    model::format::Encoding,
+    proto::v1alpha1::{self, ProjectionType, Target, WatchRequest},
     upstream::client::encode_query,
 };
 
@@ -34,9 +35,6 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// Allocators give memory back after 10 s.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(100);
-/// Field numbers of `WatchRequest`.
-const PROJECTION_FIELD: u8 = 5;
-const ENCODING_FIELD: u8 = 6;
 
 /// One run of one server.
 pub(super) struct Stage<'a> {
@@ -224,7 +222,7 @@ pub(super) async fn settled(meter: &Meter) -> Result<u64, BenchError> {
     Ok(meter.resident_bytes()?)
 }
 
-/// The request of one watch. What may not be known to every server is left out where it says nothing.
+/// The request of one watch.
 fn request(
     namespace: &str,
     selection: Selection,
@@ -241,25 +239,22 @@ fn request(
         ..Target::default()
     };
     let resource_version = version.map(|version| version.to_string()).unwrap_or_default();
-    let request = WatchRequest { target: Some(target), resource_version, ..WatchRequest::default() };
-    let mut bytes = BytesMut::from(&*request.encode_to_vec());
-    let number = match projection {
-        Projection::Full => None,
-        Projection::Metadata => Some(2),
+    let projection = (projection == Projection::Metadata)
+        .then(|| v1alpha1::Projection { r#type: ProjectionType::Metadata.into(), ..v1alpha1::Projection::default() });
+    let encoding = match encoding {
+        Encoding::Json => v1alpha1::Encoding::Unspecified,
+        Encoding::Zstd => v1alpha1::Encoding::Zstd,
+        Encoding::ZstdDelta => v1alpha1::Encoding::ZstdDelta,
     };
-    if let Some(number) = number {
-        // A message of two bytes: its field 1.
-        bytes.put_slice(&[PROJECTION_FIELD << 3 | 2, 2, 1 << 3, number]);
+    WatchRequest {
+        target: Some(target),
+        resource_version,
+        projection,
+        encoding: encoding.into(),
+        ..WatchRequest::default()
     }
-    let number = match encoding {
-        Encoding::Json => None,
-        Encoding::Zstd => Some(2),
-        Encoding::ZstdDelta => Some(3),
-    };
-    if let Some(number) = number {
-        bytes.put_slice(&[ENCODING_FIELD << 3, number]);
-    }
-    bytes.freeze()
+    .encode_to_vec()
+    .into()
 }
 
 /// The same of an apiserver. Without a version it sends the initial state as a watch, which is how informers ask for it.
