@@ -31,6 +31,8 @@ pub(super) struct Board {
     pub(super) ages: Histogram,
     streams: Box<[Stream]>,
     ready: AtomicUsize,
+    /// The version of an initial state, the last there was.
+    version: AtomicU64,
     /// Live events received by all.
     received: AtomicU64,
     target: AtomicU64,
@@ -73,6 +75,7 @@ impl Board {
             ages: Histogram::default(),
             streams: (0..subscribers).map(|_| Stream::default()).collect(),
             ready: AtomicUsize::new(0),
+            version: AtomicU64::new(0),
             received: AtomicU64::new(0),
             target: AtomicU64::new(u64::MAX),
             reached: Notify::new(),
@@ -93,6 +96,16 @@ impl Board {
         if self.ready.fetch_add(1, AcqRel) + 1 >= self.subscribers() {
             self.reached.notify_one();
         }
+    }
+
+    /// A stream's initial state is complete, and of this version.
+    pub(super) fn set_version(&self, version: u64) {
+        self.version.fetch_max(version, Relaxed);
+    }
+
+    /// Of the initial states so far; 0 where there was none.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Relaxed)
     }
 
     pub(super) fn add_objects(&self, count: u64) {

@@ -329,10 +329,12 @@ impl Watch {
             }
         };
         let mut gap = false;
-        messages.read(data, |kind, _| match kind {
+        messages.read(data, |kind, version| match kind {
             Kind::SnapshotBegin => *in_snapshot = true,
             Kind::SnapshotEnd => {
                 *in_snapshot = false;
+                let version = version.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+                board.set_version(version.unwrap_or_default());
                 ready();
             }
             Kind::Event if *in_snapshot => counts.1 += 1,

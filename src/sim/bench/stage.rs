@@ -51,6 +51,8 @@ pub(super) struct Server {
     connector: Connector,
     pub(super) meter: Meter,
     pid: u32,
+    /// Of the state it began with, which may be later than the last change made here: others write too.
+    version: u64,
     /// Of an apiserver, which speaks another protocol.
     endpoint: Option<Endpoint>,
     /// Ends with this, if it is ours.
@@ -67,6 +69,11 @@ pub(super) struct Selection {
 }
 
 impl Server {
+    /// What a subscriber that is to hear of all later changes starts from: one that the server can go on from.
+    pub(super) fn version(&self, source: &Source) -> u64 {
+        self.version.max(source.version())
+    }
+
     /// A meter of its own, for where the server itself is lent.
     pub(super) fn meter_again(&self) -> Meter {
         Meter::new(self.pid)
@@ -76,11 +83,11 @@ impl Server {
 impl Stage<'_> {
     /// Starts the server where it does not run yet, and waits until it serves the pods.
     pub(super) async fn server(&self, source: &Source) -> Result<Server, BenchError> {
-        let server = match &self.contender.kind {
+        let mut server = match &self.contender.kind {
             ContenderKind::Program(program) => self.start(program, source).await?,
             ContenderKind::Running { address, pid } => {
                 let connector = Connector { address: *address, tls: None };
-                Server { connector, meter: Meter::new(*pid), pid: *pid, endpoint: None, process: None }
+                Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint: None, process: None }
             }
             ContenderKind::Apiserver { pid } => {
                 let Some(endpoint) = self.endpoint.cloned() else {
@@ -88,7 +95,7 @@ impl Stage<'_> {
                 };
                 let connector = endpoint.connector.clone();
                 let endpoint = Some(endpoint);
-                return Ok(Server { connector, meter: Meter::new(*pid), pid: *pid, endpoint, process: None });
+                return Ok(Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint, process: None });
             }
         };
         // A snapshot of nothing is there once everything is.
@@ -96,6 +103,7 @@ impl Stage<'_> {
         let none = Selection { name: "none".to_owned(), ..Selection::default() };
         let _probe = self.subscribe(&server, source, &board, None, move |_| none.clone());
         board.all_ready(SYNC_TIMEOUT).await?;
+        server.version = board.version();
         Ok(server)
     }
 
@@ -111,7 +119,7 @@ impl Stage<'_> {
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: process.address, tls };
         let pid = process.pid;
-        Ok(Server { connector, meter: Meter::new(pid), pid, endpoint: None, process: Some(process) })
+        Ok(Server { connector, meter: Meter::new(pid), pid, version: 0, endpoint: None, process: Some(process) })
     }
 
     /// Subscribes as many as the board has, from a version or with a snapshot.

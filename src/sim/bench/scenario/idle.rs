@@ -20,7 +20,7 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     let mut server = stage.server(source).await?;
     let alone = settled(&server.meter).await?;
     let board = Arc::new(Board::new(subscribers, true));
-    let _receivers = stage.subscribe(&server, source, &board, Some(source.version()), |_| Selection::default());
+    let _receivers = stage.subscribe(&server, source, &board, Some(server.version(source)), |_| Selection::default());
     board.all_ready(READY_TIMEOUT).await?;
     let idle = settled(&server.meter).await?;
     let (load, each) = (Load::Closed { batch: BATCH }, subscribers as u64);

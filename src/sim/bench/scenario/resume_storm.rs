@@ -21,7 +21,7 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     let mut figures = Figures::default();
     {
         let server = stage.server(source).await?;
-        let version = source.version();
+        let version = server.version(source);
         let board = Arc::new(Board::new(subscribers, false));
         let present = stage.subscribe(&server, source, &board, Some(version), |_| Selection::default());
         board.all_ready(READY_TIMEOUT).await?;

@@ -24,14 +24,14 @@ pub(super) async fn without_match(stage: &Stage<'_>, source: &mut Source) -> Res
     let load = Load::Closed { batch: BATCH };
     let writes = stage.write_cost(load, source, &mut server).await?;
     let witness = Arc::new(Board::new(1, true));
-    let _stays = stage.subscribe(&server, source, &witness, Some(source.version()), |_| Selection::default());
+    let _stays = stage.subscribe(&server, source, &witness, Some(server.version(source)), |_| Selection::default());
     witness.all_ready(READY_TIMEOUT).await?;
     let (warm_up, duration) = (stage.options.warm_up(), stage.options.duration);
     drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, warm_up).await?;
     let alone = drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, duration).await?;
 
     let board = Arc::new(Board::new(subscribers, false));
-    let _others = stage.subscribe(&server, source, &board, Some(source.version()), mismatch);
+    let _others = stage.subscribe(&server, source, &board, Some(server.version(source)), mismatch);
     board.all_ready(READY_TIMEOUT).await?;
     drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, warm_up).await?;
     let among = drive(load, Trigger::Source(source), &mut server.meter, &witness, 1, duration).await?;
@@ -52,7 +52,7 @@ pub(super) async fn by_node(stage: &Stage<'_>, source: &mut Source, views: usize
     let writes = stage.write_cost(load, source, &mut server).await?;
     let board = Arc::new(Board::new(views, false));
     let node = |view| Selection { fields: format!("spec.nodeName=node-{view}"), ..Selection::default() };
-    let _receivers = stage.subscribe(&server, source, &board, Some(source.version()), node);
+    let _receivers = stage.subscribe(&server, source, &board, Some(server.version(source)), node);
     board.all_ready(READY_TIMEOUT).await?;
     drive(load, Trigger::Source(source), &mut server.meter, &board, 1, stage.options.warm_up()).await?;
     let mut driven = drive(load, Trigger::Source(source), &mut server.meter, &board, 1, stage.options.duration).await?;
