@@ -1,7 +1,8 @@
 //! The recent history of one resource and scope: every record after the floor, in order.
 //!
 //! Bounded by bytes, by count and by age. What falls out raises the floor, and a reader below the floor is told so: history is
-//! either complete or [`Expired`], never thinned out.
+//! either complete or [`Expired`], never thinned out. The newest records are *fresh*: they hold their objects as they came, because
+//! subscribers are about to take them; then they settle, and hold what was replaced packed.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -81,6 +82,10 @@ pub struct RingLimits {
 impl RingLimits {
     /// What the logs of all views of one cache may take together.
     pub const LOG_BYTES_MAX: usize = 64 << 20;
+    /// Fresh records: as many as one wave of wake-ups tells of.
+    pub const FRESH_RECORDS_MAX: usize = 64;
+    /// What fresh records may hold beyond the current objects, in bytes.
+    pub const FRESH_BYTES_MAX: usize = 4 << 20;
     /// What a ring may always hold where its bytes follow those of the objects.
     pub const BYTES_LEAST: usize = 8 << 20;
 
@@ -105,6 +110,9 @@ pub struct EventRing {
     floor: ResourceVersion,
     records: VecDeque<Entry>,
     bytes: usize,
+    /// How many of the newest records are fresh, and their part of the bytes.
+    fresh: usize,
+    fresh_bytes: usize,
 }
 
 struct Entry {
@@ -116,24 +124,40 @@ struct Entry {
 impl EventRing {
     /// An empty ring whose history starts after `floor`.
     pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
-        Self { limits, floor, records: VecDeque::new(), bytes: 0 }
+        Self { limits, floor, records: VecDeque::new(), bytes: 0, fresh: 0, fresh_bytes: 0 }
     }
 
-    /// Appends a record that the views have seen: it is history now, and so is what it replaced. [`Self::evict`] follows.
+    /// Appends a record that the views have seen; older ones settle. [`Self::evict`] follows.
     pub fn push(&mut self, record: Record, now: Instant) {
         debug_assert!(self.records.back().is_none_or(|last| last.record.version() < record.version()));
+        let cost_bytes = record.cost_bytes();
+        self.bytes += cost_bytes;
+        self.fresh += 1;
+        self.fresh_bytes += cost_bytes;
+        self.records.push_back(Entry { record, cost_bytes, at: now });
+        while self.fresh > RingLimits::FRESH_RECORDS_MAX || self.fresh_bytes > RingLimits::FRESH_BYTES_MAX {
+            self.settle_next();
+        }
+    }
+
+    /// Settles the oldest fresh record, which there must be: it is history now, and so is what it replaced.
+    fn settle_next(&mut self) {
+        let at = self.records.len() - self.fresh;
+        let Entry { record, cost_bytes: before, .. } = &self.records[at];
         for event in record.events() {
             event.settle();
             if let Some(replaced) = event.previous()
-                && let Some(before) = self.event_at(replaced.version())
-                && before.object().key() == replaced.key()
+                && let Some(brought) = self.event_at(replaced.version())
+                && brought.object().key() == replaced.key()
             {
-                before.replaced(&replaced);
+                brought.replaced(&replaced);
             }
         }
-        let cost_bytes = record.cost_bytes();
-        self.bytes += cost_bytes;
-        self.records.push_back(Entry { record, cost_bytes, at: now });
+        let (before, cost_bytes) = (*before, record.cost_bytes());
+        self.records[at].cost_bytes = cost_bytes;
+        self.bytes = self.bytes - before + cost_bytes;
+        self.fresh -= 1;
+        self.fresh_bytes -= before;
     }
 
     /// The event that brought in the object of this version, if it is held.
@@ -158,6 +182,10 @@ impl EventRing {
             let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
             bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
         }
+        // What is held plainly for convenience is no reason to forget.
+        while self.bytes > bytes_max && self.fresh > 0 {
+            self.settle_next();
+        }
         let mut gone = Vec::new();
         while let Some(oldest) = self.records.front() {
             let over = self.bytes > bytes_max
@@ -167,6 +195,10 @@ impl EventRing {
                 break;
             }
             self.bytes -= oldest.cost_bytes;
+            if self.fresh == self.records.len() {
+                self.fresh -= 1;
+                self.fresh_bytes -= oldest.cost_bytes;
+            }
             self.floor = oldest.record.version();
             gone.extend(self.records.pop_front().map(|oldest| oldest.record));
         }
@@ -286,39 +318,77 @@ mod tests {
     }
 
     fn large(number: u64) -> Arc<Object> {
+        sized(number, 5 << 10)
+    }
+
+    fn sized(number: u64, bytes: usize) -> Arc<Object> {
         let json = format!(
             r#"{{"metadata":{{"name":"x","resourceVersion":"{number}"}},"data":"{}"}}"#,
-            "all the same ".repeat(400)
+            "all the same ".repeat(bytes / 13)
         );
         Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
     }
 
+    fn long() -> RingLimits {
+        RingLimits { ring_events_max: 1000, ..limits() }
+    }
+
+    /// So many more that all records before are fresh no longer.
+    fn age(ring: &mut EventRing, from: u64) {
+        (from..).take(RingLimits::FRESH_RECORDS_MAX).for_each(|number| push(ring, event(number)));
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn a_replaced_object_is_held_once_and_packed() {
-        let mut ring = EventRing::new(limits(), version(10));
+    async fn a_fresh_record_holds_what_is_about_to_be_taken_and_a_settled_one_holds_it_once_and_packed() {
+        let mut ring = EventRing::new(long(), version(10));
         let (first, second) = (large(11), large(12));
         let events = [change(&first, None), change(&second, Some(&first))];
         push(&mut ring, Record::Event(events[0].clone()));
-        let before = ring.bytes();
-        assert!(!events[0].object().is_packed(), "it is the current one");
         push(&mut ring, Record::Event(events[1].clone()));
+        assert!(Arc::ptr_eq(&events[1].previous().unwrap(), &first), "fresh");
+        let fresh = ring.bytes();
+        age(&mut ring, 100);
         let (brought, replaced) = (events[0].object(), events[1].previous().unwrap());
         assert!(Arc::ptr_eq(&brought, &replaced) && replaced.is_packed());
+        assert!(!events[1].object().is_packed(), "it is the current one");
         assert_eq!(Arc::strong_count(&first), 1, "nobody holds the plain bytes any more");
         assert_eq!((replaced.bytes(), replaced.key()), (first.bytes(), first.key()));
-        assert!(ring.bytes() - before < first.json_len() / 4, "{} bytes more", ring.bytes() - before);
+        let others: usize = ring.records.iter().skip(2).map(|entry| entry.cost_bytes).sum();
+        let settled = ring.bytes() - others;
+        assert!(fresh - settled > first.json_len() * 3 / 4, "{fresh} bytes, then {settled}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fresh_records_are_bounded_in_bytes_too_and_make_no_room_by_forgetting() {
+        let mut ring = EventRing::new(RingLimits { ring_bytes_max: None, ..long() }, version(10));
+        let mut objects = vec![large(11)];
+        for number in 12..40 {
+            objects.push(sized(number, RingLimits::FRESH_BYTES_MAX / 8));
+            let [.., before, now] = &*objects else { unreachable!() };
+            push(&mut ring, Record::Event(change(now, Some(before))));
+            assert!(ring.fresh_bytes <= RingLimits::FRESH_BYTES_MAX);
+        }
+        assert_eq!(ring.bytes(), ring.records.iter().map(|entry| entry.cost_bytes).sum::<usize>());
+
+        let tight = RingLimits { ring_bytes_max: Some(RingLimits::FRESH_BYTES_MAX / 4), ..long() };
+        let mut ring = EventRing::new(tight, version(10));
+        for pair in objects.windows(2) {
+            push(&mut ring, Record::Event(change(&pair[1], Some(&pair[0]))));
+        }
+        assert_eq!(ring.len(), 28, "all fit once they are packed");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_a_relist_brought_in_is_packed_when_it_is_replaced() {
-        let mut ring = EventRing::new(limits(), version(10));
+        let mut ring = EventRing::new(long(), version(10));
         let (gone, first, second) = (large(9), large(13), large(21));
         let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
         let deleted = Arc::new(deleted.packing(&Arc::default(), None));
         let events = vec![deleted.clone(), change(&first, None)];
         push(&mut ring, Record::Gap(Arc::new(Gap { from: version(10), to: version(20), reason: "test", events })));
-        assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
         push(&mut ring, Record::Event(change(&second, Some(&first))));
+        age(&mut ring, 100);
+        assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
         assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
     }
 

@@ -95,7 +95,14 @@ impl Stage<'_> {
                 };
                 let connector = endpoint.connector.clone();
                 let endpoint = Some(endpoint);
-                return Ok(Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint, process: None });
+                return Ok(Server {
+                    connector,
+                    meter: Meter::new(*pid),
+                    pid: *pid,
+                    version: 0,
+                    endpoint,
+                    process: None,
+                });
             }
         };
         // A snapshot of nothing is there once everything is.

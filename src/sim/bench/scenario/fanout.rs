@@ -30,7 +30,8 @@ async fn run(stage: &Stage<'_>, source: &mut Source, loads: Vec<Load>) -> Result
             writes.push(stage.write_cost(*load, source, &mut server).await?);
         }
         let board = Arc::new(Board::new(subscribers, true));
-        let _receivers = stage.subscribe(&server, source, &board, Some(server.version(source)), |_| Selection::default());
+        let _receivers =
+            stage.subscribe(&server, source, &board, Some(server.version(source)), |_| Selection::default());
         board.all_ready(READY_TIMEOUT).await?;
         for (load, writes) in loads.into_iter().zip(writes) {
             let each = subscribers as u64;
