@@ -121,14 +121,18 @@ impl Chunk {
     /// Its message, compressed by the first who asks.
     fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> &Bytes {
         self.frame.get_or_init(|| {
+            let objects = || store.select_range(selection, &self.keys.0, &self.keys.1);
             let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
-            for object in store.select_range(selection, &self.keys.0, &self.keys.1) {
+            for object in objects() {
                 let body = Body::object(encoder.snapshot_bytes(object));
                 put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
             }
-            let zstd = chunk::encode_content(&content).unwrap_or_default();
             let mut frame = BytesMut::new();
-            frame.message(&control::snapshot_chunk(zstd));
+            match chunk::encode_content(&content) {
+                Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
+                // More than a chunk may hold: one by one they can be told still.
+                Err(_) => objects().for_each(|object| encoder.object(object, &mut frame)),
+            }
             frame.freeze()
         })
     }
