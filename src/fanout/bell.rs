@@ -13,12 +13,16 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use smallvec::SmallVec;
+
+/// Streams of one connection. Most have one, for which this needs no memory of its own.
+pub type Rung = SmallVec<[u32; 4]>;
 
 /// What one connection listens on.
 #[derive(Default)]
 pub struct Line {
     waker: AtomicWaker,
-    rung: Mutex<Vec<u32>>,
+    rung: Mutex<Rung>,
 }
 
 impl Line {
@@ -33,8 +37,13 @@ impl Line {
     }
 
     /// Moves the streams whose bells rang to `into`.
-    pub fn rung(&self, into: &mut Vec<u32>) {
+    pub fn rung(&self, into: &mut Rung) {
         into.append(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Wakes who listens, for a reason of its own.
+    pub fn wake(&self) {
+        self.waker.wake();
     }
 
     /// Says that there is something to see to on a stream.
@@ -114,8 +123,8 @@ mod tests {
         assert!(!bells[0].ring(), "not armed");
         bells.iter().for_each(Bell::arm);
         assert!(bells[0].ring() && bells[2].ring() && !bells[0].ring());
-        let mut rung = Vec::new();
+        let mut rung = Rung::new();
         line.rung(&mut rung);
-        assert_eq!((rung, count.0.load(Ordering::SeqCst)), (vec![3, 7], 1));
+        assert_eq!((rung.to_vec(), count.0.load(Ordering::SeqCst)), (vec![3, 7], 1));
     }
 }

@@ -21,7 +21,7 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use bell::{Bell, Line};
+pub use bell::{Bell, Line, Rung};
 pub use catalog::{Catalog, Served};
 pub use hub::{Hub, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};

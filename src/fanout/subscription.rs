@@ -5,7 +5,7 @@ use std::{future::poll_fn, sync::Arc, task::Poll};
 use tokio::time::Instant;
 
 use super::{
-    bell::Bell,
+    bell::{Bell, Rung},
     encoder::Holds,
     frame::{FrameWriter, Sink, control},
     generation::Joined,
@@ -108,7 +108,7 @@ impl Subscription {
     pub async fn next(&mut self) -> Result<Pieces, StreamEnd> {
         poll_fn(|cx| {
             self.bell.line().register(cx.waker());
-            self.bell.line().rung(&mut Vec::new());
+            self.bell.line().rung(&mut Rung::new());
             match self.take(BATCH_BYTES_MAX) {
                 Ok(Some(pieces)) => Poll::Ready(Ok(pieces)),
                 Ok(None) => Poll::Pending,

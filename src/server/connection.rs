@@ -5,7 +5,7 @@
 //! hear of it. A socket that takes nothing stops the pass before anything more is taken from a subscription.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     future::{Future, poll_fn},
     pin::Pin,
     sync::{
@@ -15,7 +15,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use futures::{FutureExt, future::BoxFuture, task::AtomicWaker};
+use futures::{FutureExt, future::BoxFuture};
 use h2::{
     RecvStream,
     server::{self, SendResponse},
@@ -37,7 +37,7 @@ use super::{
     stream::{Turn, WatchStream},
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, StreamEnd},
+    fanout::{Bell, Catalog, Line, Rung, StreamEnd},
     proto::v1alpha1::WatchRequest,
     telemetry::metrics::ConnectionEnd,
 };
@@ -68,10 +68,12 @@ pub struct Connection<C, T> {
     flusher: Flusher<T>,
     alarm: Arc<Alarm>,
     waker: Waker,
+    seldom: Arc<Seldom>,
     line: Arc<Line>,
     streams: BTreeMap<u32, Box<WatchStream>>,
-    queue: VecDeque<u32>,
-    rung: Vec<u32>,
+    /// Those that may have something to send.
+    queue: Rung,
+    rung: Rung,
     /// Requests that are being answered; watches among them until they have begun.
     requests: JoinSet<Option<Begun>>,
     deadlines: Deadlines,
@@ -102,8 +104,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
         keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
-        let alarm = Arc::new(Alarm::default());
+        let line = Line::new();
+        let alarm = Arc::new(Alarm { line: line.clone(), quiet: AtomicBool::new(false) });
         let waker = Waker::from(alarm.clone());
+        let seldom = Arc::new(Seldom { line: line.clone(), woke: AtomicBool::new(true) });
         let drain = Some(server.drain.clone().cancelled_owned().boxed());
         Ok(Self {
             server,
@@ -112,10 +116,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             flusher,
             alarm,
             waker,
-            line: Line::new(),
+            seldom,
+            line,
             streams: BTreeMap::new(),
-            queue: VecDeque::new(),
-            rung: Vec::new(),
+            queue: Rung::new(),
+            rung: Rung::new(),
             requests: JoinSet::new(),
             deadlines,
             keepalive,
@@ -126,18 +131,16 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         let waker = self.waker.clone();
         let http2 = &mut Context::from_waker(&waker);
-        self.alarm.task.register(cx.waker());
         self.line.register(cx.waker());
         let mut budget = PASS_BYTES_MAX;
         loop {
             // What is handed to HTTP/2 from here on is seen to by this pass, and is no reason for another.
             self.alarm.quiet.store(true, Ordering::SeqCst);
-            self.poll_drain(cx);
-            let alive = self.poll_clocks(cx);
             self.poll_requests(cx);
+            let gone = self.poll_seldom();
             self.send(&mut budget);
             self.alarm.quiet.store(false, Ordering::SeqCst);
-            if alive.is_ready() {
+            if gone.is_ready() {
                 return Poll::Ready(ConnectionEnd::Keepalive);
             }
             match self.poll_http2(http2) {
@@ -155,6 +158,17 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Looks at the clocks and at kubefan's end, where one of them has woken us. `Ready`: the peer is gone.
+    fn poll_seldom(&mut self) -> Poll<()> {
+        if !self.seldom.woke.swap(false, Ordering::SeqCst) {
+            return Poll::Pending;
+        }
+        let waker = Waker::from(self.seldom.clone());
+        let mut cx = Context::from_waker(&waker);
+        self.poll_drain(&mut cx);
+        self.poll_clocks(&mut cx)
     }
 
     /// When kubefan drains: no more requests, and every watch is told.
@@ -210,8 +224,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             return stream.finish(StreamEnd::Draining);
         }
         stream.queued = true;
-        self.queue.push_back(id);
+        self.queue.push(id);
         self.deadlines.push(stream.due_at(), id);
+        self.seldom.woke.store(true, Ordering::SeqCst);
         self.streams.insert(id, stream);
         let streams = &self.streams;
         self.deadlines.tidy(streams.len(), |owner| owner == CONNECTION || streams.contains_key(&owner));
@@ -230,7 +245,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         for id in self.rung.drain(..) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if !std::mem::replace(&mut stream.queued, true) {
-                self.queue.push_back(id);
+                self.queue.push(id);
             }
             // Its turn may be long in coming.
             if blocked && stream.is_gone() {
@@ -241,20 +256,26 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             return;
         }
         let now = Instant::now();
-        while *budget > 0
-            && let Some(id) = self.queue.pop_front()
-        {
-            let Some(stream) = self.streams.get_mut(&id) else { continue };
-            stream.queued = false;
-            match stream.turn(now, budget) {
-                Turn::More => {
-                    stream.queued = true;
-                    self.queue.push_back(id);
+        while *budget > 0 && !self.queue.is_empty() {
+            let mut round = std::mem::take(&mut self.queue).into_iter();
+            for id in &mut round {
+                let Some(stream) = self.streams.get_mut(&id) else { continue };
+                stream.queued = false;
+                match stream.turn(now, budget) {
+                    Turn::More => {
+                        stream.queued = true;
+                        self.queue.push(id);
+                    }
+                    Turn::Waits => {}
+                    Turn::Ended(end) => self.finish(id, end),
+                    Turn::Gone => drop(self.streams.remove(&id)),
                 }
-                Turn::Waits => {}
-                Turn::Ended(end) => self.finish(id, end),
-                Turn::Gone => drop(self.streams.remove(&id)),
+                if *budget == 0 {
+                    break;
+                }
             }
+            // Who had no turn is the next to have one.
+            self.queue.insert_many(0, round);
         }
     }
 
@@ -340,9 +361,8 @@ async fn open<C: Catalog>(
 }
 
 /// How HTTP/2 and the socket wake the connection's task.
-#[derive(Default)]
 struct Alarm {
-    task: AtomicWaker,
+    line: Arc<Line>,
     quiet: AtomicBool,
 }
 
@@ -354,7 +374,26 @@ impl Wake for Alarm {
     fn wake_by_ref(self: &Arc<Self>) {
         // What comes from elsewhere in a quiet moment is not lost: HTTP/2 is polled after it.
         if !self.quiet.load(Ordering::SeqCst) {
-            self.task.wake();
+            self.line.wake();
         }
+    }
+}
+
+/// How the timer and the signal to drain wake it. They lie in memory that an ordinary pass does not touch: with a thousand connections
+/// that is a good part of what a pass costs.
+struct Seldom {
+    line: Arc<Line>,
+    /// Since they were last looked at, or there is something new to look at.
+    woke: AtomicBool,
+}
+
+impl Wake for Seldom {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woke.store(true, Ordering::SeqCst);
+        self.line.wake();
     }
 }
