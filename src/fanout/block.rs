@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -15,11 +16,10 @@ use bytes::{Bytes, BytesMut};
 
 use super::{
     encoder::{Encoder, Holds},
-    frame::FrameWriter,
     log::{LogEntry, ViewLog},
     pieces::Pieces,
 };
-use crate::model::ResourceVersion;
+use crate::model::{ResourceVersion, format::Encoding};
 
 /// About how much one block holds, in bytes; one larger message is a block of its own.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -37,6 +37,8 @@ pub struct Block {
     entries: Vec<LogEntry>,
     estimate_bytes: usize,
     content: OnceLock<Content>,
+    /// The same without deltas, for streams that cannot read all of them; made where there is one.
+    full: OnceLock<Content>,
 }
 
 struct Content {
@@ -47,9 +49,48 @@ struct Content {
     bases: Vec<Option<ResourceVersion>>,
 }
 
+impl Content {
+    fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, holds: Holds) -> Self {
+        let mut bytes = BytesMut::with_capacity(capacity);
+        let (mut ends, mut bases, mut messages) = (Vec::with_capacity(entries.len()), Vec::new(), 0);
+        for (place, entry) in entries.iter().enumerate() {
+            let written = encoder.entry(entry, holds, &mut bytes);
+            messages += written.messages;
+            ends.push((bytes.len(), messages));
+            if written.base.is_some() {
+                bases.resize(place, None);
+                bases.push(written.base);
+            }
+        }
+        Self { bytes: bytes.freeze(), ends, bases }
+    }
+
+    /// Where the bytes of an entry begin, and the messages before it.
+    fn start(&self, place: usize) -> (usize, usize) {
+        place.checked_sub(1).map_or((0, 0), |last| self.ends[last])
+    }
+
+    fn base(&self, place: usize) -> Option<ResourceVersion> {
+        self.bases.get(place).copied().flatten()
+    }
+
+    /// The entries after `place` that fit into `bytes_max` bytes, at least one.
+    fn fitting(&self, place: usize, upto: usize, bytes_max: usize) -> Range<usize> {
+        let (start, _) = self.start(place);
+        let fits = self.ends[place..upto].partition_point(|(end, _)| end - start <= bytes_max).max(1);
+        place..(place + fits).min(upto)
+    }
+
+    fn give(&self, run: &Range<usize>, pieces: &mut Pieces) {
+        let ((start, before), (end, messages)) = (self.start(run.start), self.start(run.end));
+        pieces.push(self.bytes.slice(start..end));
+        pieces.count(messages - before);
+    }
+}
+
 impl Block {
     fn new(first: u64, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
-        Self { first, entries, estimate_bytes, content: OnceLock::new() }
+        Self { first, entries, estimate_bytes, content: OnceLock::new(), full: OnceLock::new() }
     }
 
     fn end(&self) -> u64 {
@@ -66,46 +107,29 @@ impl Block {
         holds: Holds,
         pieces: &mut Pieces,
     ) -> &[LogEntry] {
-        let content = self.content.get_or_init(|| self.encode(encoder));
+        let content = self.content.get_or_init(|| {
+            // Deltas are much shorter than what was estimated.
+            let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
+            Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, Holds::All)
+        });
         let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
-        let (start, before) = skip.checked_sub(1).map_or((0, 0), |last| content.ends[last]);
-        let fits = content.ends[skip..].partition_point(|(end, _)| end - start <= bytes_max).max(1);
-        let upto = (skip + fits).min(self.entries.len());
-        let taken = &self.entries[skip..upto];
-        if !content.bases.iter().take(upto).skip(skip).all(|base| encoder.can_read(holds, *base)) {
-            // Some of it must be said in full to this one.
-            let mut frames = FrameWriter::default();
-            let within = taken.iter().take_while(|entry| {
-                let more = frames.len() < bytes_max;
-                if more {
-                    encoder.entry(entry, holds, &mut frames);
-                }
-                more
-            });
-            let taken = &taken[..within.count()];
-            pieces.append(frames.finish());
-            return taken;
-        } else if upto > skip {
-            let (end, messages) = content.ends[upto - 1];
-            pieces.push(content.bytes.slice(start..end));
-            pieces.count(messages - before);
+        let (mut place, had) = (skip, pieces.len());
+        // A run of what the stream can read, then one of what must be said in full, and so on.
+        while place < self.entries.len() && (place == skip || pieces.len() - had < bytes_max) {
+            let reads = |place: usize| encoder.can_read(holds, content.base(place));
+            let same = reads(place);
+            let upto = (place..self.entries.len()).find(|next| reads(*next) != same).unwrap_or(self.entries.len());
+            let content = match same {
+                true => content,
+                false => self
+                    .full
+                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, Holds::Nothing)),
+            };
+            let run = content.fitting(place, upto, bytes_max.saturating_sub(pieces.len() - had));
+            content.give(&run, pieces);
+            place = run.end;
         }
-        taken
-    }
-
-    fn encode(&self, encoder: &Encoder) -> Content {
-        let mut bytes = BytesMut::with_capacity(self.estimate_bytes);
-        let (mut ends, mut bases, mut messages) = (Vec::with_capacity(self.entries.len()), Vec::new(), 0);
-        for (place, entry) in self.entries.iter().enumerate() {
-            let written = encoder.entry(entry, Holds::All, &mut bytes);
-            messages += written.messages;
-            ends.push((bytes.len(), messages));
-            if written.base.is_some() {
-                bases.resize(place, None);
-                bases.push(written.base);
-            }
-        }
-        Content { bytes: bytes.freeze(), ends, bases }
+        &self.entries[skip..place]
     }
 }
 

@@ -37,6 +37,8 @@ pub enum Holds {
     All,
     /// Of those that have changed since this version, at which it came back.
     Since(ResourceVersion),
+    /// Of none.
+    Nothing,
 }
 
 /// What was written for an entry.
@@ -128,6 +130,7 @@ impl Encoder {
     pub fn can_read(&self, holds: Holds, base: Option<ResourceVersion>) -> bool {
         match (holds, base) {
             (Holds::All, _) | (_, None) => true,
+            (Holds::Nothing, Some(_)) => false,
             // A change that it was not told of has moved the base past what it holds.
             (Holds::Since(_), Some(_)) if self.format.only_changes() => false,
             (Holds::Since(start), Some(base)) => base > start,

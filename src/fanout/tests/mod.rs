@@ -7,7 +7,7 @@ use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{Bell, Hub, Line, Phase, Pieces, Refusal, Start, StreamEnd, Subscription};
+use super::{Bell, Hub, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
     encoding::chunk,
@@ -297,15 +297,15 @@ async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
     all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "b", "web", 12);
-    let mut rung = Vec::new();
+    let mut rung = Rung::new();
     line.rung(&mut rung);
-    assert_eq!(rung, [1, 2]);
+    assert_eq!(*rung, [1, 2]);
     assert_eq!(all[1].take(1 << 20).unwrap().unwrap().messages(), 2);
     assert!(all[1].take(1 << 20).unwrap().is_none() && all[2].take(1 << 20).unwrap().is_none());
     cache.event(Modified, "c", "web", 13);
     rung.clear();
     line.rung(&mut rung);
-    assert_eq!(rung, [2], "who has not looked yet is not told again");
+    assert_eq!(*rung, [2], "who has not looked yet is not told again");
 }
 
 #[tokio::test(start_paused = true)]

@@ -253,6 +253,7 @@ fn request(
         field_selector: selection.fields,
         ..Target::default()
     };
+    let (has_version, is_delta) = (version.is_some(), encoding == Encoding::ZstdDelta);
     let resource_version = version.map(|version| version.to_string()).unwrap_or_default();
     let projection = (projection == Projection::Metadata)
         .then(|| v1alpha1::Projection { r#type: ProjectionType::Metadata.into(), ..v1alpha1::Projection::default() });
@@ -266,6 +267,8 @@ fn request(
         resource_version,
         projection,
         encoding: encoding.into(),
+        // As a client says that has read the state: else the first change of every object would come in full.
+        state_kept: has_version && is_delta,
         ..WatchRequest::default()
     }
     .encode_to_vec()
