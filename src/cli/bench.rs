@@ -16,7 +16,9 @@ use super::CliError;
 use crate::{
     config,
     model::format::Encoding,
-    sim::bench::{self, BenchOptions, Contender, ContenderKind, Projection, Scenario, Windows, child, floor, report},
+    sim::bench::{
+        self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Scenario, Windows, child, floor, report,
+    },
 };
 
 /// Measure what a server costs per delivery, and what the machine allows
@@ -220,11 +222,16 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        tokio::select! {
-            reports = bench::run(&options, |line| eprintln!("{line}")) => reports.map_err(CliError::plain),
-            _ = interrupt.recv() => Err(CliError::Interrupted),
-            _ = terminate.recv() => Err(CliError::Interrupted),
-        }
+        let stop = async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
+            BenchError::Stopped => CliError::Interrupted,
+            error => CliError::plain(error),
+        })
     });
     // Everything that was started has ended, or was told to.
     runtime.shutdown_timeout(Duration::from_secs(1));

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::harness::{Test, apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_real_apiserver_is_measured_beside_kubefan;
+    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_measurement_that_is_stopped_leaves_no_pods;
     local: every_scenario_reports_every_field, a_table_is_for_people, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
         two_servers_are_measured_side_by_side, a_measurement_that_is_killed_leaves_no_process;
@@ -113,6 +113,25 @@ async fn a_real_apiserver_is_measured_beside_kubefan() {
     let namespace = ran.stderr.lines().find_map(|line| line.strip_prefix("  in the namespace ")).unwrap();
     let pods = api.get_json(&format!("/api/v1/namespaces/{namespace}/pods")).await;
     assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");
+}
+
+async fn a_measurement_that_is_stopped_leaves_no_pods() {
+    let api = ApiServer::shared().await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command.args(["bench", "idle", "--subscribers=2", "--objects=10", "--duration=60s", "--kubeconfig"]);
+    command.arg(api.kubeconfig()).args(["--apiserver-pid", &api.pid().to_string()]);
+    let mut bench = Process::spawn("kubefan bench", &mut command, &dir.path().join("log"));
+    let said = |process: &Process| {
+        process.log().lines().find_map(|line| line.strip_prefix("  in the namespace ").map(str::to_owned))
+    };
+    let namespace = wait::until("the namespace", Duration::from_secs(60), || async { said(&bench) }).await;
+    bench.terminate();
+    bench.ended(Duration::from_secs(60)).await;
+    let pods = api.get_json(&format!("/api/v1/namespaces/{namespace}/pods")).await;
+    assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");
+    let status = api.get_json(&format!("/api/v1/namespaces/{namespace}")).await;
+    assert_eq!(status["status"]["phase"], "Terminating", "{status}");
 }
 
 async fn a_table_is_for_people() {

@@ -3,11 +3,15 @@
 //! The pods are bound to nodes that do not exist and have full statuses, so that their bytes are those of running pods. Where a pod
 //! garbage collector runs, it takes them away after a while: measure against an apiserver that stands alone.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use http::Method;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{
     BenchError,
@@ -17,6 +21,8 @@ use super::{
 };
 use crate::sim::workload::{Change, Operation, Workload};
 
+/// For the namespace to be deleted, its pods first.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Writes under way at a time.
 const WRITES_MAX: usize = 16;
 const JSON: &str = "application/json";
@@ -35,8 +41,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Makes the namespace and its pods.
-    pub(super) async fn fill(
+    /// Makes the namespace. Whatever happens then, [`Self::finish`] takes it away.
+    pub(super) async fn begin(
         kubeconfig: &Path,
         endpoint: Endpoint,
         options: SourceOptions,
@@ -46,20 +52,11 @@ impl Cluster {
         let made = rest.call(Method::POST, "/api/v1/namespaces", JSON, Some(&named)).await?;
         let namespace = made["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let workload = Workload::new(options.seed, options.workload);
-        let mut cluster =
-            Self { rest, kubeconfig: kubeconfig.to_owned(), namespace, workload, next: None, version: 0, objects: 0 };
-        let filled = cluster.create_all().await;
-        match filled {
-            Ok(()) => Ok(cluster),
-            Err(error) => {
-                // The first failure is the one to tell.
-                let _ = cluster.finish().await;
-                Err(error)
-            }
-        }
+        Ok(Self { rest, kubeconfig: kubeconfig.to_owned(), namespace, workload, next: None, version: 0, objects: 0 })
     }
 
-    async fn create_all(&mut self) -> Result<(), BenchError> {
+    /// Makes the pods.
+    pub(super) async fn fill(&mut self) -> Result<(), BenchError> {
         let mut pods = Vec::new();
         while let Some(change) = self.workload.next_setup() {
             if let ("pods", Operation::Create(pod)) = (&*change.resource.resource, change.operation) {
@@ -171,11 +168,16 @@ impl Cluster {
 
     /// Deletes the pods and the namespace.
     pub(super) async fn finish(self) -> Result<(), BenchError> {
-        let now = json!({"gracePeriodSeconds": 0});
-        self.rest.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
         let path = format!("/api/v1/namespaces/{}", self.namespace);
-        self.rest.call(Method::DELETE, &path, JSON, None).await?;
-        Ok(())
+        let deleted = async {
+            let now = json!({"gracePeriodSeconds": 0});
+            self.rest.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
+            self.rest.call(Method::DELETE, &path, JSON, None).await
+        };
+        match timeout(FINISH_TIMEOUT, deleted).await {
+            Ok(result) => result.map(|_| ()),
+            Err(_) => Err(BenchError::Cluster(format!("DELETE {path}: no answer within {FINISH_TIMEOUT:?}"))),
+        }
     }
 }
 

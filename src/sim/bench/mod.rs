@@ -23,7 +23,7 @@ mod source;
 mod stage;
 mod tls;
 
-use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, pin::pin, time::Duration};
 
 use self::{
     cluster::Cluster,
@@ -285,17 +285,25 @@ pub enum BenchError {
         /// What went wrong.
         error: Box<BenchError>,
     },
+    /// It was told to stop.
+    #[error("stopped")]
+    Stopped,
     /// The system refused something.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// Measures everything that the options ask for. Each line that `progress` gets tells one step. To end early, drop the future: the
-/// servers end with it.
+/// Measures everything that the options ask for. Each line that `progress` gets tells one step. When `stop` is done, what was made is
+/// taken away, from a cluster too, and it ends.
 ///
 /// # Errors
 /// At the first thing that fails; every wait has a limit.
-pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Result<Vec<Report>, BenchError> {
+pub async fn run(
+    options: &BenchOptions,
+    stop: impl Future<Output = ()>,
+    mut progress: impl FnMut(&str),
+) -> Result<Vec<Report>, BenchError> {
+    let mut stop = pin!(stop);
     check_open_files(options)?;
     let directory = tempfile::tempdir()?;
     let certificate = options.tls.then(|| Certificate::make(directory.path())).transpose()?;
@@ -309,11 +317,14 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Resu
             progress(&format!("{}: making {} pods", scenario.as_str(), case.source.workload.objects));
             let mut source = match (&options.kubeconfig, &endpoint) {
                 (Some(kubeconfig), Some(endpoint)) => {
-                    let cluster = Cluster::fill(kubeconfig, endpoint.clone(), case.source.clone()).await?;
+                    let cluster = Cluster::begin(kubeconfig, endpoint.clone(), case.source.clone()).await?;
                     progress(&format!("  in the namespace {}", cluster.namespace()));
                     Source::Cluster(Box::new(cluster))
                 }
-                _ => Source::Simulated(Simulated::start(case.source.clone(), directory.path()).await?),
+                _ => tokio::select! {
+                    simulated = Simulated::start(case.source.clone(), directory.path()) => Source::Simulated(simulated?),
+                    () = &mut stop => return Err(BenchError::Stopped),
+                },
             };
             let stage = |contender| Stage {
                 options,
@@ -322,7 +333,14 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> Resu
                 endpoint: endpoint.as_ref(),
                 program: &options.program,
             };
-            let result = run_case(&case, options, stage, &mut source, &mut progress).await;
+            let measured = async {
+                source.fill().await?;
+                run_case(&case, options, stage, &mut source, &mut progress).await
+            };
+            let result = tokio::select! {
+                result = measured => result,
+                () = &mut stop => Err(BenchError::Stopped),
+            };
             let finished = source.finish().await;
             reports.append(&mut result?);
             finished?;

@@ -80,6 +80,14 @@ impl Source {
         }
     }
 
+    /// Makes the pods, where they are not there yet.
+    pub(super) async fn fill(&mut self) -> Result<(), BenchError> {
+        match self {
+            Self::Simulated(_) => Ok(()),
+            Self::Cluster(cluster) => cluster.fill().await,
+        }
+    }
+
     /// Takes away what was made.
     pub(super) async fn finish(self) -> Result<(), BenchError> {
         match self {
