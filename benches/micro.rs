@@ -109,7 +109,7 @@ mod ring {
     }
 
     /// The last records of 10,000, as a subscriber that comes back asks for them.
-    #[divan::bench(args = [1, 100, 10_000])]
+    #[divan::bench(args = [1, 100, 10_000], sample_size = 20)]
     fn read(bencher: Bencher<'_, '_>, records: usize) {
         let (ring, _) = full();
         let all: Vec<_> = ring.since(ring.floor()).map(|all| all.map(Record::version).collect()).unwrap_or_default();
@@ -125,7 +125,7 @@ mod index {
     use super::*;
 
     /// The views that could see an event, where each selects a node of its own.
-    #[divan::bench(args = [100, 1000, 10_000])]
+    #[divan::bench(args = [100, 1000, 10_000], sample_size = 100)]
     fn by_node(bencher: Bencher<'_, '_>, views: usize) {
         let kind = PodKind::new();
         let mut index = SelectorIndex::default();
@@ -140,7 +140,7 @@ mod index {
     }
 
     /// The same among 1,000 views none of which sees it, a tenth of them set-based or negative: those have to be tested.
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn none_of_1000(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
         let mut index = SelectorIndex::default();
@@ -323,13 +323,13 @@ mod object {
     use super::*;
 
     /// An object's JSON, to what routing reads of it.
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn parse(bencher: Bencher<'_, '_>) {
         let (kind, (json, _)) = (PodKind::new(), pair());
         bencher.counter(BytesCount::of_str(&json)).bench_local(|| kind.parse(black_box(&json)));
     }
 
-    #[divan::bench(args = ["canonical", "metadata", "fields"])]
+    #[divan::bench(args = ["canonical", "metadata", "fields"], sample_size = 20)]
     fn project(bencher: Bencher<'_, '_>, parts: &str) {
         let paths = ["metadata.labels", "spec.nodeName", "status.podIP", "status.conditions.type"].map(str::to_owned);
         let parts = match parts {
@@ -349,7 +349,7 @@ mod frames {
     const BATCH: usize = 32;
 
     /// A batch as one piece of memory, for all subscribers of a view.
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn whole(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
@@ -362,7 +362,7 @@ mod frames {
     }
 
     /// The same as heads, and objects that stay where they are: for a subscriber that is alone.
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn in_pieces(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
@@ -385,13 +385,13 @@ mod deltas {
         [before, after].map(|json| canonical.apply(json.as_bytes()).to_vec())
     }
 
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn encode(bencher: Bencher<'_, '_>) {
         let [base, new] = states();
         bencher.bench_local(|| delta::object_delta("1".to_owned(), black_box(&base), &new));
     }
 
-    #[divan::bench]
+    #[divan::bench(sample_size = 20)]
     fn decode(bencher: Bencher<'_, '_>) {
         let [base, new] = states();
         let made = delta::object_delta("1".to_owned(), &base, &new).expect("it pays");
