@@ -1,0 +1,438 @@
+//! What the single steps between upstream's line and a ready batch cost, each alone: `cargo bench --bench micro [NAME]`.
+//!
+//! Times are of this machine and this moment; what may not grow is bounded in `instructions`. An iteration that handles many items shows
+//! items per second beside its time. Where input must be made anew for each iteration, that is not part of the time.
+
+mod rig;
+
+use std::{collections::BTreeMap, future::ready, hint::black_box, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use divan::{
+    Bencher,
+    counter::{BytesCount, ItemsCount},
+};
+use http_body_util::{BodyExt, Full};
+use kubefan::{
+    cache::{
+        CacheWriter, EventRing, Record, RingLimits, Store, Update,
+        writer::{Change, Commit},
+    },
+    encoding::{chunk, delta},
+    fanout::{
+        encoder::{Encoder, Holds},
+        frame::FrameWriter,
+        generation::Generation,
+        index::SelectorIndex,
+    },
+    model::{
+        ResourceVersion, Scope,
+        event::WatchEvent,
+        format::Format,
+        projection::{Parts, Projection},
+    },
+    telemetry::metrics::WatchPurpose,
+    upstream::{
+        Upstream,
+        client::{HttpService, UpstreamOptions},
+        lines::LINE_BYTES_MAX,
+        reflector::{Reflector, ReflectorOptions, Step, Target},
+    },
+};
+use rand::SeedableRng;
+use rand_pcg::Pcg64Mcg;
+use rig::{Cache, PodKind, Pods, SMALL, Subscriber, list};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
+use tower::{BoxError, service_fn};
+
+/// As the binary has it.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() {
+    divan::main();
+}
+
+fn version(number: u64) -> ResourceVersion {
+    ResourceVersion::new(number).expect("not zero")
+}
+
+/// A pod, and the same pod after its next change.
+fn pair() -> (String, String) {
+    let (mut pods, created) = Pods::new(1, &[]);
+    (created[0].clone(), pods.change())
+}
+
+/// A change of a pod that nobody has looked at.
+fn event() -> Arc<WatchEvent> {
+    Cache::new(100, &[]).events(1).swap_remove(0)
+}
+
+/// Selectors of labels that see no pod: nine in ten by equality, one in ten set-based or negative.
+fn other_labels(number: usize) -> String {
+    match number % 20 {
+        0 => format!("pod-template-hash notin (a,b),zone-{number}"),
+        10 => format!("tier!=a,!app,zone-{number}"),
+        _ => format!("app=other-{number}"),
+    }
+}
+
+mod ring {
+    use super::*;
+
+    const LIMITS: RingLimits =
+        RingLimits { ring_bytes_max: Some(1 << 30), ring_events_max: RECORDS, ring_age_max: Duration::from_secs(3600) };
+    const RECORDS: usize = 10_000;
+
+    /// A ring that can take no more, and where its records come from.
+    fn full() -> (EventRing, Cache) {
+        let mut cache = Cache::new(1000, SMALL);
+        let floor = cache.hub.head().expect("a list");
+        let mut ring = EventRing::new(LIMITS, floor);
+        for event in cache.events(RECORDS) {
+            ring.push(Record::Event(event), Instant::now());
+        }
+        (ring, cache)
+    }
+
+    /// One record more: one settles, and one is let go of.
+    #[divan::bench(sample_size = 100)]
+    fn append(bencher: Bencher<'_, '_>) {
+        let ((mut ring, mut cache), now) = (full(), Instant::now());
+        bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
+            ring.push(Record::Event(event), now);
+            ring.evict(now, 0, 0)
+        });
+    }
+
+    /// The last records of 10,000, as a subscriber that comes back asks for them.
+    #[divan::bench(args = [1, 100, 10_000], sample_size = 20)]
+    fn read(bencher: Bencher<'_, '_>, records: usize) {
+        let (ring, _) = full();
+        let all: Vec<_> = ring.since(ring.floor()).map(|all| all.map(Record::version).collect()).unwrap_or_default();
+        let after = if records < all.len() { all[all.len() - 1 - records] } else { ring.floor() };
+        bencher.counter(ItemsCount::new(records)).bench_local(|| {
+            let records = ring.since(black_box(after)).into_iter().flatten();
+            records.map(|record| record.version().get()).sum::<u64>()
+        });
+    }
+}
+
+mod index {
+    use super::*;
+
+    /// The views that could see an event, where each selects a node of its own.
+    #[divan::bench(args = [100, 1000, 10_000], sample_size = 100)]
+    fn by_node(bencher: Bencher<'_, '_>, views: usize) {
+        let kind = PodKind::new();
+        let mut index = SelectorIndex::default();
+        for id in 0..views {
+            index.insert(id, &kind.select("", &format!("spec.nodeName=node-{id}")));
+        }
+        let (event, mut candidates) = (event(), Vec::new());
+        bencher.bench_local(|| {
+            index.candidates(black_box(&event), &mut candidates);
+            candidates.len()
+        });
+    }
+
+    /// The same among 1,000 views none of which sees it, a tenth of them set-based or negative: those have to be tested.
+    #[divan::bench(sample_size = 20)]
+    fn none_of_1000(bencher: Bencher<'_, '_>) {
+        let kind = PodKind::new();
+        let mut index = SelectorIndex::default();
+        let views: Vec<_> = (0..1000).map(|i| kind.select(&other_labels(i), "")).collect();
+        for (id, selection) in views.iter().enumerate() {
+            index.insert(id, selection);
+        }
+        let (event, mut candidates) = (event(), Vec::new());
+        bencher.counter(ItemsCount::new(views.len())).bench_local(|| {
+            index.candidates(black_box(&event), &mut candidates);
+            candidates.iter().filter(|id| event.transition(&views[**id]).is_some()).count()
+        });
+    }
+}
+
+mod commit {
+    use super::*;
+
+    fn measure(bencher: Bencher<'_, '_>, mut cache: Cache, subscribers: Vec<Subscriber>) {
+        let hub = cache.hub.clone();
+        bencher.with_inputs(|| cache.changes(1).pop()).bench_local_values(|commit| {
+            if let Some(commit) = commit {
+                hub.commit(commit, Instant::now());
+                hub.wake();
+            }
+        });
+        drop(subscribers);
+    }
+
+    /// One event and this many views, none of which sees it; all by `spec.nodeName`.
+    #[divan::bench(args = [100, 1000, 10_000], sample_size = 20)]
+    fn other_nodes(bencher: Bencher<'_, '_>, views: usize) {
+        let cache = Cache::new(100, &[]);
+        let subscribers = (0..views).map(|i| cache.subscribe("", &format!("spec.nodeName=other-{i}"))).collect();
+        measure(bencher, cache, subscribers);
+    }
+
+    /// One event and 1,000 views, none of which sees it: nine in ten by equality, one in ten set-based or negative.
+    #[divan::bench(sample_size = 20)]
+    fn other_selectors(bencher: Bencher<'_, '_>) {
+        let cache = Cache::new(100, &[]);
+        let subscribers = (0..1000).map(|i| cache.subscribe(&other_labels(i), "")).collect();
+        measure(bencher, cache, subscribers);
+    }
+
+    /// One event that 1,000 subscribers of one view have been told of: each takes it, and finds no more. The time in microseconds is
+    /// that of one delivery in nanoseconds.
+    #[divan::bench(sample_size = 1)]
+    fn take_by_1000(bencher: Bencher<'_, '_>) {
+        let mut cache = Cache::new(100, SMALL);
+        let mut subscribers: Vec<_> = (0..1000).map(|_| cache.subscribe("", "")).collect();
+        bencher
+            .counter(ItemsCount::new(subscribers.len()))
+            .with_inputs(|| {
+                for commit in cache.changes(1) {
+                    cache.publish(commit);
+                }
+            })
+            .bench_local_values(|()| subscribers.iter_mut().map(Subscriber::deliver).sum::<usize>());
+    }
+}
+
+mod relist {
+    use super::*;
+
+    /// A list of 10,000 pods of which one in a hundred has changed: items, difference, and what history needs.
+    #[divan::bench(sample_count = 5, sample_size = 1)]
+    fn one_percent_of_10000(bencher: Bencher<'_, '_>) {
+        let kind = PodKind::new();
+        let (mut pods, created) = Pods::new(10_000, &[]);
+        let keyed = |json: String| (kind.parse(&json).key().clone(), json);
+        let mut now: BTreeMap<_, _> = created.into_iter().map(keyed).collect();
+        let parsed = |now: &BTreeMap<_, String>| now.values().map(|json| kind.parse(json)).collect();
+        let (mut writer, mut reached) = (CacheWriter::default(), 20_000);
+        list(&mut writer, parsed(&now), reached);
+        bencher
+            .with_inputs(|| {
+                now.extend((0..100).map(|_| keyed(pods.change())));
+                reached += 1000;
+                (parsed(&now), reached)
+            })
+            .bench_local_values(|(objects, reached)| list(&mut writer, objects, reached));
+    }
+}
+
+mod upstream {
+    use super::*;
+
+    const OBJECTS: usize = 500;
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
+
+    /// A reflector of an upstream that has these answers ready.
+    fn reflector(kind: &PodKind, list: &Bytes, watch: &Bytes) -> Reflector<Pcg64Mcg> {
+        let (list, watch, metrics) = (list.clone(), watch.clone(), kind.metrics());
+        let service = service_fn(move |request: http::Request<Bytes>| {
+            let watches = request.uri().query().is_some_and(|query| query.starts_with("watch"));
+            let body = Full::new(if watches { watch.clone() } else { list.clone() });
+            ready(Ok(http::Response::new(body.map_err(BoxError::from).boxed_unsync())))
+        });
+        let base = http::Uri::from_static("http://apiserver.bench");
+        let upstream = Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default());
+        let target = Target {
+            gvr: kind.gvr.clone(),
+            kind: "Pod".to_owned(),
+            scope: Scope::Cluster,
+            field_selector: String::new(),
+        };
+        let options = ReflectorOptions {
+            page_size: OBJECTS as u32,
+            watch_list: false,
+            upstream_idle_timeout: Duration::from_secs(60),
+            line_bytes_max: LINE_BYTES_MAX,
+        };
+        let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
+        Reflector::new(upstream, target, kind.parser.clone(), options, open_watch, Pcg64Mcg::seed_from_u64(1))
+    }
+
+    fn page(items: &[String]) -> Bytes {
+        format!(r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#, items.join(",")).into()
+    }
+
+    /// Steps up to and with the one that is `last`; gives the objects that there were.
+    fn steps(runtime: &Runtime, reflector: &mut Reflector<Pcg64Mcg>, last: fn(&Step) -> bool) -> usize {
+        runtime.block_on(async {
+            let mut objects = 0;
+            loop {
+                let step = reflector.step().await.expect("good answers");
+                if last(&step) {
+                    return objects;
+                }
+                if let Step::Update { update: Update::ListItem(_) | Update::Event(..), .. } = step {
+                    objects += 1;
+                }
+            }
+        })
+    }
+
+    /// A watch of 500 lines in one piece, to updates.
+    #[divan::bench]
+    fn watch_lines(bencher: Bencher<'_, '_>) {
+        let (kind, runtime, (mut pods, _)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
+        let line = |_| format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", pods.change());
+        let watch = Bytes::from((0..OBJECTS).map(line).collect::<String>());
+        let bytes = BytesCount::new(watch.len());
+        bencher
+            .counter(ItemsCount::new(OBJECTS))
+            .counter(bytes)
+            .with_inputs(|| {
+                let mut reflector = reflector(&kind, &page(&[]), &watch);
+                steps(&runtime, &mut reflector, |step| matches!(step, Step::Watching));
+                reflector
+            })
+            .bench_local_refs(|reflector| {
+                let objects = steps(&runtime, reflector, |step| matches!(step, Step::Ended { .. }));
+                assert_eq!(objects, OBJECTS);
+            });
+    }
+
+    /// A list's page of 500 items, to updates.
+    #[divan::bench]
+    fn list_page(bencher: Bencher<'_, '_>) {
+        let (kind, runtime, (_, created)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
+        let list = page(&created);
+        let bytes = BytesCount::new(list.len());
+        bencher
+            .counter(ItemsCount::new(OBJECTS))
+            .counter(bytes)
+            .with_inputs(|| reflector(&kind, &list, &Bytes::new()))
+            .bench_local_refs(|reflector| {
+                let end = |step: &Step| matches!(step, Step::Update { update: Update::ListEnd(_), .. });
+                assert_eq!(steps(&runtime, reflector, end), OBJECTS);
+            });
+    }
+}
+
+mod object {
+    use super::*;
+
+    /// An object's JSON, to what routing reads of it.
+    #[divan::bench(sample_size = 20)]
+    fn parse(bencher: Bencher<'_, '_>) {
+        let (kind, (json, _)) = (PodKind::new(), pair());
+        bencher.counter(BytesCount::of_str(&json)).bench_local(|| kind.parse(black_box(&json)));
+    }
+
+    #[divan::bench(args = ["canonical", "metadata", "fields"], sample_size = 20)]
+    fn project(bencher: Bencher<'_, '_>, parts: &str) {
+        let paths = ["metadata.labels", "spec.nodeName", "status.podIP", "status.conditions.type"].map(str::to_owned);
+        let parts = match parts {
+            "metadata" => Parts::Metadata,
+            "fields" => Parts::Fields(&paths),
+            _ => Parts::Full,
+        };
+        let projection = Projection::new(parts, true, false).expect("a valid mask");
+        let (json, _) = pair();
+        bencher.counter(BytesCount::of_str(&json)).bench_local(|| projection.apply(black_box(json.as_bytes())));
+    }
+}
+
+mod frames {
+    use super::*;
+
+    const BATCH: usize = 32;
+
+    /// A batch as one piece of memory, for all subscribers of a view.
+    #[divan::bench(sample_size = 20)]
+    fn whole(bencher: Bencher<'_, '_>) {
+        let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
+        bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+            let mut bytes = BytesMut::with_capacity(64 << 10);
+            for entry in black_box(&entries) {
+                encoder.entry(entry, Holds::All, &mut bytes);
+            }
+            bytes
+        });
+    }
+
+    /// The same as heads, and objects that stay where they are: for a subscriber that is alone.
+    #[divan::bench(sample_size = 20)]
+    fn in_pieces(bencher: Bencher<'_, '_>) {
+        let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
+        bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+            let mut frames = FrameWriter::default();
+            for entry in black_box(&entries) {
+                encoder.entry(entry, Holds::All, &mut frames);
+            }
+            frames.finish()
+        });
+    }
+}
+
+mod deltas {
+    use super::*;
+
+    /// A pod's canonical bytes, and those after a change.
+    fn states() -> [Vec<u8>; 2] {
+        let canonical = Projection::default().canonical();
+        let (before, after) = pair();
+        [before, after].map(|json| canonical.apply(json.as_bytes()).to_vec())
+    }
+
+    #[divan::bench(sample_size = 20)]
+    fn encode(bencher: Bencher<'_, '_>) {
+        let [base, new] = states();
+        bencher.bench_local(|| delta::object_delta("1".to_owned(), black_box(&base), &new));
+    }
+
+    #[divan::bench(sample_size = 20)]
+    fn decode(bencher: Bencher<'_, '_>) {
+        let [base, new] = states();
+        let made = delta::object_delta("1".to_owned(), &base, &new).expect("it pays");
+        bencher.bench_local(|| delta::decode(black_box(&base), &made, delta::OBJECT_BYTES_MAX));
+    }
+}
+
+mod snapshot {
+    use super::*;
+
+    fn store(kind: &PodKind) -> Store {
+        let (_, created) = Pods::new(50, &[]);
+        let objects = created.iter().map(|json| kind.parse(json)).collect();
+        match list(&mut CacheWriter::default(), objects, 1000) {
+            Some(Commit { store, change: Change::Start, .. }) => store,
+            _ => Store::default(),
+        }
+    }
+
+    /// A compressed chunk for the first who asks: 256 KiB of pods.
+    #[divan::bench]
+    fn chunk_encode(bencher: Bencher<'_, '_>) {
+        let kind = PodKind::new();
+        let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
+        let encoder = Encoder::new(Format::default());
+        bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
+            let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
+            generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))
+        });
+    }
+
+    /// The same chunk at the other end.
+    #[divan::bench]
+    fn chunk_decode(bencher: Bencher<'_, '_>) {
+        let (_, created) = Pods::new(50, &[]);
+        let events = created.iter().map(|json| {
+            let event = kubefan::proto::v1alpha1::Event { object: json.clone().into(), ..Default::default() };
+            prost::Message::encode_length_delimited_to_vec(&event)
+        });
+        let zstd = chunk::encode(events).expect("small enough");
+        let bytes = BytesCount::new(created.iter().map(String::len).sum::<usize>());
+        bencher.counter(bytes).bench_local(|| chunk::decode(black_box(&zstd), chunk::CONTENT_BYTES_MAX));
+    }
+}
