@@ -117,8 +117,11 @@ impl Block {
         // A run of what the stream can read, then one of what must be said in full, and so on.
         while place < self.entries.len() && (place == skip || pieces.len() - had < bytes_max) {
             let reads = |place: usize| encoder.can_read(holds, content.base(place));
-            let same = reads(place);
-            let upto = (place..self.entries.len()).find(|next| reads(*next) != same).unwrap_or(self.entries.len());
+            let (same, all) = (reads(place), self.entries.len());
+            let upto = match content.bases.is_empty() {
+                true => all,
+                false => (place..all).find(|next| reads(*next) != same).unwrap_or(all),
+            };
             let content = match same {
                 true => content,
                 false => self
