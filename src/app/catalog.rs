@@ -16,6 +16,32 @@ impl Catalog for Arc<Registry> {
         if let Some(served) = self.by_name(group, version, resource, namespace)? {
             return Ok(served);
         }
+        // In a box: it is rare and large, and every request would have room for it.
+        Box::pin(self.look_up(group, version, resource, namespace)).await
+    }
+
+    fn list(&self) -> Vec<ResourceStatus> {
+        let mut all: Vec<_> = self.caches.iter().map(|cache| status(&cache)).collect();
+        all.extend(self.missing.iter().map(|missing| ResourceStatus {
+            name: missing.key().clone(),
+            state: state(missing.phase).into(),
+            message: missing.message.clone(),
+            ..ResourceStatus::default()
+        }));
+        all.sort_by(|a, b| (&a.name, &a.namespace).cmp(&(&b.name, &b.namespace)));
+        all
+    }
+}
+
+impl Registry {
+    /// What upstream knows under a name; starts its cache where that is allowed.
+    async fn look_up(
+        self: &Arc<Self>,
+        group: &str,
+        version: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<Served, Refusal> {
         let discovery = &self.shared.discovery;
         let info = match (group, version) {
             ("", "") => discovery.resolve(resource).await,
@@ -34,20 +60,6 @@ impl Catalog for Arc<Registry> {
         self.start_for_reader(&resolved, id.1).await
     }
 
-    fn list(&self) -> Vec<ResourceStatus> {
-        let mut all: Vec<_> = self.caches.iter().map(|cache| status(&cache)).collect();
-        all.extend(self.missing.iter().map(|missing| ResourceStatus {
-            name: missing.key().clone(),
-            state: state(missing.phase).into(),
-            message: missing.message.clone(),
-            ..ResourceStatus::default()
-        }));
-        all.sort_by(|a, b| (&a.name, &a.namespace).cmp(&(&b.name, &b.namespace)));
-        all
-    }
-}
-
-impl Registry {
     /// A configured resource by the name it was configured by, or any cached one by its full name.
     fn by_name(&self, group: &str, version: &str, resource: &str, namespace: &str) -> Result<Option<Served>, Refusal> {
         let short = group.is_empty() && version.is_empty();

@@ -314,7 +314,7 @@ mod tests {
     fn change(object: &Arc<Object>, previous: Option<&Arc<Object>>) -> Arc<WatchEvent> {
         let kind = if previous.is_some() { EventType::Modified } else { EventType::Added };
         let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
-        Arc::new(event.packing(&Arc::default(), None))
+        Arc::new(event.packing(&Arc::default(), Some(object.clone())))
     }
 
     fn large(number: u64) -> Arc<Object> {

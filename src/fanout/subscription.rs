@@ -46,7 +46,8 @@ pub struct Subscription {
     /// Where it has last found nothing; see [`View::run`].
     waited: Option<u64>,
     holds: Holds,
-    snapshot: Option<SnapshotCursor>,
+    /// In a box: most of its life a subscription has none.
+    snapshot: Option<Box<SnapshotCursor>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
 }
@@ -75,7 +76,8 @@ impl Subscription {
         start: SubscriptionStart,
     ) -> Self {
         let cursor_at = |version, resource, state| {
-            (Some(SnapshotCursor { version, resource: Some(resource), state, sent: 0 }), None, Holds::All)
+            let cursor = SnapshotCursor { version, resource: Some(resource), state, sent: 0 };
+            (Some(Box::new(cursor)), None, Holds::All)
         };
         let (snapshot, resume, holds) = match start {
             SubscriptionStart::After { version, kept } => {

@@ -98,7 +98,8 @@ impl WatchEvent {
             previous.pack(packer);
         }
         if let Some(current) = current {
-            self.object.at_rest = Some(current);
+            // Not the same again: it would be held here, unpacked, after it was replaced.
+            self.object.at_rest = Some(current).filter(|current| !Arc::ptr_eq(current, &self.object.now.load()));
         } else if self.kind == EventType::Deleted {
             let same = self.previous.as_ref().filter(|last| Arc::ptr_eq(&last.now.load(), &self.object.now.load()));
             self.object.at_rest = same.and_then(|same| same.at_rest.clone());

@@ -5,7 +5,7 @@
 
 use std::{
     future::poll_fn,
-    pin::Pin,
+    pin::{Pin, pin},
     task::{Context, Poll, ready},
 };
 
@@ -46,7 +46,7 @@ impl Body for RequestBody {
 pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Payload>, mut router: Router) {
     let deadline_at = call::deadline_at(request.headers());
     let request = request.map(RequestBody);
-    let answer = router.call(request);
+    let answer = pin!(router.call(request));
     let answer = tokio::select! {
         answer = call::within(deadline_at, answer) => answer,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,

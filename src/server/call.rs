@@ -57,8 +57,8 @@ pub fn deadline_at(headers: &HeaderMap) -> Option<Instant> {
     timeout(headers).and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// What a future comes to, if it does in time.
-pub async fn within<F: Future>(deadline_at: Option<Instant>, future: F) -> Option<F::Output> {
+/// What a future comes to, if it does in time. It is lent, pinned: a future that is moved into another has its size there twice.
+pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) -> Option<F::Output> {
     match deadline_at {
         Some(deadline_at) => tokio::time::timeout_at(deadline_at, future).await.ok(),
         None => Some(future.await),

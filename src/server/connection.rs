@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -339,13 +339,13 @@ async fn open<C: Catalog>(
     let (head, mut body) = request.into_parts();
     let deadline_at = call::deadline_at(&head.headers);
     let bell = Bell::new(&line, respond.stream_id().as_u32());
-    let opening = async {
+    let opening = pin!(async {
         let Some(message) = call::message(&head.headers, &mut body, server.options.message_bytes_max).await? else {
             return Ok(None);
         };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
         server.service.open(request, bell).await.map(Some)
-    };
+    });
     let opened = tokio::select! {
         opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,

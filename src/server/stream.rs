@@ -24,7 +24,6 @@ pub struct WatchStream {
     opened: Opened,
     send: SendStream<Payload>,
     notice: Arc<Notice>,
-    waker: Waker,
     deadline_at: Option<Instant>,
     stall_timeout: Duration,
     last_sent: Instant,
@@ -58,9 +57,8 @@ impl WatchStream {
     ) -> Self {
         let id = send.stream_id().as_u32();
         let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
-        let (waker, last_sent) = (Waker::from(notice.clone()), Instant::now());
-        let (stalled, queued, end) = (false, false, None);
-        Self { opened, send, notice, waker, deadline_at, stall_timeout, last_sent, stalled, queued, end }
+        let (last_sent, stalled, queued, end) = (Instant::now(), false, false, None);
+        Self { opened, send, notice, deadline_at, stall_timeout, last_sent, stalled, queued, end }
     }
 
     /// Sends a batch, as far as there is something and HTTP/2 has room for it; takes what it sent from `budget`.
@@ -78,7 +76,10 @@ impl WatchStream {
     /// Whether the subscriber has gone away; if not, the line rings when it has.
     pub fn is_gone(&mut self) -> bool {
         let listens = self.notice.listens.swap(true, Ordering::Relaxed);
-        !listens && self.send.poll_reset(&mut Context::from_waker(&self.waker)).is_ready()
+        !listens && {
+            let waker = Waker::from(self.notice.clone());
+            self.send.poll_reset(&mut Context::from_waker(&waker)).is_ready()
+        }
     }
 
     fn send_batch(&mut self, now: Instant, budget: &mut usize) -> Turn {
