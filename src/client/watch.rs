@@ -338,6 +338,8 @@ impl WatchStream {
         self.state = State::Waiting(Some(Instant::now() + retry_in));
         if restart {
             self.resume_version.clear();
+            // What is kept stays: a snapshot says what of it is true.
+            self.kept_fits = false;
             return Ok(WatchItem::Restarted { error });
         }
         self.broken = true;

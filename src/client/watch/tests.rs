@@ -165,12 +165,13 @@ async fn a_break_inside_a_snapshot_or_a_gap_starts_that_over() {
     assert_eq!(asked(&server), ["", "", "5", "20"]);
 }
 
+fn expired() -> Step {
+    let details = ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, []);
+    Err(Status::with_error_details(Code::OutOfRange, "too old resource version: 3 (4)", details))
+}
+
 #[tokio::test]
 async fn an_expired_version_is_the_callers_to_decide() {
-    let expired = || {
-        let details = ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, []);
-        Err(Status::with_error_details(Code::OutOfRange, "too old resource version: 3 (4)", details))
-    };
     let from_3 = || WatchOptions { resource_version: "3".to_owned(), ..options() };
     let (server, client) = serve(vec![vec![expired()], vec![expired()], vec![begin(), end(), drained()]]).await;
     let fail = WatchOptions { on_expired: OnExpired::Fail, ..from_3() };

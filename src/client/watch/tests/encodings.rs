@@ -92,6 +92,15 @@ async fn deltas_go_on_over_a_break_from_what_is_kept() {
 }
 
 #[tokio::test]
+async fn a_watch_of_deltas_starts_over_where_its_version_is_gone() {
+    let whole = || vec![begin(), chunk_of(&[("a", &state(1))]), end(), drained()];
+    let (server, client) = serve(vec![whole(), vec![expired()], whole()]).await;
+    let told = objects(client.watch(Target::default(), deltas())).await;
+    assert_eq!(told, [&state(1), "-", &state(1), "-"]);
+    assert_eq!(asked_with(&server), [tried("", false), tried("5", true), tried("", false), tried("5", true)]);
+}
+
+#[tokio::test]
 async fn a_delta_that_does_not_fit_is_asked_for_again_in_full() {
     let garbled = |step: Step| {
         let mut response = step.unwrap();
