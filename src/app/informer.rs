@@ -185,6 +185,7 @@ impl Informer {
             Err(error) => {
                 // Passing it on would repeat or reorder; only a list tells what is true.
                 warn!(resource = %self.served.gvr, %error, "listing again");
+                hub.wake();
                 hub.trouble(error.to_string());
                 self.reflector.relist("out_of_order");
                 self.wait(None).await;
@@ -197,6 +198,8 @@ impl Informer {
     /// The one place that decides what a failure means.
     async fn handle(&mut self, error: ReflectorError) -> Option<Stopped> {
         let hub = &self.served.hub;
+        // What came before the failure does not wait for what follows it.
+        hub.wake();
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }

@@ -314,6 +314,7 @@ impl Registry {
                 stopped = informer.run() => stopped,
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     known = Some(now);
+                    hub.wake();
                     if self.is_same(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
                         informer.relist("schema_changed");
