@@ -50,6 +50,8 @@ pub struct Subscription {
     snapshot: Option<Box<SnapshotCursor>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
+    /// How it has ended; none where its subscriber let go of it.
+    end: Option<StreamEnd>,
 }
 
 /// Where the state is being read.
@@ -90,7 +92,7 @@ impl Subscription {
                 cursor_at(version, resource, SnapshotState::Chunks { chunks, next: 0 })
             }
         };
-        Self { hub, view, place, bell, cursor, waited: None, holds, snapshot, resume }
+        Self { hub, view, place, bell, cursor, waited: None, holds, snapshot, resume, end: None }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
@@ -118,6 +120,11 @@ impl Subscription {
             }
         })
         .await
+    }
+
+    /// Says how it has ended, before it is dropped.
+    pub fn ended(&mut self, end: StreamEnd) {
+        self.end = Some(end);
     }
 
     /// Whether the state is still being sent.
@@ -237,6 +244,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.hub.leave(&self.view, self.place, self.waited);
+        self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled));
     }
 }
 

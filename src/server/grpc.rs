@@ -15,7 +15,7 @@ use super::{
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Hub, Refusal, Served, Start, Subscription},
+    fanout::{Bell, Catalog, Refusal, Served, Start, Subscription},
     model::{ObjectKey, ResourceVersion, format::Format, object::Object},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
@@ -33,8 +33,6 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub struct Opened {
     /// Where it is in the stream of changes.
     pub subscription: Subscription,
-    /// What it is a subscription of.
-    pub hub: Arc<Hub>,
     /// The silence after which a bookmark is sent.
     pub bookmark_interval: Duration,
     /// When it ends by itself.
@@ -107,7 +105,7 @@ impl<C: Catalog> Service<C> {
             let start = version.map_or(Start::Snapshot, after);
             let subscription = hub.subscribe(selection, format, start, bell)?;
             let timeout_at = timeout.map(|timeout| Instant::now() + timeout);
-            Ok(Opened { subscription, hub, bookmark_interval, timeout_at, permit })
+            Ok(Opened { subscription, bookmark_interval, timeout_at, permit })
         };
         open.await.map_err(|refusal: Refusal| status::refused(&refusal))
     }

@@ -19,6 +19,9 @@ use tokio::time::Instant;
 use super::{grpc::Opened, limits::BATCH_BYTES_MAX, payload::Payload, status};
 use crate::fanout::{Line, StreamEnd};
 
+/// The longest bookmark: a version of 20 digits, and what is around it.
+const BOOKMARK_BYTES_MAX: usize = 40;
+
 /// A watch that is being sent.
 pub struct WatchStream {
     opened: Opened,
@@ -31,7 +34,6 @@ pub struct WatchStream {
     stalled: bool,
     /// Whether it is in the connection's queue already.
     pub queued: bool,
-    end: Option<StreamEnd>,
 }
 
 /// What a turn of a stream came to.
@@ -57,8 +59,8 @@ impl WatchStream {
     ) -> Self {
         let id = send.stream_id().as_u32();
         let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
-        let (last_sent, stalled, queued, end) = (Instant::now(), false, false, None);
-        Self { opened, send, notice, deadline_at, stall_timeout, last_sent, stalled, queued, end }
+        let (last_sent, stalled, queued) = (Instant::now(), false, false);
+        Self { opened, send, notice, deadline_at, stall_timeout, last_sent, stalled, queued }
     }
 
     /// Sends a batch, as far as there is something and HTTP/2 has room for it; takes what it sent from `budget`.
@@ -69,6 +71,8 @@ impl WatchStream {
         self.notice.quiet.store(false, Ordering::Relaxed);
         match turn {
             Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
+            // Room that came from another task while it was quiet here.
+            Turn::Waits if self.stalled && self.send.capacity() > 0 => Turn::More,
             turn => turn,
         }
     }
@@ -140,8 +144,10 @@ impl WatchStream {
             // Also where the version has not moved: the next bookmark is one interval away.
             self.last_sent = now;
             // One that waits for a window would find a bookmark after each of its intervals.
-            let bookmark = (!self.stalled).then(|| self.opened.subscription.bookmark()).flatten();
-            if let Some(bookmark) = bookmark {
+            if !self.stalled
+                && self.has_room_for_bookmark()
+                && let Some(bookmark) = self.opened.subscription.bookmark()
+            {
                 // Fails where the stream is gone, which its notice tells.
                 let _ = self.send.send_data(Payload::Pieces(bookmark), false);
             }
@@ -149,17 +155,18 @@ impl WatchStream {
         None
     }
 
+    fn has_room_for_bookmark(&mut self) -> bool {
+        self.send.reserve_capacity(BOOKMARK_BYTES_MAX);
+        let has_room = self.send.capacity() >= BOOKMARK_BYTES_MAX;
+        self.send.reserve_capacity(0);
+        has_room
+    }
+
     /// Ends it: the subscriber is told why, after what is still on its way to it.
     pub fn finish(mut self, end: StreamEnd) {
         // Fails where the stream is gone.
         let _ = self.send.send_trailers(status::trailers(status::ended(&end)));
-        self.end = Some(end);
-    }
-}
-
-impl Drop for WatchStream {
-    fn drop(&mut self) {
-        self.opened.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled));
+        self.opened.subscription.ended(end);
     }
 }
 
