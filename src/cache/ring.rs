@@ -59,7 +59,8 @@ impl Record {
             // What was deleted is in the state no longer, neither as it was nor as it was told.
             let deleted = event.kind() == EventType::Deleted;
             let told = deleted && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
-            let told = if told { object.cost_bytes() } else { 0 };
+            // Where the state holds it packed, a fresh event is the only one to hold it plain.
+            let told = if told || event.holds_plain() { object.cost_bytes() } else { 0 };
             size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + told
         };
         size_of::<Entry>() + self.events().iter().map(of).sum::<usize>()
@@ -178,13 +179,13 @@ impl EventRing {
     /// shortened in proportion: subscribers with selectors of their own must not be able to fill the memory.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
         let mut bytes_max = self.limits.bytes_max(store_bytes);
-        if log_bytes > RingLimits::LOG_BYTES_MAX {
-            let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
-            bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
-        }
         // What is held plainly for convenience is no reason to forget.
         while self.bytes > bytes_max && self.fresh > 0 {
             self.settle_next();
+        }
+        if log_bytes > RingLimits::LOG_BYTES_MAX {
+            let share = RingLimits::LOG_BYTES_MAX as f64 / log_bytes as f64;
+            bytes_max = bytes_max.min((self.bytes as f64 * share) as usize);
         }
         let mut gone = Vec::new();
         while let Some(oldest) = self.records.front() {

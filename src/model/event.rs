@@ -116,6 +116,11 @@ impl WatchEvent {
         self
     }
 
+    /// Whether the object will rest as another than it is held as now.
+    pub fn holds_plain(&self) -> bool {
+        self.kind != EventType::Deleted && self.object.is_new()
+    }
+
     /// The event is history: it holds its objects as they rest from now on.
     pub fn settle(&self) {
         self.object.settle();
