@@ -227,6 +227,11 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
+            eprintln!("stopping; ctrl-C again to leave everything as it is");
+            tokio::spawn(async move {
+                interrupt.recv().await;
+                std::process::exit(130);
+            });
         };
         bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
             BenchError::Stopped => CliError::Interrupted,
