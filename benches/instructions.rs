@@ -16,6 +16,7 @@ use gungraun::{Callgrind, EventKind, prelude::*};
 use kubefan::{
     cache::writer::Commit,
     fanout::{
+        budget::Budgets,
         encoder::{Encoder, Holds},
         index::SelectorIndex,
         log::LogEntry,
@@ -159,7 +160,8 @@ fn take(wave: Wave) -> Wave {
 
 /// Changes of pods that nobody has looked at, and what encodes them.
 fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>, BytesMut) {
-    let encoder = Encoder::new(Format::new(Projection::default(), false, encoding).expect("a format"));
+    let encoder =
+        Encoder::new(Format::new(Projection::default(), false, encoding).expect("a format"), Budgets::default());
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
     let mut bytes = BytesMut::with_capacity(EVENTS * 4096);
     // To make zstd's context is no part of it.

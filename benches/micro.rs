@@ -20,6 +20,7 @@ use kubefan::{
     },
     encoding::{chunk, delta},
     fanout::{
+        budget::Budgets,
         encoder::{Encoder, Holds},
         frame::FrameWriter,
         generation::Generation,
@@ -351,7 +352,8 @@ mod frames {
     /// A batch as one piece of memory, for all subscribers of a view.
     #[divan::bench(sample_size = 20)]
     fn whole(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
+        let (encoder, entries) =
+            (Encoder::new(Format::default(), Budgets::default()), Cache::new(100, SMALL).entries(BATCH));
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut bytes = BytesMut::with_capacity(64 << 10);
             for entry in black_box(&entries) {
@@ -364,7 +366,8 @@ mod frames {
     /// The same as heads, and objects that stay where they are: for a subscriber that is alone.
     #[divan::bench(sample_size = 20)]
     fn in_pieces(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) = (Encoder::new(Format::default()), Cache::new(100, SMALL).entries(BATCH));
+        let (encoder, entries) =
+            (Encoder::new(Format::default(), Budgets::default()), Cache::new(100, SMALL).entries(BATCH));
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut frames = FrameWriter::default();
             for entry in black_box(&entries) {
@@ -416,7 +419,7 @@ mod snapshot {
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
         let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
-        let encoder = Encoder::new(Format::default());
+        let encoder = Encoder::new(Format::default(), Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
             let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))

@@ -1,7 +1,7 @@
 //! From events and objects to frames, in one format; equal formats of one cache share one encoder, and what it has just made.
 //!
-//! A projection or a delta is made once per event, whoever takes it. What is remembered is bounded, and made again where it is
-//! forgotten.
+//! A projection or a delta is made once per event, whoever takes it. What is remembered is within a budget of the whole cache, and made
+//! again where it is forgotten.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
+    budget::{Budget, Budgets, Share},
     frame::{Base, Body, EventHead, Sink, control},
     log::{LogEntry, Seen},
 };
@@ -27,8 +28,6 @@ use crate::{
 
 /// The events whose bytes are remembered: views that see one event take it at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
-/// The projected objects that are remembered for snapshots, in bytes.
-const PROJECTED_BYTES_MAX: usize = 64 << 20;
 
 /// Of which objects a stream's client holds the bytes that deltas are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,21 +53,50 @@ pub struct Written {
 #[derive(Default)]
 pub struct Encoder {
     format: Format,
+    budgets: Budgets,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
 }
 
+/// A delta and its base; nothing where it would not be shorter than the object.
+type MadeDelta = Option<(Bytes, Base)>;
+
 #[derive(Default)]
 struct Recent {
     changed: VecDeque<(ResourceVersion, bool)>,
-    deltas: VecDeque<(ResourceVersion, Option<(Bytes, Base)>)>,
+    projected: VecDeque<(ResourceVersion, Arc<Kept<Bytes>>)>,
+    deltas: VecDeque<(ResourceVersion, Arc<Kept<MadeDelta>>)>,
 }
 
 #[derive(Default)]
 struct Projected {
     /// Known by where they are: a version may come again with other bytes, when the schema has changed.
-    objects: HashMap<ObjectKey, (Weak<Object>, Bytes)>,
-    bytes: usize,
+    objects: HashMap<ObjectKey, (Weak<Object>, Kept<Bytes>)>,
+    /// Those that found no room since the dead were cleared away.
+    refused: usize,
+}
+
+/// What is remembered, with the room that it takes.
+struct Kept<T> {
+    value: T,
+    _share: Share,
+}
+
+impl Projected {
+    fn insert(&mut self, object: &Arc<Object>, bytes: &Bytes, budget: &Budget) {
+        self.objects.remove(object.key());
+        if let Some(share) = budget.take(bytes.len()) {
+            let kept = Kept { value: bytes.clone(), _share: share };
+            self.objects.insert(object.key().clone(), (Arc::downgrade(object), kept));
+            return;
+        }
+        self.refused += 1;
+        // As often as pays: a look at all of them for as many refusals.
+        if self.refused > self.objects.len() {
+            self.refused = 0;
+            self.objects.retain(|_, (object, _)| object.strong_count() > 0);
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,8 +116,13 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 
 impl Encoder {
     /// An encoder of one format.
-    pub fn new(format: Format) -> Self {
-        Self { format, ..Self::default() }
+    pub fn new(format: Format, budgets: Budgets) -> Self {
+        Self { format, budgets, ..Self::default() }
+    }
+
+    /// What it may keep.
+    pub fn budgets(&self) -> &Budgets {
+        &self.budgets
     }
 
     /// The format.
@@ -108,7 +141,7 @@ impl Encoder {
         if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
             return changed;
         }
-        let changed = self.bytes(&event.object()) != self.bytes(&previous);
+        let changed = self.event_bytes(event) != self.bytes(&previous);
         remember(&mut lock(&self.recent).changed, event.version(), changed);
         changed
     }
@@ -147,18 +180,27 @@ impl Encoder {
         if self.format.projection().is_identity() {
             return object.bytes();
         }
-        let same = |(of, _): &&(Weak<Object>, Bytes)| of.as_ptr() == Arc::as_ptr(object);
+        let same = |(of, _): &&(Weak<Object>, Kept<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
         if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
-            return bytes.clone();
+            return bytes.value.clone();
         }
         let bytes = self.bytes(object);
-        let Projected { objects, bytes: total } = &mut *lock(&self.projected);
-        if let Some((_, before)) = objects.remove(object.key()) {
-            *total -= before.len();
+        lock(&self.projected).insert(object, &bytes, &self.budgets.projected);
+        bytes
+    }
+
+    /// The bytes of the object that an event brings, in this format.
+    fn event_bytes(&self, event: &WatchEvent) -> Bytes {
+        if self.format.projection().is_identity() {
+            return event.object().bytes();
         }
-        if *total + bytes.len() <= PROJECTED_BYTES_MAX {
-            *total += bytes.len();
-            objects.insert(object.key().clone(), (Arc::downgrade(object), bytes.clone()));
+        if let Some(known) = recall(&lock(&self.recent).projected, event.version()) {
+            return known.value.clone();
+        }
+        let bytes = self.bytes(&event.object());
+        if let Some(share) = self.budgets.projected.take(bytes.len()) {
+            let kept = Arc::new(Kept { value: bytes.clone(), _share: share });
+            remember(&mut lock(&self.recent).projected, event.version(), kept);
         }
         bytes
     }
@@ -202,25 +244,31 @@ impl Encoder {
             // As the apiserver sends it: what it was, at the version of the event.
             (Transition::Leave, _) if self.format.projection().is_identity() => event.left_bytes(),
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
-            _ => self.bytes(&object),
+            // Inside a gap a delete has the version of the object that is gone, which another event may have.
+            _ if resume.is_none() => self.bytes(&object),
+            _ => self.event_bytes(event),
         };
         sink.event(&head(event, &object, seen, resume), Body::object(bytes));
         Written { messages: 1, base: None }
     }
 
     /// From the object's previous bytes to those that the event tells; `None` where that is not shorter.
-    fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> Option<(Bytes, Base)> {
+    fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> MadeDelta {
         // Leaving tells the old state again, which is another delta than the change is.
         let shared = seen != Transition::Leave;
         if shared && let Some(known) = recall(&lock(&self.recent).deltas, event.version()) {
-            return known;
+            return known.value.clone();
         }
         let base = self.bytes(previous);
-        let new = if shared { self.bytes(&event.object()) } else { base.clone() };
+        let new = if shared { self.event_bytes(event) } else { base.clone() };
         let known = Base { version: previous.version(), crc32: delta::base_crc32(&base) };
         let made = delta::encode(&base, &new).map(|zstd| (zstd, known));
         if shared {
-            remember(&mut lock(&self.recent).deltas, event.version(), made.clone());
+            let share = self.budgets.projected.take(made.as_ref().map_or(0, |(zstd, _)| zstd.len()));
+            if let Some(share) = share {
+                let kept = Arc::new(Kept { value: made.clone(), _share: share });
+                remember(&mut lock(&self.recent).deltas, event.version(), kept);
+            }
         }
         made
     }

@@ -2,7 +2,7 @@
 //!
 //! A generation is the state of a view at one version. Who starts while it is young gets it, and then the events since; who starts
 //! later gets the next one, which takes over the chunks that nothing has changed in. Chunks are compressed by whoever needs them
-//! first, never under a lock that others wait for.
+//! first; others who need the same one wait for it. They are kept within a budget of the whole cache, and for a minute.
 
 use std::{
     ops::Range,
@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
+    budget::Share,
     encoder::Encoder,
     frame::{Body, EventHead, Sink, control, put_delimited},
 };
@@ -25,6 +26,8 @@ use crate::{
 
 /// How old a state a new subscriber may be sent; what has happened since follows as events.
 const GENERATION_AGE_MAX: Duration = Duration::from_secs(1);
+/// How long its chunks are kept for the next one.
+const GENERATION_KEPT: Duration = Duration::from_secs(60);
 /// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
 
@@ -56,8 +59,8 @@ pub struct Chunk {
     fingerprint: u64,
     objects: usize,
     json_bytes: usize,
-    /// The whole gRPC message.
-    frame: Arc<OnceLock<Bytes>>,
+    /// The whole gRPC message; nothing where there was no room to keep it.
+    frame: Arc<OnceLock<Option<(Bytes, Share)>>>,
 }
 
 impl Generation {
@@ -73,12 +76,17 @@ impl Generation {
         self.version
     }
 
+    /// Whether it is too old to be of use to the next one.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.made) > GENERATION_KEPT
+    }
+
     /// For a subscriber that starts now, with the cache at `version`: `None` where it is too old, or no longer at hand.
     pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<Joined> {
         if self.version != version && now.duration_since(self.made) > GENERATION_AGE_MAX {
             return None;
         }
-        match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.frame.get().is_some())) {
+        match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.kept().is_some())) {
             Some(made) => Some(Joined::Made(made.clone())),
             None => self.store.upgrade().map(|store| Joined::Making(self.clone(), store)),
         }
@@ -97,11 +105,11 @@ impl Joined {
     /// The message of the chunk at this place, and how many objects it has; `None` after the last.
     pub fn frame(&self, place: usize, selection: &Selection, encoder: &Encoder) -> Option<(Bytes, usize)> {
         match self {
-            Self::Made(chunks) => chunks.get(place).and_then(|chunk| Some((chunk.frame.get()?.clone(), chunk.objects))),
+            Self::Made(chunks) => chunks.get(place).and_then(|chunk| Some((chunk.kept()?.clone(), chunk.objects))),
             Self::Making(generation, store) => generation
                 .chunks(store, selection)
                 .get(place)
-                .map(|chunk| (chunk.frame(store, selection, encoder).clone(), chunk.objects)),
+                .map(|chunk| (chunk.frame(store, selection, encoder), chunk.objects)),
         }
     }
 }
@@ -118,23 +126,38 @@ impl Chunk {
         })
     }
 
-    /// Its message, compressed by the first who asks.
-    fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> &Bytes {
-        self.frame.get_or_init(|| {
-            let objects = || store.select_range(selection, &self.keys.0, &self.keys.1);
-            let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
-            for object in objects() {
-                let body = Body::object(encoder.snapshot_bytes(object));
-                put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
-            }
-            let mut frame = BytesMut::new();
-            match chunk::encode_content(&content) {
-                Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
-                // More than a chunk may hold: one by one they can be told still.
-                Err(_) => objects().for_each(|object| encoder.object(object, &mut frame)),
-            }
-            frame.freeze()
-        })
+    fn kept(&self) -> Option<&Bytes> {
+        self.frame.get()?.as_ref().map(|(frame, _)| frame)
+    }
+
+    /// Its message, compressed by the first who asks; by each where it cannot be kept.
+    fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
+        let mut made = None;
+        let kept = self.frame.get_or_init(|| {
+            let frame = made.insert(self.make(store, selection, encoder)).clone();
+            let share = encoder.budgets().chunks.take(frame.len())?;
+            Some((frame, share))
+        });
+        match kept {
+            Some((frame, _)) => frame.clone(),
+            None => made.unwrap_or_else(|| self.make(store, selection, encoder)),
+        }
+    }
+
+    fn make(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
+        let objects = || store.select_range(selection, &self.keys.0, &self.keys.1);
+        let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
+        for object in objects() {
+            let body = Body::object(encoder.snapshot_bytes(object));
+            put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
+        }
+        let mut frame = BytesMut::new();
+        match chunk::encode_content(&content) {
+            Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
+            // More than a chunk may hold: one by one they can be told still.
+            Err(_) => objects().for_each(|object| encoder.object(object, &mut frame)),
+        }
+        frame.freeze()
     }
 }
 

@@ -18,8 +18,10 @@ use tokio::{
 
 use super::{
     bell::Bell,
+    budget::Budgets,
     encoder::Encoder,
     index::{Place, SelectorIndex, ViewId},
+    log::SeenInGap,
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
     subscription::{Start, Subscription, SubscriptionStart},
@@ -27,7 +29,7 @@ use super::{
 };
 use crate::{
     cache::{
-        EventRing, Record, RingLimits, Store,
+        EventRing, Gap, Record, RingLimits, Store,
         writer::{Change, Commit},
     },
     model::{GroupVersionResource, ResourceVersion, event::Transition, format::Format, selection::Selection},
@@ -112,6 +114,8 @@ struct Inner {
     scheduled: bool,
     subscribers: usize,
     used_at: Instant,
+    /// When the views last let go of what has served its time.
+    tidied_at: Instant,
 }
 
 struct Cached {
@@ -126,6 +130,7 @@ struct Views {
     slots: Slab<Slot>,
     ids: HashMap<ViewKey, ViewId>,
     encoders: HashMap<Format, Weak<Encoder>>,
+    budgets: Budgets,
     index: SelectorIndex,
     /// Views that have something that their subscribers were not told of.
     untold: Vec<ViewId>,
@@ -152,7 +157,7 @@ impl Views {
             return encoder;
         }
         self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(format.clone()));
+        let encoder = Arc::new(Encoder::new(format.clone(), self.budgets.clone()));
         self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
         encoder
     }
@@ -184,7 +189,8 @@ impl Views {
 
     /// Takes all views out.
     fn drain(&mut self) -> Vec<Arc<View>> {
-        let slots = std::mem::take(self).slots;
+        let budgets = self.budgets.clone();
+        let slots = std::mem::replace(self, Self { budgets, ..Self::default() }).slots;
         slots.into_iter().map(|(_, slot)| slot.view).collect()
     }
 
@@ -202,15 +208,22 @@ impl Views {
 
     /// Appends a record where it is seen; tells how many messages that gave.
     fn append(&mut self, record: &Record, received: Instant) -> usize {
+        let mut inside = match record {
+            Record::Event(_) => HashMap::new(),
+            Record::Gap(gap) => self.see(gap),
+        };
         self.route(record);
         let mut dispatched = 0;
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
-            if let Record::Gap(_) = record {
-                // A list compares bytes: with a new schema an object has others at the version it had.
-                slot.view.forget();
-            }
-            let messages = slot.view.append(record, received);
+            let messages = match record {
+                Record::Event(event) => slot.view.append(event, received),
+                Record::Gap(gap) => {
+                    // A list compares bytes: with a new schema an object has others at the version it had.
+                    slot.view.forget();
+                    slot.view.append_gap(gap, inside.remove(id).unwrap_or_default(), received)
+                }
+            };
             dispatched += messages;
             if messages > 0 && !std::mem::replace(&mut slot.untold, true) {
                 self.untold.push(*id);
@@ -218,6 +231,20 @@ impl Views {
         }
         self.untold_records += usize::from(dispatched > 0);
         dispatched
+    }
+
+    /// What each view sees inside a gap: each event is looked up, as one outside is.
+    fn see(&mut self, gap: &Gap) -> HashMap<ViewId, Vec<SeenInGap>> {
+        let mut inside: HashMap<_, Vec<_>> = HashMap::new();
+        for event in &gap.events {
+            self.index.candidates(event, &mut self.candidates);
+            for id in &self.candidates {
+                if let Some(seen) = self.slots.get(*id).and_then(|slot| event.transition(slot.view.selection())) {
+                    inside.entry(*id).or_default().push((event.clone(), seen));
+                }
+            }
+        }
+        inside
     }
 
     /// Lets go of a record, which only those who could see it can hold.
@@ -264,7 +291,10 @@ impl Cached {
 }
 
 /// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
-pub const COALESCE_MAX: Duration = Duration::from_millis(5);
+pub const COALESCE_MAX: Duration = Duration::from_millis(20);
+
+/// How often views let go of what has served its time.
+const TIDY_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Hub {
     /// A hub without state yet.
@@ -283,6 +313,7 @@ impl Hub {
             scheduled: false,
             subscribers: 0,
             used_at: Instant::now(),
+            tidied_at: Instant::now(),
         };
         Arc::new(Self {
             resource,
@@ -315,7 +346,8 @@ impl Hub {
         let Commit { store, version, change } = commit;
         if let Change::Record(Record::Event(event)) = &change {
             // Made before the critical section, where it is then found.
-            for encoder in self.inner().views.comparing() {
+            let comparing = self.inner().views.comparing();
+            for encoder in comparing {
                 encoder.tells(event, Transition::Change);
             }
         }
@@ -345,6 +377,11 @@ impl Hub {
         // Published after the last append, and inside the section, so that nobody subscribes in between.
         self.head.send_replace(Some(version));
         self.enter(Phase::Synced);
+        // Upstream's bookmarks are commits too, so a quiet resource comes by here every minute.
+        if received.saturating_duration_since(inner.tidied_at) > TIDY_INTERVAL {
+            inner.tidied_at = received;
+            inner.views.slots.iter().for_each(|(_, slot)| slot.view.tidy(received));
+        }
         drop(inner);
         if let Some((views, end)) = closed {
             views.iter().for_each(|view| view.close(end.clone()));
@@ -564,7 +601,9 @@ impl Hub {
         };
         if let Some(cached) = &inner.cache {
             gauges.ring_bytes = cached.ring.bytes();
-            gauges.log_bytes = self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes();
+            let Budgets { projected, chunks } = &inner.views.budgets;
+            gauges.log_bytes =
+                self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes() + projected.used() + chunks.used();
             gauges.ring_events = cached.ring.len();
             gauges.ring_age = cached.ring.age(Instant::now());
             gauges.objects = cached.store.len();

@@ -58,19 +58,37 @@ impl LogEntry {
     }
 }
 
+/// An event inside a gap, as a selection sees it.
+pub type SeenInGap = (Arc<WatchEvent>, Transition);
+
 /// What a selection sees of a record.
 pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
-    let entry = |seen| LogEntry { version: record.version(), seen, received };
     match record {
-        Record::Event(event) => {
-            event.transition(selection).map(|seen| entry(Seen::Event(event.clone(), seen))).into_iter().collect()
-        }
+        Record::Event(event) => entry(event, selection, received).into_iter().collect(),
         Record::Gap(gap) => {
-            let seen = gap.events.iter().filter_map(|e| Some(Seen::GapEvent(e.clone(), e.transition(selection)?)));
-            let begin = std::iter::once(Seen::GapBegin(gap.clone()));
-            begin.chain(seen).chain(std::iter::once(Seen::GapEnd(gap.clone()))).map(entry).collect()
+            let seen = gap.events.iter().filter_map(|event| Some((event.clone(), event.transition(selection)?)));
+            gap_entries(gap, seen, received).collect()
         }
     }
+}
+
+/// What a selection sees of an event.
+pub fn entry(event: &Arc<WatchEvent>, selection: &Selection, received: Option<Instant>) -> Option<LogEntry> {
+    let seen = event.transition(selection)?;
+    Some(LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received })
+}
+
+/// A gap with what is seen inside.
+pub fn gap_entries(
+    gap: &Arc<Gap>,
+    inside: impl IntoIterator<Item = SeenInGap>,
+    received: Option<Instant>,
+) -> impl Iterator<Item = LogEntry> {
+    let version = gap.to;
+    let inside = inside.into_iter().map(|(event, seen)| Seen::GapEvent(event, seen));
+    let begin = std::iter::once(Seen::GapBegin(gap.clone()));
+    let all = begin.chain(inside).chain(std::iter::once(Seen::GapEnd(gap.clone())));
+    all.map(move |seen| LogEntry { version, seen, received })
 }
 
 /// What the logs of all views of one cache take together, in bytes.

@@ -5,6 +5,7 @@
 
 pub mod bell;
 pub mod block;
+pub mod budget;
 pub mod catalog;
 pub mod encoder;
 pub mod frame;

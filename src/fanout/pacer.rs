@@ -11,6 +11,9 @@ use tokio::time::Instant;
 /// About what one delivery costs, so that a wave's length can be told from its subscribers.
 const DELIVERY: Duration = Duration::from_micros(10);
 
+/// Bursts follow one another within so long; what comes later is not part of one.
+const BURST_GAP_MAX: Duration = Duration::from_millis(100);
+
 /// The shortest wait, as the runtime's timers are that coarse.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -18,8 +21,8 @@ const TICK: Duration = Duration::from_millis(1);
 pub struct Pacer {
     coalesce_max: Duration,
     busy_until: Option<Instant>,
-    /// How long to wait for the rest of a burst.
-    gather: Option<Duration>,
+    /// How long to wait for the rest of a burst, and until when one may follow.
+    gather: Option<(Duration, Instant)>,
 }
 
 impl Pacer {
@@ -30,14 +33,17 @@ impl Pacer {
 
     /// When the next wave may begin; `None`: now.
     pub fn hold(&self, now: Instant) -> Option<Instant> {
-        self.busy_until.filter(|until| *until > now).max(self.gather.map(|gather| now + gather))
+        let gather = self.gather.filter(|(_, until)| *until > now).map(|(gather, _)| now + gather);
+        self.busy_until.filter(|until| *until > now).max(gather)
     }
 
     /// A wave of `woken` subscribers begins, to tell of `events` at once.
     pub fn begin(&mut self, woken: usize, events: usize, now: Instant) {
         let work = DELIVERY.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX));
         self.busy_until = Some(now + work.min(self.coalesce_max));
-        self.gather = Some((work / 10).min(self.coalesce_max)).filter(|gather| events > 1 && *gather >= TICK);
+        let gather = (work / 10).min(self.coalesce_max);
+        let gathers = events > 1 && gather >= TICK;
+        self.gather = gathers.then(|| (gather, now + work + BURST_GAP_MAX));
     }
 }
 
@@ -63,10 +69,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_a_long_wave_waits_for_the_rest_of_a_burst() {
         let now = Instant::now();
-        let later = now + Duration::from_secs(1);
+        let later = now + Duration::from_millis(50);
         let mut pacer = Pacer::new(Duration::from_millis(5));
         pacer.begin(1000, 32, now);
         assert_eq!(pacer.hold(later), Some(later + Duration::from_millis(1)));
+        assert_eq!(pacer.hold(now + Duration::from_secs(1)), None, "the burst is long over");
         pacer.begin(1000, 1, now);
         assert_eq!(pacer.hold(later), None, "events come one by one");
         pacer.begin(100, 32, now);

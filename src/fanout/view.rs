@@ -11,13 +11,14 @@ use super::{
     block::{Block, BlockBytes, Blocks, cut},
     encoder::Encoder,
     generation::{Generation, Joined},
-    log::{LogBytes, LogEntry, Seen, ViewLog, entries},
+    log::{LogBytes, LogEntry, Seen, SeenInGap, ViewLog, entries, entry, gap_entries},
     outcome::StreamEnd,
 };
 use crate::{
-    cache::{EventRing, Expired, Record, Store},
+    cache::{EventRing, Expired, Gap, Store},
     model::{
         ResourceVersion,
+        event::WatchEvent,
         format::Format,
         selection::{Selection, SelectionSpec},
     },
@@ -110,25 +111,43 @@ impl View {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends what this view sees of a record; tells how many messages that is.
-    pub fn append(&self, record: &Record, received: Instant) -> usize {
-        let mut entries = entries(record, &self.selection, Some(received));
-        entries.retain(|entry| match &entry.seen {
+    /// Appends what this view sees of an event; tells how many messages that is.
+    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> usize {
+        let entry = entry(event, &self.selection, Some(received)).filter(|entry| match &entry.seen {
             Seen::Event(event, seen) => self.encoder.tells(event, *seen),
             _ => true,
         });
-        let count = entries.len();
-        if count > 0 {
-            let mut state = self.state();
-            state.waiting = 0;
-            entries.into_iter().for_each(|entry| state.log.push(entry));
+        self.extend(entry)
+    }
+
+    /// Appends a gap and what this view sees inside; tells how many messages that is.
+    pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<SeenInGap>, received: Instant) -> usize {
+        self.extend(gap_entries(gap, inside, Some(received)))
+    }
+
+    fn extend(&self, entries: impl IntoIterator<Item = LogEntry>) -> usize {
+        let mut entries = entries.into_iter().peekable();
+        if entries.peek().is_none() {
+            return 0;
         }
-        count
+        let mut state = self.state();
+        state.waiting = 0;
+        let before = state.log.end();
+        entries.for_each(|entry| state.log.push(entry));
+        (state.log.end() - before) as usize
     }
 
     /// Forgets its compressed snapshot: objects may have changed without their versions.
     pub fn forget(&self) {
         self.state().generation = None;
+    }
+
+    /// Lets go of a compressed snapshot that nobody has come for.
+    pub fn tidy(&self, now: Instant) {
+        let mut state = self.state();
+        if state.generation.as_ref().is_some_and(|generation| generation.is_over(now)) {
+            state.generation = None;
+        }
     }
 
     /// Lets go of what the ring has let go of.

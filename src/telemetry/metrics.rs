@@ -223,7 +223,7 @@ impl Metrics {
             ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes that history keeps beyond the cached objects.", &CACHE)?,
             log_bytes: int_gauge(
                 "kubefan_view_log_bytes",
-                "Bytes that the views' logs take beyond the objects they share; over 64 MiB, history is shortened.",
+                "Bytes that views take beyond the objects they share: logs, messages on their way, projected objects, compressed snapshots.",
                 &CACHE,
             )?,
             ring_events: int_gauge("kubefan_ring_events", "Records of history held.", &CACHE)?,

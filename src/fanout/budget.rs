@@ -1,0 +1,78 @@
+//! One account for what views and formats keep only to save work: all of a cache share it, because clients choose how many there are.
+//!
+//! What finds no room is not kept, and made again for the next who asks: a full budget costs time, never memory.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Bytes that may be kept. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    used: Arc<AtomicUsize>,
+    bytes_max: usize,
+}
+
+/// Bytes that are kept; dropping it gives them back.
+#[derive(Debug)]
+pub struct Share {
+    used: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Budget {
+    /// A budget of so many bytes.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { used: Arc::default(), bytes_max }
+    }
+
+    /// Room for so many bytes more; `None` where there is none.
+    pub fn take(&self, bytes: usize) -> Option<Share> {
+        let fits = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.bytes_max);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(Share { used: self.used.clone(), bytes })
+    }
+
+    /// The bytes that are kept.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The budgets of one cache.
+#[derive(Debug, Clone)]
+pub struct Budgets {
+    /// Projected objects and deltas.
+    pub projected: Budget,
+    /// Compressed snapshots.
+    pub chunks: Budget,
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Self { projected: Budget::new(64 << 20), chunks: Budget::new(256 << 20) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_the_budget_is_refused_and_what_is_dropped_makes_room() {
+        let budget = Budget::new(100);
+        let share = budget.take(60).unwrap();
+        assert!(budget.clone().take(41).is_none());
+        assert_eq!(budget.used(), 60);
+        drop(share);
+        assert!(budget.take(100).is_some() && budget.take(usize::MAX).is_none());
+        assert_eq!(budget.used(), 0);
+    }
+}
