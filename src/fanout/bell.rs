@@ -5,6 +5,7 @@
 //! has not looked yet is not told again.
 
 use std::{
+    iter::Sum,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -46,8 +47,8 @@ impl Line {
         self.waker.wake();
     }
 
-    /// Says that there is something to see to on a stream.
-    pub fn ring(&self, stream: u32) {
+    /// Says that there is something to see to on a stream; tells whether that is the first of them.
+    pub fn ring(&self, stream: u32) -> bool {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         rung.push(stream);
         // Whoever takes the first takes all: a second wake-up would find nothing.
@@ -56,6 +57,25 @@ impl Line {
         if first {
             self.waker.wake();
         }
+        first
+    }
+}
+
+/// Who was woken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Woken {
+    /// Connections that had nothing to see to before.
+    pub connections: usize,
+    /// Streams that have something now.
+    pub streams: usize,
+}
+
+impl Sum for Woken {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            connections: sum.connections + one.connections,
+            streams: sum.streams + one.streams,
+        })
     }
 }
 
@@ -87,13 +107,12 @@ impl Bell {
         self.armed.load(Ordering::SeqCst)
     }
 
-    /// Rings if it was armed; tells whether it did.
-    pub(super) fn ring(&self) -> bool {
-        let rings = self.armed.swap(false, Ordering::SeqCst);
-        if rings {
-            self.line.ring(self.stream);
+    /// Rings if it was armed.
+    pub(super) fn ring(&self) -> Woken {
+        if !self.armed.swap(false, Ordering::SeqCst) {
+            return Woken::default();
         }
-        rings
+        Woken { connections: usize::from(self.line.ring(self.stream)), streams: 1 }
     }
 }
 
@@ -120,9 +139,10 @@ mod tests {
         let (line, count) = (Line::new(), Arc::new(Count::default()));
         line.register(&Waker::from(count.clone()));
         let bells = [3, 5, 7].map(|stream| Bell::new(&line, stream));
-        assert!(!bells[0].ring(), "not armed");
+        assert_eq!(bells[0].ring(), Woken::default(), "not armed");
         bells.iter().for_each(Bell::arm);
-        assert!(bells[0].ring() && bells[2].ring() && !bells[0].ring());
+        let woken: Woken = [0, 2, 0].iter().map(|bell: &usize| bells[*bell].ring()).sum();
+        assert_eq!(woken, Woken { connections: 1, streams: 2 });
         let mut rung = Rung::new();
         line.rung(&mut rung);
         assert_eq!((rung.to_vec(), count.0.load(Ordering::SeqCst)), (vec![3, 7], 1));

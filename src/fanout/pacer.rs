@@ -8,8 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// About what one delivery costs, so that a wave's length can be told from its subscribers.
-const DELIVERY: Duration = Duration::from_micros(10);
+use super::bell::Woken;
+
+/// About what a write to a connection costs, so that a wave's length can be told from who was woken.
+const WRITE: Duration = Duration::from_micros(10);
+/// About what each stream on it costs.
+const STREAM: Duration = Duration::from_micros(1);
 
 /// Bursts follow one another within so long; what comes later is not part of one.
 const BURST_GAP_MAX: Duration = Duration::from_millis(100);
@@ -37,9 +41,10 @@ impl Pacer {
         self.busy_until.filter(|until| *until > now).max(gather)
     }
 
-    /// A wave of `woken` subscribers begins, to tell of `events` at once.
-    pub fn begin(&mut self, woken: usize, events: usize, now: Instant) {
-        let work = DELIVERY.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX));
+    /// A wave to those who were woken begins, to tell of `events` at once.
+    pub fn begin(&mut self, woken: Woken, events: usize, now: Instant) {
+        let times = |each: Duration, count: usize| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        let work = times(WRITE, woken.connections).saturating_add(times(STREAM, woken.streams));
         self.busy_until = Some(now + work.min(self.coalesce_max));
         let gather = (work / 10).min(self.coalesce_max);
         let gathers = events > 1 && gather >= TICK;
@@ -51,18 +56,24 @@ impl Pacer {
 mod tests {
     use super::*;
 
+    fn alone(connections: usize) -> Woken {
+        Woken { connections, streams: 0 }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_wave_waits_for_the_one_before_and_no_longer_than_it_may() {
         let now = Instant::now();
         let mut pacer = Pacer::new(Duration::from_millis(5));
         assert_eq!(pacer.hold(now), None, "idle: at once");
-        pacer.begin(100, 1, now);
+        pacer.begin(alone(100), 1, now);
         assert_eq!(pacer.hold(now), Some(now + Duration::from_millis(1)));
         assert_eq!(pacer.hold(now + Duration::from_millis(1)), None);
-        pacer.begin(1_000_000, 1, now);
+        pacer.begin(Woken { connections: 10, streams: 1000 }, 1, now);
+        assert_eq!(pacer.hold(now), Some(now + Duration::from_micros(1100)), "one write for a hundred streams");
+        pacer.begin(alone(1_000_000), 1, now);
         assert_eq!(pacer.hold(now), Some(now + Duration::from_millis(5)));
         let mut off = Pacer::new(Duration::ZERO);
-        off.begin(1000, 32, now);
+        off.begin(alone(1000), 32, now);
         assert_eq!(off.hold(now), None);
     }
 
@@ -71,12 +82,12 @@ mod tests {
         let now = Instant::now();
         let later = now + Duration::from_millis(50);
         let mut pacer = Pacer::new(Duration::from_millis(5));
-        pacer.begin(1000, 32, now);
+        pacer.begin(alone(1000), 32, now);
         assert_eq!(pacer.hold(later), Some(later + Duration::from_millis(1)));
         assert_eq!(pacer.hold(now + Duration::from_secs(1)), None, "the burst is long over");
-        pacer.begin(1000, 1, now);
+        pacer.begin(alone(1000), 1, now);
         assert_eq!(pacer.hold(later), None, "events come one by one");
-        pacer.begin(100, 32, now);
+        pacer.begin(alone(100), 32, now);
         assert_eq!(pacer.hold(later), None, "a wave that is over before a timer fires");
     }
 }

@@ -7,7 +7,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    bell::Bell,
+    bell::{Bell, Woken},
     block::{Block, BlockBytes, Blocks, cut},
     encoder::Encoder,
     generation::{Generation, Joined},
@@ -164,9 +164,9 @@ impl View {
         self.wake();
     }
 
-    /// Rings the bell of every subscription that waits; tells how many there were.
-    pub fn wake(&self) -> usize {
-        self.bells().iter().filter(|(_, bell)| bell.ring()).count()
+    /// Rings the bell of every subscription that waits; tells who that was.
+    pub fn wake(&self) -> Woken {
+        self.bells().iter().map(|(_, bell)| bell.ring()).sum()
     }
 
     /// The end of the log.
