@@ -193,7 +193,11 @@ impl Sink for BytesMut {
     }
 }
 
-/// Frames of which the heads share one buffer and the bodies stay where they are: what goes to one subscriber alone.
+/// The largest body that is copied behind its head, in bytes: the bookkeeping of a small piece costs more than its copy. A snapshot
+/// of objects of 1.5 KiB takes 0.6 of the time so, one of 5.8 KB would take 1.2 of it.
+const COPIED_BODY_BYTES_MAX: usize = 4 << 10;
+
+/// Frames of which the heads share one buffer and large bodies stay where they are: what goes to one subscriber alone.
 #[derive(Default)]
 pub struct FrameWriter {
     heads: BytesMut,
@@ -208,7 +212,11 @@ impl Sink for FrameWriter {
         let before = self.heads.len();
         put_head(head, &body, &mut self.heads);
         self.bytes += self.heads.len() - before + body.bytes.len();
-        self.bodies.push((self.heads.len(), body.bytes));
+        if body.bytes.len() <= COPIED_BODY_BYTES_MAX {
+            self.heads.put_slice(&body.bytes);
+        } else {
+            self.bodies.push((self.heads.len(), body.bytes));
+        }
         self.messages += 1;
     }
 
@@ -221,6 +229,11 @@ impl Sink for FrameWriter {
 }
 
 impl FrameWriter {
+    /// With room for so many bytes of heads and small bodies.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { heads: BytesMut::with_capacity(bytes), ..Self::default() }
+    }
+
     /// The bytes so far.
     pub fn len(&self) -> usize {
         self.bytes

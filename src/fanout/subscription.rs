@@ -191,7 +191,10 @@ impl Subscription {
 
     fn take_of_snapshot(&mut self, bytes_max: usize) -> Option<Pieces> {
         let snapshot = self.snapshot.as_mut()?;
-        let mut frames = FrameWriter::default();
+        let mut frames = match &snapshot.state {
+            SnapshotState::Objects { .. } => FrameWriter::with_capacity(bytes_max),
+            SnapshotState::Chunks { .. } => FrameWriter::default(),
+        };
         if let Some(resource) = snapshot.resource.take() {
             frames.message(&control::snapshot_begin(snapshot.version, resource));
         }

@@ -106,7 +106,9 @@ impl WatchStream {
                     }
                     self.last_sent = now;
                     room = room.saturating_sub(sent);
-                    *budget = budget.saturating_sub(sent);
+                    // A batch of a snapshot is this connection's own memory; one of the log is shared.
+                    let weight = if self.opened.subscription.in_snapshot() { 2 } else { 1 };
+                    *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,
                 Err(end) => break Turn::Ended(end),
