@@ -10,9 +10,8 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::CliError;
+use super::{CliError, shutdown::shutdown};
 use crate::{
     config,
     model::format::Encoding,
@@ -221,18 +220,7 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {
-        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let stop = async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            eprintln!("stopping; ctrl-C again to leave everything as it is");
-            tokio::spawn(async move {
-                interrupt.recv().await;
-                std::process::exit(130);
-            });
-        };
+        let stop = shutdown(|_| eprintln!("stopping; ctrl-C again to leave everything as it is"))?;
         bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
             BenchError::Stopped => CliError::Interrupted,
             error => CliError::plain(error),

@@ -19,6 +19,8 @@ mod projection;
 mod select;
 #[cfg(feature = "server")]
 mod serve;
+#[cfg(feature = "server")]
+mod shutdown;
 #[cfg(feature = "client")]
 mod table;
 mod version;

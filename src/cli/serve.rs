@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Command};
-use tokio::signal;
 
-use super::CliError;
+use super::{CliError, shutdown::shutdown};
 use crate::{
     app,
     config::{self, ServeConfig, ServeOptions},
@@ -43,7 +42,8 @@ pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
     telemetry::tracing::init(config.log_format, &config.log_level).map_err(CliError::Plain)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(async {
-        let shutdown = shutdown().map_err(CliError::plain)?;
+        let tell = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
+        let shutdown = shutdown(tell).map_err(CliError::plain)?;
         app::run(config, shutdown).await.map_err(CliError::plain)
     })
 }
@@ -51,23 +51,6 @@ pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
 fn configure(args: ServeArgs) -> Result<ServeConfig, CliError> {
     let file = args.config.as_deref().map(config::file::read).transpose().map_err(CliError::plain)?;
     args.options.overlay(file.unwrap_or_default()).validate().map_err(CliError::plain)
-}
-
-/// Resolves at the first SIGTERM or ctrl-C; a second ctrl-C ends the process where it stands.
-fn shutdown() -> std::io::Result<impl Future<Output = ()> + Send> {
-    let mut interrupt = signal::unix::signal(signal::unix::SignalKind::interrupt())?;
-    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
-    Ok(async move {
-        let name = tokio::select! {
-            _ = interrupt.recv() => "ctrl-C",
-            _ = terminate.recv() => "SIGTERM",
-        };
-        tracing::info!(signal = name, "draining; ctrl-C again to stop at once");
-        tokio::spawn(async move {
-            interrupt.recv().await;
-            std::process::exit(130);
-        });
-    })
 }
 
 #[cfg(test)]

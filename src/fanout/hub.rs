@@ -5,12 +5,10 @@
 //! last view's log was appended, and bookmarks read only that. No lock is held across an await.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
-use slab::Slab;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -19,17 +17,15 @@ use tokio::{
 use super::{
     bell::Bell,
     budget::Budgets,
-    encoder::Encoder,
-    index::{Place, SelectorIndex, ViewId},
-    log::SeenInGap,
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
     subscription::{Start, Subscription, SubscriptionStart},
     view::{View, ViewBytes, ViewKey},
+    views::Views,
 };
 use crate::{
     cache::{
-        EventRing, Gap, Record, RingLimits, Store,
+        EventRing, Record, RingLimits, Store,
         writer::{Change, Commit},
     },
     model::{GroupVersionResource, ResourceVersion, event::Transition, format::Format, selection::Selection},
@@ -122,147 +118,6 @@ struct Cached {
     store: Store,
     ring: EventRing,
     version: ResourceVersion,
-}
-
-/// The views, by what they select and by what they are found by.
-#[derive(Default)]
-struct Views {
-    slots: Slab<Slot>,
-    ids: HashMap<ViewKey, ViewId>,
-    encoders: HashMap<Format, Weak<Encoder>>,
-    budgets: Budgets,
-    index: SelectorIndex,
-    /// Views that have something that their subscribers were not told of.
-    untold: Vec<ViewId>,
-    /// How many records that is.
-    untold_records: usize,
-    /// Kept between events.
-    candidates: Vec<ViewId>,
-}
-
-struct Slot {
-    view: Arc<View>,
-    place: Place,
-    untold: bool,
-}
-
-impl Views {
-    fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
-        self.ids.get(key).map(|id| &self.slots[*id].view)
-    }
-
-    /// The one encoder of a format.
-    fn encoder(&mut self, format: &Format) -> Arc<Encoder> {
-        if let Some(encoder) = self.encoders.get(format).and_then(Weak::upgrade) {
-            return encoder;
-        }
-        self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(format.clone(), self.budgets.clone()));
-        self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
-        encoder
-    }
-
-    /// The encoders that compare what they project.
-    fn comparing(&self) -> Vec<Arc<Encoder>> {
-        let comparing = self.encoders.iter().filter(|(format, _)| format.only_changes());
-        comparing.filter_map(|(_, encoder)| encoder.upgrade()).collect()
-    }
-
-    fn insert(&mut self, view: Arc<View>) {
-        let entry = self.slots.vacant_entry();
-        let id = entry.key();
-        let place = self.index.insert(id, view.selection());
-        self.ids.insert(view.key(), id);
-        entry.insert(Slot { view, place, untold: false });
-    }
-
-    /// Takes a view out; not its successor, which may have the same key.
-    fn remove(&mut self, view: &Arc<View>) {
-        let key = view.key();
-        let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
-        if let Some(id) = id {
-            self.ids.remove(&key);
-            let slot = self.slots.remove(id);
-            self.index.remove(id, &slot.place);
-        }
-    }
-
-    /// Takes all views out.
-    fn drain(&mut self) -> Vec<Arc<View>> {
-        let budgets = self.budgets.clone();
-        let slots = std::mem::replace(self, Self { budgets, ..Self::default() }).slots;
-        slots.into_iter().map(|(_, slot)| slot.view).collect()
-    }
-
-    /// Finds the views that could see something of a record.
-    fn route(&mut self, record: &Record) {
-        match record {
-            Record::Event(event) => self.index.candidates(event, &mut self.candidates),
-            // What a gap says concerns everybody.
-            Record::Gap(_) => {
-                self.candidates.clear();
-                self.candidates.extend(self.slots.iter().map(|(id, _)| id));
-            }
-        }
-    }
-
-    /// Appends a record where it is seen; tells how many messages that gave.
-    fn append(&mut self, record: &Record, received: Instant) -> usize {
-        let mut inside = match record {
-            Record::Event(_) => HashMap::new(),
-            Record::Gap(gap) => self.see(gap),
-        };
-        self.route(record);
-        let mut dispatched = 0;
-        for id in &self.candidates {
-            let Some(slot) = self.slots.get_mut(*id) else { continue };
-            let messages = match record {
-                Record::Event(event) => slot.view.append(event, received),
-                Record::Gap(gap) => {
-                    // A list compares bytes: with a new schema an object has others at the version it had.
-                    slot.view.forget();
-                    slot.view.append_gap(gap, inside.remove(id).unwrap_or_default(), received)
-                }
-            };
-            dispatched += messages;
-            if messages > 0 && !std::mem::replace(&mut slot.untold, true) {
-                self.untold.push(*id);
-            }
-        }
-        self.untold_records += usize::from(dispatched > 0);
-        dispatched
-    }
-
-    /// What each view sees inside a gap: each event is looked up, as one outside is.
-    fn see(&mut self, gap: &Gap) -> HashMap<ViewId, Vec<SeenInGap>> {
-        let mut inside: HashMap<_, Vec<_>> = HashMap::new();
-        for event in &gap.events {
-            self.index.candidates(event, &mut self.candidates);
-            for id in &self.candidates {
-                if let Some(seen) = self.slots.get(*id).and_then(|slot| event.transition(slot.view.selection())) {
-                    inside.entry(*id).or_default().push((event.clone(), seen));
-                }
-            }
-        }
-        inside
-    }
-
-    /// Lets go of a record, which only those who could see it can hold.
-    fn trim(&mut self, record: &Record) {
-        self.route(record);
-        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
-        concerned.for_each(|slot| slot.view.trim(record.version()));
-    }
-
-    fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
-        let ids = std::mem::take(&mut self.untold);
-        let told = ids.into_iter().filter_map(|id| {
-            let slot = self.slots.get_mut(id)?;
-            slot.untold = false;
-            Some(slot.view.clone())
-        });
-        (told.collect(), std::mem::take(&mut self.untold_records))
-    }
 }
 
 /// For people who ask since when; nothing is decided by it.
@@ -380,7 +235,7 @@ impl Hub {
         // Upstream's bookmarks are commits too, so a quiet resource comes by here every minute.
         if received.saturating_duration_since(inner.tidied_at) > TIDY_INTERVAL {
             inner.tidied_at = received;
-            inner.views.slots.iter().for_each(|(_, slot)| slot.view.tidy(received));
+            inner.views.tidy(received);
         }
         drop(inner);
         if let Some((views, end)) = closed {
@@ -393,7 +248,7 @@ impl Hub {
     /// a tokio runtime.
     pub fn wake(self: &Arc<Self>) {
         let mut inner = self.inner();
-        if inner.views.untold.is_empty() || inner.scheduled {
+        if inner.views.all_told() || inner.scheduled {
             return;
         }
         match inner.pacer.hold(Instant::now()) {
@@ -510,7 +365,7 @@ impl Hub {
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
-                let encoder = views.encoder(&key.format);
+                let encoder = views.encoder(&key.format, &self.view_bytes.kept);
                 Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
             }
         };
@@ -582,7 +437,7 @@ impl Hub {
 
     /// The number of distinct selections.
     pub fn views(&self) -> usize {
-        self.inner().views.slots.len()
+        self.inner().views.len()
     }
 
     /// What the blocks of all views take, in bytes.
@@ -595,13 +450,13 @@ impl Hub {
         let inner = self.inner();
         let mut gauges = CacheGauges {
             subscribers: inner.subscribers,
-            views: inner.views.slots.len(),
+            views: inner.views.len(),
             synced: inner.cache.is_some(),
             ..CacheGauges::default()
         };
         if let Some(cached) = &inner.cache {
             gauges.ring_bytes = cached.ring.bytes();
-            let Budgets { projected, chunks } = &inner.views.budgets;
+            let Budgets { projected, chunks } = &self.view_bytes.kept;
             gauges.log_bytes =
                 self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes() + projected.used() + chunks.used();
             gauges.ring_events = cached.ring.len();

@@ -64,7 +64,9 @@ pub type SeenInGap = (Arc<WatchEvent>, Transition);
 /// What a selection sees of a record.
 pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
     match record {
-        Record::Event(event) => entry(event, selection, received).into_iter().collect(),
+        Record::Event(event) => {
+            event.transition(selection).map(|seen| entry(event, seen, received)).into_iter().collect()
+        }
         Record::Gap(gap) => {
             let seen = gap.events.iter().filter_map(|event| Some((event.clone(), event.transition(selection)?)));
             gap_entries(gap, seen, received).collect()
@@ -72,10 +74,9 @@ pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>
     }
 }
 
-/// What a selection sees of an event.
-pub fn entry(event: &Arc<WatchEvent>, selection: &Selection, received: Option<Instant>) -> Option<LogEntry> {
-    let seen = event.transition(selection)?;
-    Some(LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received })
+/// An event as it is seen.
+pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
+    LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received }
 }
 
 /// A gap with what is seen inside.

@@ -18,6 +18,7 @@ pub mod pacer;
 pub mod pieces;
 pub mod subscription;
 pub mod view;
+mod views;
 
 #[cfg(test)]
 mod tests;

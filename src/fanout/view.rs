@@ -9,9 +9,10 @@ use tokio::time::Instant;
 use super::{
     bell::{Bell, Woken},
     block::{Block, BlockBytes, Blocks, cut},
+    budget::Budgets,
     encoder::Encoder,
     generation::{Generation, Joined},
-    log::{LogBytes, LogEntry, Seen, SeenInGap, ViewLog, entries, entry, gap_entries},
+    log::{LogBytes, LogEntry, SeenInGap, ViewLog, entries, entry, gap_entries},
     outcome::StreamEnd,
 };
 use crate::{
@@ -70,6 +71,8 @@ pub struct ViewBytes {
     pub logs: LogBytes,
     /// Of blocks.
     pub blocks: BlockBytes,
+    /// Of what is kept to save work.
+    pub kept: Budgets,
 }
 
 impl View {
@@ -113,11 +116,8 @@ impl View {
 
     /// Appends what this view sees of an event; tells how many messages that is.
     pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> usize {
-        let entry = entry(event, &self.selection, Some(received)).filter(|entry| match &entry.seen {
-            Seen::Event(event, seen) => self.encoder.tells(event, *seen),
-            _ => true,
-        });
-        self.extend(entry)
+        let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
+        self.extend(seen.map(|seen| entry(event, seen, Some(received))))
     }
 
     /// Appends a gap and what this view sees inside; tells how many messages that is.

@@ -389,10 +389,6 @@ struct Seldom {
 
 impl Wake for Seldom {
     fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
         self.woke.store(true, Ordering::SeqCst);
         self.line.wake();
     }
