@@ -138,7 +138,7 @@ impl Hub {
             .map_or(version, ResourceVersion::get);
         let mut snapshot = Vec::new();
         if request.resource_version.is_empty() {
-            let begin = SnapshotBegin { resource_version: version.to_string(), resource: None };
+            let begin = SnapshotBegin { resource_version: version.to_string(), ..SnapshotBegin::default() };
             snapshot.push(response(0, watch_response::Message::SnapshotBegin(begin)));
             let selected = state.objects.values().filter(|event| target.name.is_empty() || event.name == target.name);
             snapshot.extend(selected.map(|event| response(0, watch_response::Message::Event(event.clone()))));

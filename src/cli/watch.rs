@@ -120,8 +120,12 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         match item {
             None => break Ok(()),
             Some(Ok(WatchItem::Event(event))) => printer.print(&event)?,
-            Some(Ok(WatchItem::SnapshotBegin { resource: Some(resource), .. })) => printer.resource = resource,
-            Some(Ok(item)) => notice(&item).into_iter().for_each(|line| eprintln!("{line}")),
+            Some(Ok(item)) => {
+                notice(&item).into_iter().for_each(|line| eprintln!("{line}"));
+                if let WatchItem::SnapshotBegin { resource: Some(resource), .. } = item {
+                    printer.resource = resource;
+                }
+            }
             Some(Err(error)) if is_cluster_scoped(&error, &target) => {
                 target.namespace.clear();
                 watch = client.watch(target.clone(), options.clone());
@@ -152,7 +156,13 @@ pub(super) fn notice(item: &WatchItem) -> Option<String> {
         WatchItem::GapBegin { resource_version, reason } => Some(format!(
             "kubefan had to list again ({reason}): what changed after version {resource_version} comes in its latest state only"
         )),
-        WatchItem::GapEnd => Some("every change from here on".to_owned()),
+        WatchItem::CatchUpBegin { resource_version } => Some(format!(
+            "too far behind: what changed after version {resource_version} comes in its latest state only"
+        )),
+        WatchItem::GapEnd | WatchItem::CatchUpEnd => Some("every change from here on".to_owned()),
+        WatchItem::SnapshotBegin { restarted_from, .. } if !restarted_from.is_empty() => Some(format!(
+            "starting over with all that is there, because nothing is held that leads on from version {restarted_from}"
+        )),
         WatchItem::SnapshotBegin { .. } | WatchItem::SnapshotEnd { .. } | WatchItem::Event(_) | WatchItem::Bookmark => {
             None
         }

@@ -24,7 +24,7 @@ pub mod watch;
 pub use error::{ClientError, ServerStatus};
 pub use list_watch::{ClientOptions, ListWatch, ObjectList, ReadOptions};
 pub use projection::{Parts, Projection};
-pub use watch::{OnExpired, WatchItem, WatchOptions, WatchStream};
+pub use watch::{OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 
 pub use crate::model::format::Encoding;
 pub use crate::proto::v1alpha1::{Event, EventType, Object, ResolvedResource, ResourceStatus, Target};

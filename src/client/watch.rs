@@ -40,6 +40,16 @@ pub enum OnExpired {
     Restart,
 }
 
+/// What to do when the stream has fallen behind the events that are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnLag {
+    /// The version is no longer held: [`OnExpired`] decides.
+    Expire,
+    /// Go on with a marked catch-up ([`WatchItem::CatchUpBegin`]).
+    #[default]
+    Conflate,
+}
+
 /// How many bytes of objects a watch with deltas keeps, unless it is told otherwise.
 pub const KEPT_BYTES_MAX: usize = 1 << 30;
 
@@ -62,6 +72,8 @@ pub struct WatchOptions {
     pub kept_bytes_max: usize,
     /// What to do when the version to resume from is no longer held.
     pub on_expired: OnExpired,
+    /// What to do when the stream has fallen behind the events that are held.
+    pub on_lag: OnLag,
     /// The waits between tries.
     pub backoff: BackoffOptions,
     /// Decides the jitter, for simulations; unset means by chance.
@@ -79,6 +91,7 @@ impl Default for WatchOptions {
             encoding: Encoding::default(),
             kept_bytes_max: KEPT_BYTES_MAX,
             on_expired: OnExpired::default(),
+            on_lag: OnLag::default(),
             backoff: BackoffOptions::default(),
             seed: None,
         }
@@ -95,6 +108,8 @@ pub enum WatchItem {
         resource_version: String,
         /// The resource as kubefan resolved it.
         resource: Option<ResolvedResource>,
+        /// The version from which nothing led on, where this snapshot stands for what came after it; else empty.
+        restarted_from: String,
     },
     /// The snapshot is complete.
     SnapshotEnd {
@@ -112,6 +127,14 @@ pub enum WatchItem {
     },
     /// The marked gap is complete.
     GapEnd,
+    /// A marked catch-up starts: the events up to `CatchUpEnd` lead to the state after it, each changed key once. It may come again
+    /// after a break inside it.
+    CatchUpBegin {
+        /// Up to this version the stream was exact.
+        resource_version: String,
+    },
+    /// The marked catch-up is complete.
+    CatchUpEnd,
     /// Time has passed; [`WatchStream::resume_version`] has moved.
     Bookmark,
     /// The connection broke; another try follows by itself.
@@ -126,7 +149,7 @@ pub enum WatchItem {
         /// Resumed after this version; empty where the watch starts over with its snapshot, which had not been complete.
         from: String,
     },
-    /// The version to resume from is no longer held; a snapshot follows ([`OnExpired::Restart`]).
+    /// There is nothing to resume from; a snapshot follows ([`OnExpired::Restart`]).
     Restarted {
         /// The server's word.
         error: ClientError,
@@ -265,6 +288,14 @@ impl WatchStream {
             projection,
             encoding: encoding.into(),
             state_kept: self.kept_fits && self.kept.as_ref().is_some_and(Kept::is_whole),
+            on_lag: match self.options.on_lag {
+                OnLag::Expire => v1alpha1::OnLag::Expire.into(),
+                OnLag::Conflate => v1alpha1::OnLag::Conflate.into(),
+            },
+            on_expired: match self.options.on_expired {
+                OnExpired::Fail => v1alpha1::OnExpired::Fail.into(),
+                OnExpired::Restart => v1alpha1::OnExpired::Restart.into(),
+            },
         })
     }
 
@@ -274,8 +305,8 @@ impl WatchStream {
             None => None,
             Some(Message::SnapshotBegin(begin)) => {
                 self.kept.iter_mut().for_each(Kept::begin);
-                let v1alpha1::SnapshotBegin { resource_version, resource } = begin;
-                Some(WatchItem::SnapshotBegin { resource_version, resource })
+                let v1alpha1::SnapshotBegin { resource_version, resource, restarted_from } = begin;
+                Some(WatchItem::SnapshotBegin { resource_version, resource, restarted_from })
             }
             Some(Message::SnapshotEnd(end)) => {
                 self.kept.iter_mut().for_each(Kept::end);
@@ -295,6 +326,10 @@ impl WatchStream {
                 Some(WatchItem::GapBegin { resource_version: begin.resource_version, reason: begin.reason })
             }
             Some(Message::GapEnd(_)) => Some(WatchItem::GapEnd),
+            Some(Message::CatchUpBegin(begin)) => {
+                Some(WatchItem::CatchUpBegin { resource_version: begin.resource_version })
+            }
+            Some(Message::CatchUpEnd(_)) => Some(WatchItem::CatchUpEnd),
             Some(Message::Bookmark(_)) => Some(WatchItem::Bookmark),
         };
         self.kept_fits = !response.resume_version.is_empty();

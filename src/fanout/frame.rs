@@ -14,8 +14,8 @@ use super::pieces::Pieces;
 use crate::{
     model::{ObjectKey, ResourceVersion, event::EventType as Kind, object::Object},
     proto::v1alpha1::{
-        Bookmark, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin, SnapshotChunk,
-        SnapshotEnd, WatchResponse, watch_response,
+        Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
+        SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,
     },
 };
 
@@ -271,14 +271,22 @@ pub fn put_delimited(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
 /// The messages that carry no object.
 pub mod control {
     use super::{
-        Bookmark, Bytes, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin, SnapshotChunk,
-        SnapshotEnd, WatchResponse, watch_response::Message,
+        Bookmark, Bytes, CatchUpBegin, CatchUpEnd, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin,
+        SnapshotChunk, SnapshotEnd, WatchResponse, watch_response::Message,
     };
     use crate::cache::Gap;
 
-    /// Opens a snapshot.
-    pub fn snapshot_begin(version: ResourceVersion, resource: ResolvedResource) -> WatchResponse {
-        let begin = SnapshotBegin { resource_version: version.to_string(), resource: Some(resource) };
+    /// Opens a snapshot; in a stream that starts over, because nothing led on from `restarted_from`.
+    pub fn snapshot_begin(
+        version: ResourceVersion,
+        resource: ResolvedResource,
+        restarted_from: Option<ResourceVersion>,
+    ) -> WatchResponse {
+        let begin = SnapshotBegin {
+            resource_version: version.to_string(),
+            resource: Some(resource),
+            restarted_from: restarted_from.map_or_else(String::new, |version| version.to_string()),
+        };
         response(None, Message::SnapshotBegin(begin))
     }
 
@@ -297,6 +305,16 @@ pub mod control {
     /// Closes a gap.
     pub fn gap_end(gap: &Gap) -> WatchResponse {
         response(Some(gap.to), Message::GapEnd(GapEnd {}))
+    }
+
+    /// Opens a catch-up from `version`.
+    pub fn catch_up_begin(version: ResourceVersion) -> WatchResponse {
+        response(None, Message::CatchUpBegin(CatchUpBegin { resource_version: version.to_string() }))
+    }
+
+    /// Closes a catch-up to `version`.
+    pub fn catch_up_end(version: ResourceVersion) -> WatchResponse {
+        response(Some(version), Message::CatchUpEnd(CatchUpEnd {}))
     }
 
     /// A part of a compressed snapshot.
@@ -434,7 +452,7 @@ mod tests {
         let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
         let version = ResourceVersion::new(7).unwrap();
         let mut writer = FrameWriter::default();
-        writer.message(&control::snapshot_begin(version, ResolvedResource::default()));
+        writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None));
         writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
         writer.message(&control::snapshot_end(version, 1));
         let mut pieces = writer.finish();

@@ -196,7 +196,7 @@ impl Subscription {
             SnapshotState::Chunks { .. } => FrameWriter::default(),
         };
         if let Some(resource) = snapshot.resource.take() {
-            frames.message(&control::snapshot_begin(snapshot.version, resource));
+            frames.message(&control::snapshot_begin(snapshot.version, resource, None));
         }
         let (selection, encoder) = (self.view.selection(), self.view.encoder());
         let mut objects = 0;

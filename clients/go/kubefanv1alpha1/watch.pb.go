@@ -29,6 +29,112 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// OnLag is what happens to a stream that has fallen behind the events that are held.
+type OnLag int32
+
+const (
+	// As EXPIRE.
+	OnLag_ON_LAG_UNSPECIFIED OnLag = 0
+	// It ends with OUT_OF_RANGE.
+	OnLag_ON_LAG_EXPIRE OnLag = 1
+	// It goes on with a marked catch-up.
+	OnLag_ON_LAG_CONFLATE OnLag = 2
+)
+
+// Enum value maps for OnLag.
+var (
+	OnLag_name = map[int32]string{
+		0: "ON_LAG_UNSPECIFIED",
+		1: "ON_LAG_EXPIRE",
+		2: "ON_LAG_CONFLATE",
+	}
+	OnLag_value = map[string]int32{
+		"ON_LAG_UNSPECIFIED": 0,
+		"ON_LAG_EXPIRE":      1,
+		"ON_LAG_CONFLATE":    2,
+	}
+)
+
+func (x OnLag) Enum() *OnLag {
+	p := new(OnLag)
+	*p = x
+	return p
+}
+
+func (x OnLag) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnLag) Descriptor() protoreflect.EnumDescriptor {
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[0].Descriptor()
+}
+
+func (OnLag) Type() protoreflect.EnumType {
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[0]
+}
+
+func (x OnLag) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnLag.Descriptor instead.
+func (OnLag) EnumDescriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{0}
+}
+
+// OnExpired is what happens where nothing leads on from a version.
+type OnExpired int32
+
+const (
+	// As FAIL.
+	OnExpired_ON_EXPIRED_UNSPECIFIED OnExpired = 0
+	// OUT_OF_RANGE.
+	OnExpired_ON_EXPIRED_FAIL OnExpired = 1
+	// The stream starts over with a snapshot, which names the version in restarted_from. It is not older than that version.
+	OnExpired_ON_EXPIRED_RESTART OnExpired = 2
+)
+
+// Enum value maps for OnExpired.
+var (
+	OnExpired_name = map[int32]string{
+		0: "ON_EXPIRED_UNSPECIFIED",
+		1: "ON_EXPIRED_FAIL",
+		2: "ON_EXPIRED_RESTART",
+	}
+	OnExpired_value = map[string]int32{
+		"ON_EXPIRED_UNSPECIFIED": 0,
+		"ON_EXPIRED_FAIL":        1,
+		"ON_EXPIRED_RESTART":     2,
+	}
+)
+
+func (x OnExpired) Enum() *OnExpired {
+	p := new(OnExpired)
+	*p = x
+	return p
+}
+
+func (x OnExpired) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnExpired) Descriptor() protoreflect.EnumDescriptor {
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[1].Descriptor()
+}
+
+func (OnExpired) Type() protoreflect.EnumType {
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[1]
+}
+
+func (x OnExpired) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnExpired.Descriptor instead.
+func (OnExpired) EnumDescriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{1}
+}
+
 // ProjectionType is which parts of an object are sent.
 type ProjectionType int32
 
@@ -71,11 +177,11 @@ func (x ProjectionType) String() string {
 }
 
 func (ProjectionType) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[0].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[2].Descriptor()
 }
 
 func (ProjectionType) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[0]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[2]
 }
 
 func (x ProjectionType) Number() protoreflect.EnumNumber {
@@ -84,7 +190,7 @@ func (x ProjectionType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProjectionType.Descriptor instead.
 func (ProjectionType) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{0}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
 }
 
 // Encoding is how objects are sent.
@@ -129,11 +235,11 @@ func (x Encoding) String() string {
 }
 
 func (Encoding) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[1].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[3].Descriptor()
 }
 
 func (Encoding) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[1]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[3]
 }
 
 func (x Encoding) Number() protoreflect.EnumNumber {
@@ -142,7 +248,7 @@ func (x Encoding) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Encoding.Descriptor instead.
 func (Encoding) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{1}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{3}
 }
 
 // EventType is what happened to an object.
@@ -186,11 +292,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[2].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[4].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[2]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[4]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -199,7 +305,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{4}
 }
 
 // DeleteReason tells a deleted object from one that only left the selector.
@@ -212,8 +318,8 @@ const (
 	DeleteReason_DELETE_REASON_OBJECT_DELETED DeleteReason = 1
 	// The object exists and matches the selector no longer.
 	DeleteReason_DELETE_REASON_LEFT_SELECTOR DeleteReason = 2
-	// Inside a gap: the object was there before and is not there after. How it looked when it was deleted is not known; the last
-	// state that was seen is sent.
+	// Inside a gap or a catch-up: the object was there before and is not there after. How it looked when it was deleted is not known;
+	// of the last state that was seen is sent what is known.
 	DeleteReason_DELETE_REASON_FINAL_STATE_UNKNOWN DeleteReason = 3
 )
 
@@ -244,11 +350,11 @@ func (x DeleteReason) String() string {
 }
 
 func (DeleteReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[3].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[5].Descriptor()
 }
 
 func (DeleteReason) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[3]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[5]
 }
 
 func (x DeleteReason) Number() protoreflect.EnumNumber {
@@ -257,7 +363,7 @@ func (x DeleteReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DeleteReason.Descriptor instead.
 func (DeleteReason) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{3}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{5}
 }
 
 // ResourceState is whether a resource is served.
@@ -309,11 +415,11 @@ func (x ResourceState) String() string {
 }
 
 func (ResourceState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kubefan_v1alpha1_watch_proto_enumTypes[4].Descriptor()
+	return file_kubefan_v1alpha1_watch_proto_enumTypes[6].Descriptor()
 }
 
 func (ResourceState) Type() protoreflect.EnumType {
-	return &file_kubefan_v1alpha1_watch_proto_enumTypes[4]
+	return &file_kubefan_v1alpha1_watch_proto_enumTypes[6]
 }
 
 func (x ResourceState) Number() protoreflect.EnumNumber {
@@ -322,7 +428,7 @@ func (x ResourceState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ResourceState.Descriptor instead.
 func (ResourceState) EnumDescriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{4}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{6}
 }
 
 // Target names objects, as the path and the query of a Kubernetes list request do.
@@ -445,7 +551,12 @@ type WatchRequest struct {
 	// Only with ENCODING_ZSTD_DELTA and a resource_version: the client holds the bytes of every object of this watch as they were
 	// at resource_version, in this projection, so that deltas may come from the start. False: the first event of each object
 	// carries it in full. A client that is wrong about it finds out by base_crc32.
-	StateKept     bool `protobuf:"varint,7,opt,name=state_kept,json=stateKept,proto3" json:"state_kept,omitempty"`
+	StateKept bool `protobuf:"varint,7,opt,name=state_kept,json=stateKept,proto3" json:"state_kept,omitempty"`
+	// What to do where the stream has fallen behind the events that are held. Unset: as ON_LAG_EXPIRE.
+	OnLag OnLag `protobuf:"varint,8,opt,name=on_lag,json=onLag,proto3,enum=kubefan.v1alpha1.OnLag" json:"on_lag,omitempty"`
+	// What to do where nothing leads on, from resource_version or from where the stream has fallen behind. Unset: as
+	// ON_EXPIRED_FAIL.
+	OnExpired     OnExpired `protobuf:"varint,9,opt,name=on_expired,json=onExpired,proto3,enum=kubefan.v1alpha1.OnExpired" json:"on_expired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -527,6 +638,20 @@ func (x *WatchRequest) GetStateKept() bool {
 		return x.StateKept
 	}
 	return false
+}
+
+func (x *WatchRequest) GetOnLag() OnLag {
+	if x != nil {
+		return x.OnLag
+	}
+	return OnLag_ON_LAG_UNSPECIFIED
+}
+
+func (x *WatchRequest) GetOnExpired() OnExpired {
+	if x != nil {
+		return x.OnExpired
+	}
+	return OnExpired_ON_EXPIRED_UNSPECIFIED
 }
 
 // Projection says what of each object is sent. It only ever leaves out: what is sent are the object's own bytes, in its own order.
@@ -624,7 +749,7 @@ func (x *Projection) GetOnlyChanges() bool {
 // WatchResponse is one message of a watch.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Set only where everything at or below this version has been sent; absent inside a snapshot or a gap until its end.
+	// Set only where everything at or below this version has been sent; absent inside a snapshot, a gap or a catch-up until its end.
 	// It is the only version that a client may keep to come back with.
 	ResumeVersion string `protobuf:"bytes,1,opt,name=resume_version,json=resumeVersion,proto3" json:"resume_version,omitempty"`
 	// What the message says.
@@ -638,6 +763,8 @@ type WatchResponse struct {
 	//	*WatchResponse_GapEnd
 	//	*WatchResponse_Bookmark
 	//	*WatchResponse_SnapshotChunk
+	//	*WatchResponse_CatchUpBegin
+	//	*WatchResponse_CatchUpEnd
 	Message       isWatchResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -750,6 +877,24 @@ func (x *WatchResponse) GetSnapshotChunk() *SnapshotChunk {
 	return nil
 }
 
+func (x *WatchResponse) GetCatchUpBegin() *CatchUpBegin {
+	if x != nil {
+		if x, ok := x.Message.(*WatchResponse_CatchUpBegin); ok {
+			return x.CatchUpBegin
+		}
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetCatchUpEnd() *CatchUpEnd {
+	if x != nil {
+		if x, ok := x.Message.(*WatchResponse_CatchUpEnd); ok {
+			return x.CatchUpEnd
+		}
+	}
+	return nil
+}
+
 type isWatchResponse_Message interface {
 	isWatchResponse_Message()
 }
@@ -789,6 +934,16 @@ type WatchResponse_SnapshotChunk struct {
 	SnapshotChunk *SnapshotChunk `protobuf:"bytes,8,opt,name=snapshot_chunk,json=snapshotChunk,proto3,oneof"`
 }
 
+type WatchResponse_CatchUpBegin struct {
+	// A marked catch-up starts.
+	CatchUpBegin *CatchUpBegin `protobuf:"bytes,9,opt,name=catch_up_begin,json=catchUpBegin,proto3,oneof"`
+}
+
+type WatchResponse_CatchUpEnd struct {
+	// The marked catch-up is complete.
+	CatchUpEnd *CatchUpEnd `protobuf:"bytes,10,opt,name=catch_up_end,json=catchUpEnd,proto3,oneof"`
+}
+
 func (*WatchResponse_SnapshotBegin) isWatchResponse_Message() {}
 
 func (*WatchResponse_Event) isWatchResponse_Message() {}
@@ -803,6 +958,10 @@ func (*WatchResponse_Bookmark) isWatchResponse_Message() {}
 
 func (*WatchResponse_SnapshotChunk) isWatchResponse_Message() {}
 
+func (*WatchResponse_CatchUpBegin) isWatchResponse_Message() {}
+
+func (*WatchResponse_CatchUpEnd) isWatchResponse_Message() {}
+
 // Event is one change, as this watch's selector sees it: an object that enters the selector is ADDED, one that leaves it is
 // DELETED.
 type Event struct {
@@ -815,12 +974,13 @@ type Event struct {
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// The object's metadata.uid.
 	Uid string `protobuf:"bytes,4,opt,name=uid,proto3" json:"uid,omitempty"`
-	// The version of the change. In a snapshot, and for what a gap's end reports as deleted, the object's own last known one.
+	// The version of the change. In a snapshot, and for what a gap or a catch-up reports as deleted, the object's own last known one.
 	ResourceVersion string `protobuf:"bytes,5,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// Set on DELETED only.
 	DeleteReason DeleteReason `protobuf:"varint,6,opt,name=delete_reason,json=deleteReason,proto3,enum=kubefan.v1alpha1.DeleteReason" json:"delete_reason,omitempty"`
 	// The object as JSON, exactly as a watch of the apiserver sends it, or what the projection leaves of that. For DELETED the last
-	// state, at the event's version. Empty where delta is set.
+	// state, at the event's version; in a catch-up only what selectors see of it: kind, name, namespace, uid, labels and selectable
+	// fields. Empty where delta is set.
 	Object []byte `protobuf:"bytes,7,opt,name=object,proto3" json:"object,omitempty"`
 	// With ENCODING_ZSTD_DELTA only, instead of object: how the object's previous bytes become its new ones.
 	Delta         *ObjectDelta `protobuf:"bytes,8,opt,name=delta,proto3" json:"delta,omitempty"`
@@ -1046,7 +1206,10 @@ type SnapshotBegin struct {
 	// The version of the state.
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// The resource as kubefan resolved it.
-	Resource      *ResolvedResource `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	Resource *ResolvedResource `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Set where the stream starts over because nothing led on from this version (ON_EXPIRED_RESTART): what the client holds is
+	// replaced by this snapshot.
+	RestartedFrom string `protobuf:"bytes,3,opt,name=restarted_from,json=restartedFrom,proto3" json:"restarted_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1093,6 +1256,13 @@ func (x *SnapshotBegin) GetResource() *ResolvedResource {
 		return x.Resource
 	}
 	return nil
+}
+
+func (x *SnapshotBegin) GetRestartedFrom() string {
+	if x != nil {
+		return x.RestartedFrom
+	}
+	return ""
 }
 
 // SnapshotEnd closes the initial state.
@@ -1236,6 +1406,91 @@ func (*GapEnd) Descriptor() ([]byte, []int) {
 	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{10}
 }
 
+// CatchUpBegin opens a marked catch-up: the stream was behind the events that are held. The events up to catch_up_end lead from
+// the state at resource_version to a later one, each changed key once, in its latest state (twice where an object was deleted and
+// another made in its name): first what is there no longer, then the others in key order.
+type CatchUpBegin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Up to this version the stream was exact.
+	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *CatchUpBegin) Reset() {
+	*x = CatchUpBegin{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatchUpBegin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatchUpBegin) ProtoMessage() {}
+
+func (x *CatchUpBegin) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatchUpBegin.ProtoReflect.Descriptor instead.
+func (*CatchUpBegin) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CatchUpBegin) GetResourceVersion() string {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return ""
+}
+
+// CatchUpEnd closes a marked catch-up; from here the stream is exact again.
+type CatchUpEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CatchUpEnd) Reset() {
+	*x = CatchUpEnd{}
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatchUpEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatchUpEnd) ProtoMessage() {}
+
+func (x *CatchUpEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatchUpEnd.ProtoReflect.Descriptor instead.
+func (*CatchUpEnd) Descriptor() ([]byte, []int) {
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{12}
+}
+
 // Bookmark carries only the resume_version of its WatchResponse.
 type Bookmark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1245,7 +1500,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1512,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[11]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1525,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{11}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{13}
 }
 
 // ResolvedResource is a resource by its full name.
@@ -1292,7 +1547,7 @@ type ResolvedResource struct {
 
 func (x *ResolvedResource) Reset() {
 	*x = ResolvedResource{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1559,7 @@ func (x *ResolvedResource) String() string {
 func (*ResolvedResource) ProtoMessage() {}
 
 func (x *ResolvedResource) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[12]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1572,7 @@ func (x *ResolvedResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolvedResource.ProtoReflect.Descriptor instead.
 func (*ResolvedResource) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{12}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolvedResource) GetGroup() string {
@@ -1371,7 +1626,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1638,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[13]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1651,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{13}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRequest) GetTarget() *Target {
@@ -1435,7 +1690,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1702,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[14]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1715,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{14}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListResponse) GetResourceVersion() string {
@@ -1503,7 +1758,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1770,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[15]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1783,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{15}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Object) GetNamespace() string {
@@ -1584,7 +1839,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1851,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[16]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1864,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{16}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetRequest) GetTarget() *Target {
@@ -1655,7 +1910,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1922,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[17]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1935,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{17}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetResponse) GetObject() *Object {
@@ -1713,7 +1968,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +1980,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[18]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1993,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{18}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{20}
 }
 
 // ListResourcesResponse tells what is served.
@@ -1752,7 +2007,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +2019,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[19]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +2032,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{19}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListResourcesResponse) GetResources() []*ResourceStatus {
@@ -1820,7 +2075,7 @@ type ResourceStatus struct {
 
 func (x *ResourceStatus) Reset() {
 	*x = ResourceStatus{}
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2087,7 @@ func (x *ResourceStatus) String() string {
 func (*ResourceStatus) ProtoMessage() {}
 
 func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[20]
+	mi := &file_kubefan_v1alpha1_watch_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2100,7 @@ func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStatus.ProtoReflect.Descriptor instead.
 func (*ResourceStatus) Descriptor() ([]byte, []int) {
-	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{20}
+	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResourceStatus) GetName() string {
@@ -1944,7 +2199,7 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12%\n" +
 	"\x0elabel_selector\x18\x06 \x01(\tR\rlabelSelector\x12%\n" +
-	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xf1\x02\n" +
+	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xdd\x03\n" +
 	"\fWatchRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12'\n" +
@@ -1955,14 +2210,17 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"projection\x126\n" +
 	"\bencoding\x18\x06 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\x12\x1d\n" +
 	"\n" +
-	"state_kept\x18\a \x01(\bR\tstateKept\"\xd7\x01\n" +
+	"state_kept\x18\a \x01(\bR\tstateKept\x12.\n" +
+	"\x06on_lag\x18\b \x01(\x0e2\x17.kubefan.v1alpha1.OnLagR\x05onLag\x12:\n" +
+	"\n" +
+	"on_expired\x18\t \x01(\x0e2\x1b.kubefan.v1alpha1.OnExpiredR\tonExpired\"\xd7\x01\n" +
 	"\n" +
 	"Projection\x124\n" +
 	"\x04type\x18\x01 \x01(\x0e2 .kubefan.v1alpha1.ProjectionTypeR\x04type\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\tR\x05paths\x12.\n" +
 	"\x13drop_managed_fields\x18\x03 \x01(\bR\x11dropManagedFields\x12*\n" +
 	"\x11drop_last_applied\x18\x04 \x01(\bR\x0fdropLastApplied\x12!\n" +
-	"\fonly_changes\x18\x05 \x01(\bR\vonlyChanges\"\xf4\x03\n" +
+	"\fonly_changes\x18\x05 \x01(\bR\vonlyChanges\"\xfe\x04\n" +
 	"\rWatchResponse\x12%\n" +
 	"\x0eresume_version\x18\x01 \x01(\tR\rresumeVersion\x12H\n" +
 	"\x0esnapshot_begin\x18\x02 \x01(\v2\x1f.kubefan.v1alpha1.SnapshotBeginH\x00R\rsnapshotBegin\x12/\n" +
@@ -1971,7 +2229,11 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\tgap_begin\x18\x05 \x01(\v2\x1a.kubefan.v1alpha1.GapBeginH\x00R\bgapBegin\x123\n" +
 	"\agap_end\x18\x06 \x01(\v2\x18.kubefan.v1alpha1.GapEndH\x00R\x06gapEnd\x128\n" +
 	"\bbookmark\x18\a \x01(\v2\x1a.kubefan.v1alpha1.BookmarkH\x00R\bbookmark\x12H\n" +
-	"\x0esnapshot_chunk\x18\b \x01(\v2\x1f.kubefan.v1alpha1.SnapshotChunkH\x00R\rsnapshotChunkB\t\n" +
+	"\x0esnapshot_chunk\x18\b \x01(\v2\x1f.kubefan.v1alpha1.SnapshotChunkH\x00R\rsnapshotChunk\x12F\n" +
+	"\x0ecatch_up_begin\x18\t \x01(\v2\x1e.kubefan.v1alpha1.CatchUpBeginH\x00R\fcatchUpBegin\x12@\n" +
+	"\fcatch_up_end\x18\n" +
+	" \x01(\v2\x1c.kubefan.v1alpha1.CatchUpEndH\x00R\n" +
+	"catchUpEndB\t\n" +
 	"\amessage\"\xb9\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1b.kubefan.v1alpha1.EventTypeR\x04type\x12\x1c\n" +
@@ -1988,16 +2250,21 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"base_crc32\x18\x02 \x01(\aR\tbaseCrc32\x12\x12\n" +
 	"\x04zstd\x18\x03 \x01(\fR\x04zstd\"#\n" +
 	"\rSnapshotChunk\x12\x12\n" +
-	"\x04zstd\x18\x01 \x01(\fR\x04zstd\"z\n" +
+	"\x04zstd\x18\x01 \x01(\fR\x04zstd\"\xa1\x01\n" +
 	"\rSnapshotBegin\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12>\n" +
-	"\bresource\x18\x02 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"0\n" +
+	"\bresource\x18\x02 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12%\n" +
+	"\x0erestarted_from\x18\x03 \x01(\tR\rrestartedFrom\"0\n" +
 	"\vSnapshotEnd\x12!\n" +
 	"\fobject_count\x18\x01 \x01(\x03R\vobjectCount\"M\n" +
 	"\bGapBegin\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\b\n" +
-	"\x06GapEnd\"\n" +
+	"\x06GapEnd\"9\n" +
+	"\fCatchUpBegin\x12)\n" +
+	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\"\f\n" +
+	"\n" +
+	"CatchUpEnd\"\n" +
 	"\n" +
 	"\bBookmark\"\x92\x01\n" +
 	"\x10ResolvedResource\x12\x14\n" +
@@ -2052,7 +2319,15 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\fsynced_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vsyncedSince\x12 \n" +
 	"\vsubscribers\x18\v \x01(\x03R\vsubscribers\x12\x1b\n" +
-	"\ton_demand\x18\f \x01(\bR\bonDemand*\x89\x01\n" +
+	"\ton_demand\x18\f \x01(\bR\bonDemand*G\n" +
+	"\x05OnLag\x12\x16\n" +
+	"\x12ON_LAG_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rON_LAG_EXPIRE\x10\x01\x12\x13\n" +
+	"\x0fON_LAG_CONFLATE\x10\x02*T\n" +
+	"\tOnExpired\x12\x1a\n" +
+	"\x16ON_EXPIRED_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fON_EXPIRED_FAIL\x10\x01\x12\x16\n" +
+	"\x12ON_EXPIRED_RESTART\x10\x02*\x89\x01\n" +
 	"\x0eProjectionType\x12\x1f\n" +
 	"\x1bPROJECTION_TYPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14PROJECTION_TYPE_FULL\x10\x01\x12\x1c\n" +
@@ -2100,81 +2375,89 @@ func file_kubefan_v1alpha1_watch_proto_rawDescGZIP() []byte {
 	return file_kubefan_v1alpha1_watch_proto_rawDescData
 }
 
-var file_kubefan_v1alpha1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_kubefan_v1alpha1_watch_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kubefan_v1alpha1_watch_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kubefan_v1alpha1_watch_proto_goTypes = []any{
-	(ProjectionType)(0),           // 0: kubefan.v1alpha1.ProjectionType
-	(Encoding)(0),                 // 1: kubefan.v1alpha1.Encoding
-	(EventType)(0),                // 2: kubefan.v1alpha1.EventType
-	(DeleteReason)(0),             // 3: kubefan.v1alpha1.DeleteReason
-	(ResourceState)(0),            // 4: kubefan.v1alpha1.ResourceState
-	(*Target)(nil),                // 5: kubefan.v1alpha1.Target
-	(*WatchRequest)(nil),          // 6: kubefan.v1alpha1.WatchRequest
-	(*Projection)(nil),            // 7: kubefan.v1alpha1.Projection
-	(*WatchResponse)(nil),         // 8: kubefan.v1alpha1.WatchResponse
-	(*Event)(nil),                 // 9: kubefan.v1alpha1.Event
-	(*ObjectDelta)(nil),           // 10: kubefan.v1alpha1.ObjectDelta
-	(*SnapshotChunk)(nil),         // 11: kubefan.v1alpha1.SnapshotChunk
-	(*SnapshotBegin)(nil),         // 12: kubefan.v1alpha1.SnapshotBegin
-	(*SnapshotEnd)(nil),           // 13: kubefan.v1alpha1.SnapshotEnd
-	(*GapBegin)(nil),              // 14: kubefan.v1alpha1.GapBegin
-	(*GapEnd)(nil),                // 15: kubefan.v1alpha1.GapEnd
-	(*Bookmark)(nil),              // 16: kubefan.v1alpha1.Bookmark
-	(*ResolvedResource)(nil),      // 17: kubefan.v1alpha1.ResolvedResource
-	(*ListRequest)(nil),           // 18: kubefan.v1alpha1.ListRequest
-	(*ListResponse)(nil),          // 19: kubefan.v1alpha1.ListResponse
-	(*Object)(nil),                // 20: kubefan.v1alpha1.Object
-	(*GetRequest)(nil),            // 21: kubefan.v1alpha1.GetRequest
-	(*GetResponse)(nil),           // 22: kubefan.v1alpha1.GetResponse
-	(*ListResourcesRequest)(nil),  // 23: kubefan.v1alpha1.ListResourcesRequest
-	(*ListResourcesResponse)(nil), // 24: kubefan.v1alpha1.ListResourcesResponse
-	(*ResourceStatus)(nil),        // 25: kubefan.v1alpha1.ResourceStatus
-	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(OnLag)(0),                    // 0: kubefan.v1alpha1.OnLag
+	(OnExpired)(0),                // 1: kubefan.v1alpha1.OnExpired
+	(ProjectionType)(0),           // 2: kubefan.v1alpha1.ProjectionType
+	(Encoding)(0),                 // 3: kubefan.v1alpha1.Encoding
+	(EventType)(0),                // 4: kubefan.v1alpha1.EventType
+	(DeleteReason)(0),             // 5: kubefan.v1alpha1.DeleteReason
+	(ResourceState)(0),            // 6: kubefan.v1alpha1.ResourceState
+	(*Target)(nil),                // 7: kubefan.v1alpha1.Target
+	(*WatchRequest)(nil),          // 8: kubefan.v1alpha1.WatchRequest
+	(*Projection)(nil),            // 9: kubefan.v1alpha1.Projection
+	(*WatchResponse)(nil),         // 10: kubefan.v1alpha1.WatchResponse
+	(*Event)(nil),                 // 11: kubefan.v1alpha1.Event
+	(*ObjectDelta)(nil),           // 12: kubefan.v1alpha1.ObjectDelta
+	(*SnapshotChunk)(nil),         // 13: kubefan.v1alpha1.SnapshotChunk
+	(*SnapshotBegin)(nil),         // 14: kubefan.v1alpha1.SnapshotBegin
+	(*SnapshotEnd)(nil),           // 15: kubefan.v1alpha1.SnapshotEnd
+	(*GapBegin)(nil),              // 16: kubefan.v1alpha1.GapBegin
+	(*GapEnd)(nil),                // 17: kubefan.v1alpha1.GapEnd
+	(*CatchUpBegin)(nil),          // 18: kubefan.v1alpha1.CatchUpBegin
+	(*CatchUpEnd)(nil),            // 19: kubefan.v1alpha1.CatchUpEnd
+	(*Bookmark)(nil),              // 20: kubefan.v1alpha1.Bookmark
+	(*ResolvedResource)(nil),      // 21: kubefan.v1alpha1.ResolvedResource
+	(*ListRequest)(nil),           // 22: kubefan.v1alpha1.ListRequest
+	(*ListResponse)(nil),          // 23: kubefan.v1alpha1.ListResponse
+	(*Object)(nil),                // 24: kubefan.v1alpha1.Object
+	(*GetRequest)(nil),            // 25: kubefan.v1alpha1.GetRequest
+	(*GetResponse)(nil),           // 26: kubefan.v1alpha1.GetResponse
+	(*ListResourcesRequest)(nil),  // 27: kubefan.v1alpha1.ListResourcesRequest
+	(*ListResourcesResponse)(nil), // 28: kubefan.v1alpha1.ListResourcesResponse
+	(*ResourceStatus)(nil),        // 29: kubefan.v1alpha1.ResourceStatus
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
 }
 var file_kubefan_v1alpha1_watch_proto_depIdxs = []int32{
-	5,  // 0: kubefan.v1alpha1.WatchRequest.target:type_name -> kubefan.v1alpha1.Target
-	26, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	7,  // 2: kubefan.v1alpha1.WatchRequest.projection:type_name -> kubefan.v1alpha1.Projection
-	1,  // 3: kubefan.v1alpha1.WatchRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
-	0,  // 4: kubefan.v1alpha1.Projection.type:type_name -> kubefan.v1alpha1.ProjectionType
-	12, // 5: kubefan.v1alpha1.WatchResponse.snapshot_begin:type_name -> kubefan.v1alpha1.SnapshotBegin
-	9,  // 6: kubefan.v1alpha1.WatchResponse.event:type_name -> kubefan.v1alpha1.Event
-	13, // 7: kubefan.v1alpha1.WatchResponse.snapshot_end:type_name -> kubefan.v1alpha1.SnapshotEnd
-	14, // 8: kubefan.v1alpha1.WatchResponse.gap_begin:type_name -> kubefan.v1alpha1.GapBegin
-	15, // 9: kubefan.v1alpha1.WatchResponse.gap_end:type_name -> kubefan.v1alpha1.GapEnd
-	16, // 10: kubefan.v1alpha1.WatchResponse.bookmark:type_name -> kubefan.v1alpha1.Bookmark
-	11, // 11: kubefan.v1alpha1.WatchResponse.snapshot_chunk:type_name -> kubefan.v1alpha1.SnapshotChunk
-	2,  // 12: kubefan.v1alpha1.Event.type:type_name -> kubefan.v1alpha1.EventType
-	3,  // 13: kubefan.v1alpha1.Event.delete_reason:type_name -> kubefan.v1alpha1.DeleteReason
-	10, // 14: kubefan.v1alpha1.Event.delta:type_name -> kubefan.v1alpha1.ObjectDelta
-	17, // 15: kubefan.v1alpha1.SnapshotBegin.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	5,  // 16: kubefan.v1alpha1.ListRequest.target:type_name -> kubefan.v1alpha1.Target
-	7,  // 17: kubefan.v1alpha1.ListRequest.projection:type_name -> kubefan.v1alpha1.Projection
-	20, // 18: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
-	17, // 19: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	5,  // 20: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
-	7,  // 21: kubefan.v1alpha1.GetRequest.projection:type_name -> kubefan.v1alpha1.Projection
-	1,  // 22: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
-	20, // 23: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
-	17, // 24: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	25, // 25: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
-	17, // 26: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
-	4,  // 27: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
-	27, // 28: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
-	6,  // 29: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
-	18, // 30: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
-	21, // 31: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
-	23, // 32: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
-	8,  // 33: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
-	19, // 34: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
-	22, // 35: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
-	24, // 36: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
-	33, // [33:37] is the sub-list for method output_type
-	29, // [29:33] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	7,  // 0: kubefan.v1alpha1.WatchRequest.target:type_name -> kubefan.v1alpha1.Target
+	30, // 1: kubefan.v1alpha1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	9,  // 2: kubefan.v1alpha1.WatchRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	3,  // 3: kubefan.v1alpha1.WatchRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	0,  // 4: kubefan.v1alpha1.WatchRequest.on_lag:type_name -> kubefan.v1alpha1.OnLag
+	1,  // 5: kubefan.v1alpha1.WatchRequest.on_expired:type_name -> kubefan.v1alpha1.OnExpired
+	2,  // 6: kubefan.v1alpha1.Projection.type:type_name -> kubefan.v1alpha1.ProjectionType
+	14, // 7: kubefan.v1alpha1.WatchResponse.snapshot_begin:type_name -> kubefan.v1alpha1.SnapshotBegin
+	11, // 8: kubefan.v1alpha1.WatchResponse.event:type_name -> kubefan.v1alpha1.Event
+	15, // 9: kubefan.v1alpha1.WatchResponse.snapshot_end:type_name -> kubefan.v1alpha1.SnapshotEnd
+	16, // 10: kubefan.v1alpha1.WatchResponse.gap_begin:type_name -> kubefan.v1alpha1.GapBegin
+	17, // 11: kubefan.v1alpha1.WatchResponse.gap_end:type_name -> kubefan.v1alpha1.GapEnd
+	20, // 12: kubefan.v1alpha1.WatchResponse.bookmark:type_name -> kubefan.v1alpha1.Bookmark
+	13, // 13: kubefan.v1alpha1.WatchResponse.snapshot_chunk:type_name -> kubefan.v1alpha1.SnapshotChunk
+	18, // 14: kubefan.v1alpha1.WatchResponse.catch_up_begin:type_name -> kubefan.v1alpha1.CatchUpBegin
+	19, // 15: kubefan.v1alpha1.WatchResponse.catch_up_end:type_name -> kubefan.v1alpha1.CatchUpEnd
+	4,  // 16: kubefan.v1alpha1.Event.type:type_name -> kubefan.v1alpha1.EventType
+	5,  // 17: kubefan.v1alpha1.Event.delete_reason:type_name -> kubefan.v1alpha1.DeleteReason
+	12, // 18: kubefan.v1alpha1.Event.delta:type_name -> kubefan.v1alpha1.ObjectDelta
+	21, // 19: kubefan.v1alpha1.SnapshotBegin.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	7,  // 20: kubefan.v1alpha1.ListRequest.target:type_name -> kubefan.v1alpha1.Target
+	9,  // 21: kubefan.v1alpha1.ListRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	24, // 22: kubefan.v1alpha1.ListResponse.objects:type_name -> kubefan.v1alpha1.Object
+	21, // 23: kubefan.v1alpha1.ListResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	7,  // 24: kubefan.v1alpha1.GetRequest.target:type_name -> kubefan.v1alpha1.Target
+	9,  // 25: kubefan.v1alpha1.GetRequest.projection:type_name -> kubefan.v1alpha1.Projection
+	3,  // 26: kubefan.v1alpha1.GetRequest.encoding:type_name -> kubefan.v1alpha1.Encoding
+	24, // 27: kubefan.v1alpha1.GetResponse.object:type_name -> kubefan.v1alpha1.Object
+	21, // 28: kubefan.v1alpha1.GetResponse.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	29, // 29: kubefan.v1alpha1.ListResourcesResponse.resources:type_name -> kubefan.v1alpha1.ResourceStatus
+	21, // 30: kubefan.v1alpha1.ResourceStatus.resource:type_name -> kubefan.v1alpha1.ResolvedResource
+	6,  // 31: kubefan.v1alpha1.ResourceStatus.state:type_name -> kubefan.v1alpha1.ResourceState
+	31, // 32: kubefan.v1alpha1.ResourceStatus.synced_since:type_name -> google.protobuf.Timestamp
+	8,  // 33: kubefan.v1alpha1.WatchService.Watch:input_type -> kubefan.v1alpha1.WatchRequest
+	22, // 34: kubefan.v1alpha1.WatchService.List:input_type -> kubefan.v1alpha1.ListRequest
+	25, // 35: kubefan.v1alpha1.WatchService.Get:input_type -> kubefan.v1alpha1.GetRequest
+	27, // 36: kubefan.v1alpha1.WatchService.ListResources:input_type -> kubefan.v1alpha1.ListResourcesRequest
+	10, // 37: kubefan.v1alpha1.WatchService.Watch:output_type -> kubefan.v1alpha1.WatchResponse
+	23, // 38: kubefan.v1alpha1.WatchService.List:output_type -> kubefan.v1alpha1.ListResponse
+	26, // 39: kubefan.v1alpha1.WatchService.Get:output_type -> kubefan.v1alpha1.GetResponse
+	28, // 40: kubefan.v1alpha1.WatchService.ListResources:output_type -> kubefan.v1alpha1.ListResourcesResponse
+	37, // [37:41] is the sub-list for method output_type
+	33, // [33:37] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_kubefan_v1alpha1_watch_proto_init() }
@@ -2190,14 +2473,16 @@ func file_kubefan_v1alpha1_watch_proto_init() {
 		(*WatchResponse_GapEnd)(nil),
 		(*WatchResponse_Bookmark)(nil),
 		(*WatchResponse_SnapshotChunk)(nil),
+		(*WatchResponse_CatchUpBegin)(nil),
+		(*WatchResponse_CatchUpEnd)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kubefan_v1alpha1_watch_proto_rawDesc), len(file_kubefan_v1alpha1_watch_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   21,
+			NumEnums:      7,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

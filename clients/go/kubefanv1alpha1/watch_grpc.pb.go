@@ -41,8 +41,12 @@ type WatchServiceClient interface {
 	// Watch sends the current state (unless a resource_version is given) and then every later change, in order: no change is
 	// lost, repeated or sent out of order. A client comes back after a break with the last resume_version it received.
 	//
-	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where the events after N are no longer held (M is the oldest
-	// version to resume from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
+	// A version is gone on from in one of these ways, the first that can: with the events after it, from memory; with a marked
+	// catch-up, made of the state and of what is remembered of older events; with the events after it, read again from the
+	// apiserver. Where none can, on_expired decides.
+	//
+	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where nothing leads on from N (M is the oldest version to resume
+	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
 	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
@@ -132,8 +136,12 @@ type WatchServiceServer interface {
 	// Watch sends the current state (unless a resource_version is given) and then every later change, in order: no change is
 	// lost, repeated or sent out of order. A client comes back after a break with the last resume_version it received.
 	//
-	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where the events after N are no longer held (M is the oldest
-	// version to resume from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
+	// A version is gone on from in one of these ways, the first that can: with the events after it, from memory; with a marked
+	// catch-up, made of the state and of what is remembered of older events; with the events after it, read again from the
+	// apiserver. Where none can, on_expired decides.
+	//
+	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where nothing leads on from N (M is the oldest version to resume
+	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
 	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a

@@ -97,7 +97,7 @@ fn event(resume_version: &str, name: &str) -> Step {
 }
 
 fn begin() -> Step {
-    message("", Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), resource: None }))
+    message("", Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), ..Default::default() }))
 }
 
 fn end() -> Step {
@@ -122,6 +122,8 @@ async fn told(mut watch: WatchStream) -> Vec<String> {
             Ok(WatchItem::Bookmark) => "bookmark".to_owned(),
             Ok(WatchItem::GapBegin { .. }) => "gap".to_owned(),
             Ok(WatchItem::GapEnd) => "gap end".to_owned(),
+            Ok(WatchItem::CatchUpBegin { .. }) => "catch-up".to_owned(),
+            Ok(WatchItem::CatchUpEnd) => "catch-up end".to_owned(),
             Err(error) => format!("{:?}", error.code()),
         });
     }

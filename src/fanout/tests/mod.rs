@@ -95,7 +95,9 @@ fn version(number: u64) -> ResourceVersion {
 
 /// A message in one line, such as `+web@11 (11)`: what happened, the key, the version, and in brackets the resume version.
 fn line(message: &WatchResponse) -> String {
-    use watch_response::Message::{Bookmark, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotChunk, SnapshotEnd};
+    use watch_response::Message::{
+        Bookmark, CatchUpBegin, CatchUpEnd, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotChunk, SnapshotEnd,
+    };
     let what = match message.message.as_ref().unwrap() {
         Event(event) => {
             let sign = match (event.r#type(), event.delete_reason()) {
@@ -107,10 +109,15 @@ fn line(message: &WatchResponse) -> String {
             };
             format!("{sign}{}@{}", event.name, event.resource_version)
         }
+        SnapshotBegin(begin) if !begin.restarted_from.is_empty() => {
+            format!("snapshot@{} for {}", begin.resource_version, begin.restarted_from)
+        }
         SnapshotBegin(begin) => format!("snapshot@{}", begin.resource_version),
         SnapshotEnd(end) => format!("end of {}", end.object_count),
         GapBegin(begin) => format!("gap from {} {}", begin.resource_version, begin.reason),
         GapEnd(_) => "end of gap".into(),
+        CatchUpBegin(begin) => format!("catch-up from {}", begin.resource_version),
+        CatchUpEnd(_) => "end of catch-up".into(),
         Bookmark(_) => "bookmark".into(),
         SnapshotChunk(chunk) => format!("chunk of {}", chunk::decode(&chunk.zstd, 1 << 20).unwrap().len()),
     };

@@ -101,7 +101,7 @@ mod tests {
             ..v1alpha1::Event::default()
         };
         let bodies = [
-            ("", Body::SnapshotBegin(v1alpha1::SnapshotBegin { resource_version: "5".into(), resource: None })),
+            ("", Body::SnapshotBegin(v1alpha1::SnapshotBegin { resource_version: "5".into(), ..Default::default() })),
             ("", Body::Event(event(0))),
             ("", Body::Event(event(300))),
             ("18446744073709551615", Body::SnapshotEnd(v1alpha1::SnapshotEnd { object_count: 2 })),

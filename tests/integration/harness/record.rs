@@ -135,6 +135,8 @@ pub(crate) struct Watch {
     pub(crate) resume_version: String,
     /// The versions between which each marked gap lies.
     pub(crate) gaps: Vec<(String, String)>,
+    /// The versions between which each catch-up lies.
+    pub(crate) catch_ups: Vec<(String, String)>,
     /// Why each of them is there.
     pub(crate) gap_reasons: Vec<String>,
     /// Deletes of objects that only left the selector.
@@ -147,6 +149,7 @@ enum Inside {
     Nothing,
     Snapshot,
     Gap,
+    CatchUp,
 }
 
 impl Watch {
@@ -175,6 +178,7 @@ impl Watch {
             state: BTreeMap::new(),
             resume_version: resource_version.to_owned(),
             gaps: Vec::new(),
+            catch_ups: Vec::new(),
             gap_reasons: Vec::new(),
             left: 0,
             inside: Inside::Nothing,
@@ -196,6 +200,14 @@ impl Watch {
                 self.gaps.last_mut().expect("a gap that ends has begun").1.clone_from(&response.resume_version);
             }
             Message::SnapshotEnd(_) => self.inside = Inside::Nothing,
+            Message::CatchUpBegin(begin) => {
+                self.inside = Inside::CatchUp;
+                self.catch_ups.push((begin.resource_version.clone(), String::new()));
+            }
+            Message::CatchUpEnd(_) => {
+                self.inside = Inside::Nothing;
+                self.catch_ups.last_mut().expect("it has begun").1.clone_from(&response.resume_version);
+            }
             Message::SnapshotChunk(_) => panic!("nobody asked for compressed chunks"),
             Message::Bookmark(_) => assert!(!response.resume_version.is_empty(), "a bookmark carries a version"),
             Message::Event(event) => {
@@ -219,7 +231,7 @@ impl Watch {
                         self.events.push(recorded);
                     }
                     Inside::Snapshot => self.snapshot.push(recorded),
-                    Inside::Gap => {}
+                    Inside::Gap | Inside::CatchUp => {}
                 }
                 assert_eq!(self.inside == Inside::Nothing, !response.resume_version.is_empty());
             }
