@@ -268,12 +268,14 @@ impl Registry {
             kind: info.kind.clone(),
             namespaced: info.namespaced,
         };
+        let parser = Arc::new(ObjectParser::new(fields).of(&info.kind, &gvr.api_version()));
+        let metrics = self.metrics.cache(gvr, &scope);
         let served = Served {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
-            parser: Arc::new(ObjectParser::new(fields)),
             fields: fields.clone(),
-            hub: Hub::new(resource, self.options.ring, self.options.coalesce_max, self.metrics.cache(gvr, &scope)),
+            hub: Hub::new(resource, parser.clone(), self.options.ring, self.options.coalesce_max, metrics),
+            parser,
             scope: scope.clone(),
         };
         let cache = Arc::new(Cache { name: name.to_owned(), served, on_demand, stop: self.stop.child_token() });

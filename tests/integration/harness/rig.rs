@@ -72,6 +72,7 @@ impl Setup {
                     ring_bytes_max: None,
                     ring_events_max: 100_000,
                     ring_age_max: Duration::from_secs(24 * 3600),
+                    residue_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
                 on_demand: None,
