@@ -1,5 +1,6 @@
 //! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
 
+mod backfill;
 mod catalog;
 pub mod informer;
 pub mod on_demand;

@@ -5,6 +5,8 @@ use crate::model::ResourceVersion;
 
 /// Every event from one version to another that the cache itself leads on from.
 pub struct Backfill {
+    /// The history of the cache that it leads up to; versions of another one mean nothing there.
+    pub epoch: u64,
     /// Its floor is where it begins.
     pub ring: EventRing,
     /// Where it ends: everything at or below this version is in it.

@@ -237,6 +237,11 @@ impl EventRing {
         self.records.range(start..end.max(start)).rev().map(|entry| &entry.record)
     }
 
+    /// The version of the newest record, or the floor.
+    pub fn last(&self) -> ResourceVersion {
+        self.records.back().map_or(self.floor, |last| last.record.version())
+    }
+
     /// The oldest version whose later events are all held.
     pub fn floor(&self) -> ResourceVersion {
         self.floor

@@ -184,8 +184,8 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_RING_AGE_MAX", help_heading = "Cache", value_name = "DURATION")
     )]
     pub ring_age_max: Option<Duration>,
-    /// Bytes of what is remembered of events that are kept no longer: who was selected by what, so that a subscriber who comes back from
-    /// far gets each change once instead of the whole state [default: a twentieth of the cached JSON, at least 4Mi]
+    /// Bytes of what is remembered of older events, so that who comes back from far gets each change once instead of everything
+    /// [default: a twentieth of the cached JSON, at least 4Mi]
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_RESIDUE_BYTES_MAX", help_heading = "Cache", value_name = "SIZE")

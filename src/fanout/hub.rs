@@ -15,6 +15,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use tracing::info;
+
 use super::{
     bell::Bell,
     budget::Budgets,
@@ -112,6 +114,8 @@ struct Inner {
     message: String,
     synced_since: Option<SystemTime>,
     cache: Option<Cached>,
+    /// How many histories there were.
+    epochs: u64,
     views: Views,
     pacer: Pacer,
     /// A wave of wake-ups is scheduled.
@@ -123,9 +127,21 @@ struct Inner {
 }
 
 struct Cached {
+    /// Grows with each history that has nothing to do with the one before.
+    epoch: u64,
     store: Store,
     history: History,
     version: ResourceVersion,
+}
+
+/// Where a cache stands, for a backfill that is to lead up to it.
+pub struct Ahead {
+    /// Which history it is.
+    pub epoch: u64,
+    /// The version reached.
+    pub version: ResourceVersion,
+    /// The objects.
+    pub store: Store,
 }
 
 /// For people who ask since when; nothing is decided by it.
@@ -172,6 +188,7 @@ impl Hub {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
             cache: None,
+            epochs: 0,
             views: Views::default(),
             pacer: Pacer::new(coalesce_max),
             scheduled: false,
@@ -221,7 +238,7 @@ impl Hub {
             inner.synced_since = Some(wall_clock());
         }
         inner.message.clear();
-        let Inner { cache, views, .. } = &mut *inner;
+        let Inner { cache, views, epochs, .. } = &mut *inner;
         let (mut dispatched, mut closed) = (0, Vec::new());
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
@@ -238,7 +255,8 @@ impl Hub {
                     closed.iter().for_each(|view| view.close(&end));
                 }
                 let history = History::new(self.limits, version, self.parser.clone());
-                *cache = Some(Cached { store, history, version });
+                *epochs += 1;
+                *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
         }
         // Published after the last append, and inside the section, so that nobody subscribes in between.
@@ -372,9 +390,9 @@ impl Hub {
         selection: Selection,
         format: Format,
         terms: impl Into<Terms>,
-        bell: Bell,
+        bell: impl Into<Arc<Bell>>,
     ) -> Result<Subscription, Refusal> {
-        let terms = terms.into();
+        let (terms, bell) = (terms.into(), bell.into());
         let mut inner = self.inner();
         self.serving(&inner)?;
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
@@ -395,12 +413,16 @@ impl Hub {
                 return Err(Refusal::Future { requested, current: cached.version });
             }
             Start::Over(version) => {
-                self.metrics.resume(Resume::Restart);
+                self.resumed(version, Resume::Restart);
                 self.snapshot_for(&view, cached, Some(version))
             }
             Start::After(version) | Start::Kept(version) => {
                 let (place, way) = match &terms.backfill {
                     None => self.way_on(&view, cached, version)?,
+                    Some(backfill) if backfill.epoch != cached.epoch => {
+                        let oldest = cached.history.oldest();
+                        return Err(Expired { requested: version, oldest }.into());
+                    }
                     Some(backfill) => {
                         let then = self.way_on(&view, cached, backfill.reached)?.0;
                         let part = Part::Backfill { backfill: backfill.clone(), after: version };
@@ -408,11 +430,10 @@ impl Hub {
                         (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
                     }
                 };
-                self.metrics.resume(way);
+                self.resumed(version, way);
                 Place { resume: Some(version), ..place }
             }
         };
-        let bell = Arc::new(bell);
         let at_view = view.join(bell.clone());
         if views.get(&key).is_none() {
             views.insert(view.clone());
@@ -424,11 +445,18 @@ impl Hub {
         Ok(Subscription::new(self.clone(), view, (at_view, bell), place, &terms))
     }
 
+    fn resumed(&self, from: ResourceVersion, way: Resume) {
+        self.metrics.resume(way);
+        if way != Resume::Ring {
+            info!(resource = self.resource.resource, %from, way = way.as_str(), "resumed");
+        }
+    }
+
     /// The state from the start, and the place in the log after it.
     fn snapshot_for(&self, view: &View, cached: &Cached, restarted_from: Option<ResourceVersion>) -> Place {
         let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
-            let Cached { store, history, version } = cached;
+            let Cached { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
                 view.generation(store, *version, history.ring(), restarted_from, Instant::now());
             (cursor, Part::Chunks { head: head(version), chunks, next: 0 })
@@ -503,11 +531,18 @@ impl Hub {
         }
     }
 
-    /// Whether anything held here leads on from `version`, and the version reached; `None` while there is no state.
-    pub fn leads_on(&self, version: ResourceVersion) -> Option<(Result<Way, Expired>, ResourceVersion)> {
+    /// What a backfill has to reach, and what it can share; `None` while there is no state.
+    pub fn ahead(&self) -> Option<Ahead> {
         let inner = self.inner();
-        let cached = inner.cache.as_ref()?;
-        Some((cached.history.way_from(version), cached.version))
+        let Cached { epoch, store, version, .. } = inner.cache.as_ref()?;
+        Some(Ahead { epoch: *epoch, version: *version, store: store.clone() })
+    }
+
+    /// Whether something held here leads on from `version`, and the version reached; `None` in another epoch.
+    pub fn leads_on(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
+        let inner = self.inner();
+        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
+        Some((cached.history.way_from(version).is_ok(), cached.version))
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.

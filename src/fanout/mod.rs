@@ -28,7 +28,7 @@ mod tests;
 
 pub use bell::{Bell, Line, Rung};
 pub use catalog::{Catalog, Served};
-pub use hub::{Hub, HubStatus, Phase};
+pub use hub::{Ahead, Hub, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};
 pub use pieces::Pieces;
 pub use subscription::Subscription;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    fanout::{Catalog, Refusal, Served},
+    fanout::{Catalog, OnExpired, OnLag, Refusal, Served},
     model::{
         ResourceVersion,
         format::{Encoding, Format},
