@@ -241,7 +241,7 @@ impl Backfiller {
                 }
                 if let Some(record) = record(&mut writer, update, needs_state)? {
                     ring.push(record, received);
-                    ring.evict(received, 0, 0);
+                    ring.evict(received, 0, 0, 1.0);
                 }
                 if ring.floor() != from {
                     return Err(self.expired(from).into());

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     cache::RingLimits,
-    fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
+    fanout::{Gate, GateLimits, Hub, HubOptions, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
     server::admin::Readiness,
@@ -46,6 +46,8 @@ pub struct RegistryOptions {
     pub ring: RingLimits,
     /// How long a wave of wake-ups may be held back under load.
     pub coalesce_max: Duration,
+    /// How many may pin state at once.
+    pub gate: GateLimits,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
 }
@@ -92,6 +94,7 @@ pub struct Registry {
     pub(super) shared: Shared,
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
     pub(super) caches: DashMap<CacheId, Arc<Cache>>,
     pub(super) missing: DashMap<String, Missing>,
     /// What readers asked for in vain, when, and why.
@@ -111,9 +114,11 @@ impl Registry {
             (name.clone(), Missing { phase: Phase::Syncing, message: "the apiserver was not asked yet".to_owned() })
         });
         let missing = missing.collect();
+        let gate = Gate::new(options.gate, metrics.gate());
         Arc::new(Self {
             shared,
             options,
+            gate,
             metrics,
             caches: DashMap::new(),
             missing,
@@ -123,6 +128,15 @@ impl Registry {
             changes: watch::Sender::new(0),
             stop,
         })
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        HubOptions { limits: self.options.ring, coalesce_max: self.options.coalesce_max, gate: self.gate.clone() }
+    }
+
+    /// Who may pin state.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Keeps every configured resource cached, and drops idle ones, until the registry is stopped.
@@ -276,7 +290,7 @@ impl Registry {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
             fields: fields.clone(),
-            hub: Hub::new(resource, parser.clone(), self.options.ring, self.options.coalesce_max, metrics),
+            hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
             parser,
             scope: scope.clone(),
         };

@@ -13,6 +13,7 @@ use kubefan::{
     },
     cache::RingLimits,
     config::ServeConfig,
+    fanout::GateLimits,
     model::GroupVersionResource,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
@@ -75,6 +76,7 @@ impl Setup {
                     residue_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
+                gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
             },
             // Its requests would be in the way of those that tests count.
