@@ -79,6 +79,8 @@ pub struct ServeConfig {
     pub drain_timeout: time::Duration,
     /// How long events may wait for more under load.
     pub coalesce_max: time::Duration,
+    /// Beyond this age of upstream's last proof nobody reads; `None`: whatever the age.
+    pub staleness_max: Option<time::Duration>,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -171,6 +173,7 @@ impl Default for ServeConfig {
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
+            staleness_max: None,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,

@@ -68,6 +68,8 @@ pub struct Informer {
     backoff: Backoff,
     random: StdRng,
     forbidden_since: Option<Instant>,
+    /// As of when the list under way is true.
+    list_begun: Option<Instant>,
 }
 
 /// How often the task that reads upstream's socket gets its turn before it is believed that there is nothing more.
@@ -103,6 +105,7 @@ impl Informer {
             backoff: Backoff::new(BackoffOptions::default()),
             random: generator(),
             forbidden_since: None,
+            list_begun: None,
         }
     }
 
@@ -161,6 +164,7 @@ impl Informer {
         match &update {
             Update::ListBegin { reason } => {
                 hub.metrics().relist(reason);
+                self.list_begun = Some(received);
                 info!(resource = %self.served.gvr, reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
@@ -173,7 +177,17 @@ impl Informer {
                 tokio::task::yield_now().await;
             }
         }
-        match self.writer.apply(update) {
+        let proven_at = match &update {
+            Update::Event(..) | Update::Bookmark(_) => Some(received),
+            // Consistent when it was asked for; it may have taken long.
+            Update::ListEnd(_) => self.list_begun.take(),
+            Update::ListBegin { .. } | Update::ListItem(_) => None,
+        };
+        let applied = self.writer.apply(update);
+        if let (Some(at), Ok(_)) = (proven_at, &applied) {
+            hub.proved(at);
+        }
+        match applied {
             Ok(Some(commit)) => {
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());

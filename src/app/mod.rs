@@ -187,6 +187,7 @@ fn registry(
             ring_age_max: config.ring.age_max,
         },
         coalesce_max: config.coalesce_max,
+        staleness_max: config.staleness_max,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {

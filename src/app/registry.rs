@@ -47,6 +47,8 @@ pub struct RegistryOptions {
     pub coalesce_max: Duration,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
+    /// How old the proof of a state may be that is read; `None`: as old as it gets.
+    pub staleness_max: Option<Duration>,
 }
 
 /// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
@@ -276,6 +278,7 @@ impl Registry {
             hub: Hub::new(resource, self.options.ring, self.options.coalesce_max, self.metrics.cache(gvr, &scope)),
             scope: scope.clone(),
         };
+        served.hub.limit_staleness(self.options.staleness_max);
         let cache = Arc::new(Cache { name: name.to_owned(), served, on_demand, stop: self.stop.child_token() });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
@@ -369,9 +372,14 @@ impl Registry {
     pub fn readiness(&self) -> Readiness {
         let mut lines = Vec::new();
         for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
-            let HubStatus { phase, message, .. } = cache.served.hub.status();
+            let HubStatus { phase, message, age, .. } = cache.served.hub.status();
+            let proven = age.map(|age| format!("; proven {}s ago", age.as_secs())).unwrap_or_default();
             // An outage after the first sync does not take a replica out: it serves, and the others are no better off.
-            lines.push((phase.serves(), line(&title(&cache.name, &cache.served.scope), phase, &message)));
+            let refused = self.options.staleness_max.is_some_and(|max| age.is_some_and(|age| age > max));
+            lines.push((
+                phase.serves() && !refused,
+                line(&title(&cache.name, &cache.served.scope), phase, &message) + &proven,
+            ));
         }
         for missing in self.missing.iter() {
             // A resource that does not exist is answered with NOT_FOUND, which is an answer.

@@ -42,6 +42,7 @@ pub struct Metrics {
     object_bytes: IntGaugeVec,
     object_memory: IntGaugeVec,
     version: GaugeVec,
+    staleness: GaugeVec,
     synced: IntGaugeVec,
     upstream_watches: IntGaugeVec,
     upstream_watches_started: IntCounterVec,
@@ -240,6 +241,11 @@ impl Metrics {
                 "The resource version of the cache. Compare between replicas, not between resources.",
                 &CACHE,
             )?,
+            staleness: gauge(
+                "kubefan_staleness_seconds",
+                "Time since upstream last proved the version of the cache.",
+                &CACHE,
+            )?,
             synced: int_gauge("kubefan_synced", "1 if the resource is served.", &CACHE)?,
             upstream_watches: int_gauge(
                 "kubefan_upstream_watches",
@@ -301,6 +307,7 @@ impl Metrics {
             latency: self.latency.with_label_values(&base),
             ring_age: self.ring_age.with_label_values(&base),
             version: self.version.with_label_values(&base),
+            staleness: self.staleness.with_label_values(&base),
             all: self.clone(),
             labels,
         }
@@ -318,6 +325,7 @@ pub struct CacheMetrics {
     latency: Histogram,
     ring_age: Gauge,
     version: Gauge,
+    staleness: Gauge,
     all: Arc<Metrics>,
     labels: [String; 3],
 }
@@ -345,6 +353,8 @@ pub struct CacheGauges {
     pub object_memory_bytes: usize,
     /// The version; 0 before the first list.
     pub version: u64,
+    /// How long ago upstream proved it; 0 before the first list.
+    pub staleness: Duration,
     /// Whether it is served.
     pub synced: bool,
 }
@@ -430,6 +440,7 @@ impl CacheMetrics {
         set(&self.all.synced, usize::from(gauges.synced));
         self.ring_age.set(gauges.ring_age.as_secs_f64());
         self.version.set(gauges.version as f64);
+        self.staleness.set(gauges.staleness.as_secs_f64());
     }
 }
 

@@ -97,7 +97,7 @@ pub enum Step {
     Update {
         /// What upstream said.
         update: Update,
-        /// When.
+        /// When; for the begin of a list, when it was asked for.
         received: Instant,
     },
     /// A watch was opened: upstream is reachable and answers.
@@ -267,10 +267,11 @@ impl<R: Rng> Reflector<R> {
             ("resourceVersionMatch", "NotOlderThan"),
             ("allowWatchBookmarks", "true"),
         ];
+        let begun = Instant::now();
         match self.open(&query).await {
             Ok(watch) => {
                 self.state = State::WatchListing { reason, watch };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: begun })
             }
             // A server without the feature refuses the parameter (422), or the request (400) if it is older than the parameter.
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {

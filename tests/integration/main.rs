@@ -25,6 +25,7 @@ mod relists;
 mod resume;
 mod scopes;
 mod serve;
+mod staleness;
 mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
@@ -53,6 +54,7 @@ fn main() -> std::process::ExitCode {
         resume::TESTS,
         scopes::TESTS,
         serve::TESTS,
+        staleness::TESTS,
         upstream_faults::TESTS,
     ])
 }

@@ -75,6 +75,7 @@ impl Setup {
                 },
                 coalesce_max: Duration::ZERO,
                 on_demand: None,
+                staleness_max: None,
             },
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
@@ -186,6 +187,13 @@ impl Rig {
     pub(crate) fn readyz(&self) -> String {
         let (_, lines) = self.registry.readiness();
         lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The lines of /readyz that are about resources, without the age of their proof.
+    pub(crate) fn readyz_states(&self) -> String {
+        let text = self.readyz();
+        let states = text.lines().filter_map(|line| line.split_once("; proven ")).map(|(state, _)| state);
+        states.collect::<Vec<_>>().join("\n")
     }
 
     /// Waits until a line of /readyz has this text.
