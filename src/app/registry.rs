@@ -318,6 +318,12 @@ impl Registry {
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     known = Some(now);
                     hub.wake();
+                    let upstream = &self.shared.upstream;
+                    if upstream.confirm(upstream.doubt()).await.is_err() {
+                        // Another cluster's schema, or nobody's: the list tells when it can be had.
+                        informer.relist("schema_changed");
+                        continue;
+                    }
                     if self.is_same(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
                         informer.relist("schema_changed");
@@ -385,6 +391,7 @@ impl Registry {
             // A resource that does not exist is answered with NOT_FOUND, which is an answer.
             lines.push((missing.phase == Phase::NotFound, line(missing.key(), missing.phase, &missing.message)));
         }
+        lines.extend(self.shared.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
         lines.sort_by(|(_, a), (_, b)| a.cmp(b));
         (lines.iter().all(|(ok, _)| *ok), lines)
     }

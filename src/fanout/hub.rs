@@ -234,11 +234,9 @@ impl Hub {
                 cached.advance(store, version, views, &self.view_bytes, received);
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
-            (_, cache) => {
-                if let Some(before) = cache {
-                    let was = before.version;
-                    let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
-                    closed = Some((views.drain(), end));
+            (change, cache) => {
+                if let (Some(_), Change::Start { because }) = (&cache, change) {
+                    closed = Some((views.drain(), StreamEnd::Rewritten(because)));
                 }
                 *cache = Some(Cached { store, ring: EventRing::new(self.limits, version), version });
             }

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod discovery;
 pub mod error;
+pub mod identity;
 pub mod lines;
 pub mod reflector;
 pub mod resource_index;

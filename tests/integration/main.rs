@@ -18,6 +18,7 @@ mod examples;
 mod failures;
 mod harness;
 mod harness_works;
+mod history;
 mod memory;
 mod metrics;
 mod on_demand;
@@ -47,6 +48,7 @@ fn main() -> std::process::ExitCode {
         failures::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,
+        history::TESTS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: bookmarks_freeze_at_the_last_proven_version_and_lists_go_on,
-        beyond_max_staleness_reads_are_refused_and_streams_go_on;
+        beyond_max_staleness_reads_are_refused_and_streams_go_on, a_quiet_resource_does_not_look_stale;
 };
 
 const AGE: &str = r#"kubefan_staleness_seconds{group="",namespace="",resource="pods"}"#;

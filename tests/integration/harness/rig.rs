@@ -183,13 +183,21 @@ impl Rig {
         assert!(tokio::time::timeout(limit, ready).await.is_ok(), "not ready: {}", self.readyz());
     }
 
-    /// The lines of /readyz.
+    /// The lines of /readyz about resources.
     pub(crate) fn readyz(&self) -> String {
         let (_, lines) = self.registry.readiness();
-        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n")
+        let lines = lines.into_iter().map(|(_, line)| line).filter(|line| !line.starts_with("identity "));
+        lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// The lines of /readyz that are about resources, without the age of their proof.
+    /// Which cluster /readyz says this is; empty as long as nobody knows.
+    pub(crate) fn identity(&self) -> String {
+        let (_, lines) = self.registry.readiness();
+        let identity = lines.iter().find_map(|(_, line)| line.strip_prefix("identity "));
+        identity.unwrap_or_default().to_owned()
+    }
+
+    /// The same without the age of their proof.
     pub(crate) fn readyz_states(&self) -> String {
         let text = self.readyz();
         let states = text.lines().filter_map(|line| line.split_once("; proven ")).map(|(state, _)| state);
