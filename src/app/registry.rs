@@ -10,7 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -22,7 +22,7 @@ use super::{
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
-    cache::RingLimits,
+    cache::{RingLimits, writer::SELF_CHECK},
     fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
@@ -49,6 +49,8 @@ pub struct RegistryOptions {
     pub on_demand: Option<OnDemand>,
     /// How old the proof of a state may be that is read; `None`: as old as it gets.
     pub staleness_max: Option<Duration>,
+    /// How often each cache is compared with upstream; `None`: never.
+    pub self_check_interval: Option<Duration>,
 }
 
 /// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
@@ -64,6 +66,8 @@ pub(super) struct Cache {
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
+    /// Told when a self-check has found a difference.
+    pub(super) suspect: Notify,
 }
 
 /// A resource that was found, and the fields it can be selected by.
@@ -135,6 +139,9 @@ impl Registry {
         }
         if let Some(on_demand) = self.options.on_demand {
             tasks.spawn(self.clone().drop_idle(on_demand.on_demand_idle_timeout));
+        }
+        if let Some(interval) = self.options.self_check_interval {
+            tasks.spawn(self.clone().check_all(interval));
         }
         tokio::select! {
             () = self.stop.cancelled() => {}
@@ -279,7 +286,8 @@ impl Registry {
             scope: scope.clone(),
         };
         served.hub.limit_staleness(self.options.staleness_max);
-        let cache = Arc::new(Cache { name: name.to_owned(), served, on_demand, stop: self.stop.child_token() });
+        let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
+        let cache = Arc::new(Cache { name, served, on_demand, stop, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -315,6 +323,11 @@ impl Registry {
                     return ended(Phase::Syncing, message, false);
                 }
                 stopped = informer.run() => stopped,
+                () = cache.suspect.notified() => {
+                    hub.wake();
+                    informer.relist(SELF_CHECK);
+                    continue;
+                }
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     known = Some(now);
                     hub.wake();

@@ -2,6 +2,7 @@
 //!
 //! Everything here is plain data without locks, clocks or I/O; [`crate::fanout::Hub`] publishes it to readers.
 
+pub mod comparison;
 pub mod ring;
 pub mod store;
 pub mod writer;

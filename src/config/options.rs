@@ -139,6 +139,12 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_SCHEMA_CHECK_INTERVAL", help_heading = "Upstream", value_name = "DURATION")
     )]
     pub schema_check_interval: Option<Duration>,
+    /// How often each cache is compared with the apiserver's metadata at the same version, and listed again if it differs. 0s: never.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SELF_CHECK_INTERVAL", help_heading = "Upstream", value_name = "DURATION")
+    )]
+    pub self_check_interval: Option<Duration>,
     /// Exit when the apiserver cannot be reached at the start, instead of trying again.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_REQUIRE_UPSTREAM", help_heading = "Upstream", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub require_upstream: Option<bool>,
@@ -245,7 +251,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -308,6 +314,11 @@ impl ServeOptions {
                     self.schema_check_interval,
                     default.upstream.schema_check_interval,
                 )?,
+                self_check_interval: match self.self_check_interval {
+                    None => default.upstream.self_check_interval,
+                    Some(given) if given.0.is_zero() => None,
+                    given => Some(span("--self-check-interval", given, time::Duration::ZERO)?),
+                },
                 required: self.require_upstream.unwrap_or(default.upstream.required),
             },
             resources,

@@ -374,6 +374,11 @@ impl Hub {
         Ok((cached.store.clone(), cached.version))
     }
 
+    /// The state, for who looks after the cache and is no reader of it; `None` before the first list.
+    pub fn state(&self) -> Option<(Store, ResourceVersion)> {
+        self.inner().cache.as_ref().map(|cached| (cached.store.clone(), cached.version))
+    }
+
     /// Registers a subscription; state and position are taken in one critical section.
     pub fn subscribe(
         self: &Arc<Self>,

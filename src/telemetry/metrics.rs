@@ -30,6 +30,7 @@ pub struct Metrics {
     subscriptions_finished: IntCounterVec,
     resumes: IntCounterVec,
     relists: IntCounterVec,
+    self_checks: IntCounterVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
@@ -106,6 +107,33 @@ impl Resume {
             Self::Ring => "ring",
             Self::Expired => "expired",
             Self::Future => "future",
+        }
+    }
+}
+
+/// What a self-check has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SelfCheck {
+    /// The cache is what upstream has.
+    Equal,
+    /// It is not.
+    Different,
+    /// Upstream no longer holds the version of the cache.
+    Expired,
+    /// Upstream could not be read.
+    Failed,
+}
+
+impl SelfCheck {
+    /// Every label.
+    pub const ALL: [&str; 4] = ["equal", "different", "expired", "failed"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Different => "different",
+            Self::Expired => "expired",
+            Self::Failed => "failed",
         }
     }
 }
@@ -214,6 +242,11 @@ impl Metrics {
                 &with(&["result"]),
             )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
+            self_checks: counter(
+                "kubefan_self_checks_total",
+                "Comparisons of the cache with upstream, by result.",
+                &with(&["result"]),
+            )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
                 "Times the upstream watch ended and was started again from its last version, by reason.",
@@ -294,6 +327,9 @@ impl Metrics {
         }
         for result in Resume::ALL {
             self.resumes.with_label_values(&with(result));
+        }
+        for result in SelfCheck::ALL {
+            self.self_checks.with_label_values(&with(result));
         }
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
@@ -407,6 +443,11 @@ impl CacheMetrics {
     /// Upstream is listed again.
     pub fn relist(&self, reason: &str) {
         self.all.relists.with_label_values(&self.with(reason)).inc();
+    }
+
+    /// The cache was compared with upstream.
+    pub fn self_check(&self, result: SelfCheck) {
+        self.all.self_checks.with_label_values(&self.with(result.as_str())).inc();
     }
 
     /// The upstream watch is started again.

@@ -25,6 +25,7 @@ mod on_demand;
 mod relists;
 mod resume;
 mod scopes;
+mod self_check;
 mod serve;
 mod staleness;
 mod upstream_faults;
@@ -55,6 +56,7 @@ fn main() -> std::process::ExitCode {
         relists::TESTS,
         resume::TESTS,
         scopes::TESTS,
+        self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,
         upstream_faults::TESTS,

@@ -76,6 +76,7 @@ impl Setup {
                 coalesce_max: Duration::ZERO,
                 on_demand: None,
                 staleness_max: None,
+                self_check_interval: None,
             },
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
