@@ -29,6 +29,7 @@ mod self_check;
 mod serve;
 mod staleness;
 mod upstream_faults;
+mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
@@ -60,5 +61,6 @@ fn main() -> std::process::ExitCode {
         serve::TESTS,
         staleness::TESTS,
         upstream_faults::TESTS,
+        verify::TESTS,
     ])
 }
