@@ -6,6 +6,7 @@ mod governor;
 pub mod informer;
 pub mod on_demand;
 pub mod registry;
+mod self_check;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -197,6 +198,8 @@ fn registry(
         },
         coalesce_max: config.coalesce_max,
         gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
+        staleness_max: config.staleness_max,
+        self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {
