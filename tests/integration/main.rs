@@ -22,6 +22,7 @@ mod memory;
 mod metrics;
 mod on_demand;
 mod relists;
+mod restarts;
 mod resume;
 mod scopes;
 mod serve;
@@ -50,6 +51,7 @@ fn main() -> std::process::ExitCode {
         metrics::TESTS,
         on_demand::TESTS,
         relists::TESTS,
+        restarts::TESTS,
         resume::TESTS,
         scopes::TESTS,
         serve::TESTS,
