@@ -21,6 +21,7 @@ mod harness_works;
 mod memory;
 mod metrics;
 mod on_demand;
+mod recovery;
 mod relists;
 mod restarts;
 mod resume;
@@ -50,6 +51,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,
         resume::TESTS,
