@@ -283,7 +283,8 @@ impl Cost {
 /// The sum of the lines that have all of these labels.
 fn sum(text: &str, labels: &[&str]) -> f64 {
     let ours = text.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
-    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a value")).fold(0.0, |sum, value| sum + value)
+    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a value"))
+        .fold(0.0, |sum, value| sum + value)
 }
 
 #[derive(Debug)]

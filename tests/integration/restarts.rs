@@ -206,7 +206,8 @@ impl Experiment {
         let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");
         let sum = |name: &str| {
             let ours = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-            ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap()).fold(0.0, |sum, value: f64| sum + value)
+            ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap())
+                .fold(0.0, |sum, value: f64| sum + value)
         };
         assert_eq!(sum("kubefan_snapshot_objects_sent_total"), 0.0);
         assert_eq!(sum("kubefan_relists_total"), 1.0, "the initial one");
