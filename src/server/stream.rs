@@ -107,7 +107,7 @@ impl WatchStream {
                     self.last_sent = now;
                     room = room.saturating_sub(sent);
                     // A batch of a snapshot is this connection's own memory; one of the log is shared.
-                    let weight = if self.opened.subscription.in_snapshot() { 2 } else { 1 };
+                    let weight = if self.opened.subscription.in_prelude() { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,
@@ -119,11 +119,11 @@ impl WatchStream {
         turn
     }
 
-    /// When it must be looked at, whatever happens. Nobody is told when a snapshot is over: it is looked for, so that the first bookmark
-    /// does not wait for the end of what a snapshot may take.
+    /// When it must be looked at, whatever happens. Nobody is told when a snapshot or a catch-up is over: it is looked for, so that the
+    /// first bookmark does not wait for the end of what that may take.
     pub fn due_at(&self, now: Instant) -> Instant {
         let interval = self.opened.bookmark_interval;
-        let silent = match self.opened.subscription.in_snapshot() {
+        let silent = match self.opened.subscription.in_prelude() {
             true => (self.last_sent + self.stall_timeout).min(now + interval),
             false => self.last_sent + interval,
         };
@@ -141,7 +141,7 @@ impl WatchStream {
             return Some(StreamEnd::Deadline);
         }
         let silence = now.saturating_duration_since(self.last_sent);
-        if self.opened.subscription.in_snapshot() {
+        if self.opened.subscription.in_prelude() {
             return (silence >= self.stall_timeout).then_some(StreamEnd::SnapshotStalled(self.stall_timeout));
         }
         if silence >= self.opened.bookmark_interval {
