@@ -96,6 +96,7 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
         let asked = experiment.states_asked_for();
         experiment.kill(victim);
         experiment.churn.more(*outage).await;
+        experiment.all_are_live().await;
         // The next victim falls as soon as this one listens: whoever comes meets a cache that is younger than what it has seen.
         experiment.start(victim).await;
         experiment.kill(1 - victim);
