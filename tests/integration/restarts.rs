@@ -73,17 +73,16 @@ async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 1).await;
     for outage in scale.outages {
-        let asked = experiment.states_asked_for();
-        let streams = experiment.streams();
+        let (asked, streams) = (experiment.asked(), experiment.streams());
         experiment.kill(0);
         experiment.churn.more(*outage).await;
         experiment.start(0).await;
         experiment.all_are_live().await;
-        let asked = experiment.states_asked_for() - asked;
-        assert!(asked <= STATES_MAX, "{asked} states asked for: {:#?}", experiment.audit.requests("kubefan/"));
         let resumed = experiment.streams() - streams;
         assert!(resumed >= scale.subscribers, "everyone came back: {resumed} streams");
-        experiment.nothing_was_sent_again(0).await;
+        let own = experiment.nothing_was_sent_again(0).await;
+        let asked = experiment.asked_at_most_twice(asked);
+        assert_eq!(own, asked, "lists and watches, by its own word and by the apiserver's");
     }
     experiment.end(scale.seconds).await;
 }
@@ -93,7 +92,7 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
     let mut experiment = Experiment::begin(&scale, 2).await;
     for (round, outage) in scale.outages.iter().enumerate() {
         let victim = round % 2;
-        let asked = experiment.states_asked_for();
+        let asked = experiment.asked();
         experiment.kill(victim);
         experiment.churn.more(*outage).await;
         experiment.all_are_live().await;
@@ -101,8 +100,7 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
         experiment.start(victim).await;
         experiment.kill(1 - victim);
         experiment.all_are_live().await;
-        let asked_by_one = experiment.states_asked_for() - asked;
-        assert!(asked_by_one <= STATES_MAX, "{asked_by_one} states: {:#?}", experiment.audit.requests("kubefan/"));
+        experiment.asked_at_most_twice(asked);
         experiment.nothing_was_sent_again(victim).await;
         experiment.start(1 - victim).await;
         experiment.is_ready(1 - victim).await;
@@ -196,13 +194,21 @@ impl Experiment {
         self.progress.iter().map(|progress| progress.borrow().streams).sum()
     }
 
-    /// Lists, and watches that begin with a state, of all replicas so far.
-    fn states_asked_for(&self) -> usize {
-        self.audit.requests("kubefan/").iter().filter(|request| request.asks_for_state()).count()
+    /// Lists and watches of all replicas so far.
+    fn asked(&self) -> usize {
+        self.audit.requests("kubefan/").len()
     }
 
-    /// A replica's own word for it: it has sent no snapshot, and listed once for itself.
-    async fn nothing_was_sent_again(&self, replica: usize) {
+    /// Lists and watches since there were so many; few of them asked for a state.
+    fn asked_at_most_twice(&self, before: usize) -> usize {
+        let asked = self.audit.requests("kubefan/").split_off(before);
+        let states = asked.iter().filter(|request| request.asks_for_state()).count();
+        assert!(states <= STATES_MAX, "{asked:#?}");
+        asked.len()
+    }
+
+    /// A replica's own word for it: it has sent no snapshot, and listed once for itself. How many lists and watches it counts.
+    async fn nothing_was_sent_again(&self, replica: usize) -> usize {
         let kubefan = self.replicas[replica].as_ref().expect("it runs");
         let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");
         let sum = |name: &str| {
@@ -212,6 +218,9 @@ impl Experiment {
         };
         assert_eq!(sum("kubefan_snapshot_objects_sent_total"), 0.0);
         assert_eq!(sum("kubefan_relists_total"), 1.0, "the initial one");
+        let requests = text.lines().filter(|line| line.starts_with("kubefan_upstream_requests_total{"));
+        let ours = requests.filter(|line| line.contains(r#"verb="list""#) || line.contains(r#"verb="watch""#));
+        ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<usize>().ok()).unwrap()).sum()
     }
 
     async fn end(self, seconds: u32) {
