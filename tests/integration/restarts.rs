@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, env, net::SocketAddr};
 
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use crate::harness::{
     Test,
@@ -84,7 +84,7 @@ async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
         let asked = experiment.asked_at_most_twice(asked);
         assert_eq!(own, asked, "lists and watches, by its own word and by the apiserver's");
     }
-    experiment.end(scale.seconds).await;
+    experiment.end().await;
 }
 
 async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
@@ -105,7 +105,7 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
         experiment.start(1 - victim).await;
         experiment.is_ready(1 - victim).await;
     }
-    experiment.end(scale.seconds).await;
+    experiment.end().await;
 }
 
 /// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own watches of what they select.
@@ -119,6 +119,7 @@ struct Experiment {
     subscribers: JoinSet<Subscriber>,
     recordings: JoinSet<(Query, Vec<Recorded>)>,
     tell_end: watch::Sender<u64>,
+    began: Instant,
 }
 
 impl Experiment {
@@ -154,9 +155,10 @@ impl Experiment {
                 });
             }
         }
-        let mut churn = Churn::begin(writers, scale.updates_per_second);
+        let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
         churn.more(scale.pods / 2).await;
-        Experiment { api, audit, churn, addresses, replicas: started, progress, subscribers, recordings, tell_end }
+        let replicas = started;
+        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, tell_end, began }
     }
 
     fn kill(&mut self, replica: usize) {
@@ -223,8 +225,9 @@ impl Experiment {
         ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<usize>().ok()).unwrap()).sum()
     }
 
-    async fn end(self, seconds: u32) {
+    async fn end(self) {
         let written = self.churn.end().await;
+        let elapsed = self.began.elapsed().as_secs_f64();
         self.tell_end.send_replace(written.version);
         let subscribers = self.subscribers.join_all().await;
         let expected: HashMap<Query, Vec<Recorded>> = self.recordings.join_all().await.into_iter().collect();
@@ -237,7 +240,7 @@ impl Experiment {
         assert!(left > 0, "objects left selectors");
         let count = subscribers.len();
         println!(
-            "{count} subscribers, {} updates, {events} events compared, {left} of them objects that left; {seconds} s",
+            "{count} subscribers, {} updates in {elapsed:.0} s, {events} events compared, {left} of them objects that left",
             written.count
         );
     }
