@@ -23,7 +23,9 @@ mod history;
 mod memory;
 mod metrics;
 mod on_demand;
+mod recovery;
 mod relists;
+mod restarts;
 mod resume;
 mod scopes;
 mod self_check;
@@ -56,7 +58,9 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        recovery::TESTS,
         relists::TESTS,
+        restarts::TESTS,
         resume::TESTS,
         scopes::TESTS,
         self_check::TESTS,
