@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    informer::{Informer, Shared, Stopped, generator, schema_changed},
+    informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
@@ -135,6 +135,7 @@ impl Registry {
             tasks.spawn(self.clone().drop_idle(on_demand.on_demand_idle_timeout));
         }
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => {}
             () = async { while tasks.join_next().await.is_some() {} } => self.stop.cancelled().await,
         }
@@ -142,7 +143,7 @@ impl Registry {
 
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
-        let (mut backoff, mut random) = (Backoff::default(), generator());
+        let (mut backoff, mut random) = (Backoff::default(), self.shared.generator());
         loop {
             let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
@@ -306,6 +307,7 @@ impl Registry {
         let mut informer = Informer::new(self.shared.clone(), served.clone(), allowance);
         loop {
             let stopped = tokio::select! {
+                biased;
                 () = cache.stop.cancelled() => {
                     let message = format!("{} is no longer cached on demand", served.gvr);
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));

@@ -31,6 +31,7 @@ use crate::{
     model::{GroupVersionResource, ResourceVersion, event::Transition, format::Format, selection::Selection},
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Resume},
+    watched::Watched,
 };
 
 /// Whether a resource is served.
@@ -94,7 +95,7 @@ pub struct Hub {
     resource: ResolvedResource,
     limits: RingLimits,
     metrics: CacheMetrics,
-    head: watch::Sender<Option<ResourceVersion>>,
+    head: Watched<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
     view_bytes: ViewBytes,
     inner: Mutex<Inner>,
@@ -174,7 +175,7 @@ impl Hub {
             resource,
             limits,
             metrics,
-            head: watch::Sender::new(None),
+            head: Watched::new(None),
             phase: watch::Sender::new(Phase::Syncing),
             view_bytes: ViewBytes::default(),
             inner: Mutex::new(inner),
@@ -230,7 +231,7 @@ impl Hub {
             }
         }
         // Published after the last append, and inside the section, so that nobody subscribes in between.
-        self.head.send_replace(Some(version));
+        self.head.set(Some(version));
         self.enter(Phase::Synced);
         // Upstream's bookmarks are commits too, so a quiet resource comes by here every minute.
         if received.saturating_duration_since(inner.tidied_at) > TIDY_INTERVAL {
@@ -314,7 +315,7 @@ impl Hub {
         inner.cache = None;
         inner.synced_since = None;
         let views = inner.views.drain();
-        self.head.send_replace(None);
+        self.head.set(None);
         self.enter(phase);
         drop(inner);
         views.iter().for_each(|view| view.close(end.clone()));
@@ -324,13 +325,12 @@ impl Hub {
 
     /// The version up to which every view is complete.
     pub fn head(&self) -> Option<ResourceVersion> {
-        *self.head.borrow()
+        self.head.get()
     }
 
     /// Waits until the cache has reached `version`, or until `limit` is over.
     pub async fn reached(&self, version: ResourceVersion, limit: std::time::Duration) -> Result<(), Refusal> {
-        let mut head = self.head.subscribe();
-        let reached = head.wait_for(|head| head.is_none_or(|head| head >= version));
+        let reached = self.head.wait_for(|head| head.is_none_or(|head| head >= version));
         match tokio::time::timeout(limit, reached).await {
             Ok(_) => Ok(()),
             Err(_) => match self.head() {

@@ -39,6 +39,7 @@ pub async fn follow(
         }
         told = resources;
         tokio::select! {
+            biased;
             changed = changes.changed() => if changed.is_err() { break },
             () = drain.cancelled() => break,
         }

@@ -161,6 +161,7 @@ impl SimApiserver {
         tokio::pin!(shutdown);
         loop {
             let stream = tokio::select! {
+                biased;
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
                 accepted = listener.accept() => accepted?.0,
@@ -185,6 +186,7 @@ impl SimApiserver {
             let server = auto::Builder::new(TokioExecutor::new());
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
+                biased;
                 // However it ends, it ends alone.
                 _ = connection => {}
                 () = dropped.cancelled() => {}

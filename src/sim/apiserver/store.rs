@@ -13,10 +13,13 @@ use std::{
 
 use imbl::OrdMap;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::futures::Notified;
 
 use super::{object::Object, resource::SimResource, status::Status};
-use crate::model::{GroupVersionResource, ObjectKey};
+use crate::{
+    model::{GroupVersionResource, ObjectKey},
+    watched::Watched,
+};
 
 /// The objects at one version, in key order.
 pub(super) type Snapshot = OrdMap<ObjectKey, Arc<Object>>;
@@ -48,7 +51,7 @@ pub(super) struct Cell {
     /// Counts schema changes; part of the OpenAPI hash.
     pub(super) schema: AtomicU64,
     state: Mutex<CellState>,
-    changed: watch::Sender<u64>,
+    changed: Watched<u64>,
 }
 
 struct CellState {
@@ -65,7 +68,7 @@ struct CellState {
 
 pub(super) struct Store {
     shared: Mutex<Shared>,
-    revision: watch::Sender<u64>,
+    revision: Watched<u64>,
     window_events_max: usize,
 }
 
@@ -83,18 +86,18 @@ impl Store {
         let shared = Shared { revision: 1, cells: BTreeMap::new() };
         Self {
             shared: Mutex::new(shared),
-            revision: watch::Sender::new(1),
+            revision: Watched::new(1),
             window_events_max: window_events_max.max(1),
         }
     }
 
     pub(super) fn revision(&self) -> u64 {
-        *self.revision.borrow()
+        self.revision.get()
     }
 
-    /// Told of every new revision.
-    pub(super) fn revisions(&self) -> watch::Receiver<u64> {
-        self.revision.subscribe()
+    /// Completes when this revision is reached.
+    pub(super) async fn reached(&self, revision: u64) {
+        self.revision.wait_for(|reached| reached >= revision).await;
     }
 
     pub(super) fn cell(&self, gvr: &GroupVersionResource) -> Option<Arc<Cell>> {
@@ -118,7 +121,7 @@ impl Store {
                 progress: revision,
                 closed: false,
             };
-            let changed = watch::Sender::new(revision);
+            let changed = Watched::new(revision);
             Arc::new(Cell { resource, schema: AtomicU64::new(0), state: Mutex::new(state), changed })
         });
     }
@@ -132,7 +135,7 @@ impl Store {
             self.commit(&mut shared, &cell, &mut state, None, Some(object));
         }
         state.closed = true;
-        cell.changed.send_replace(shared.revision);
+        cell.changed.set(shared.revision);
     }
 
     /// Writes an object that is not there yet.
@@ -201,8 +204,8 @@ impl Store {
         if state.window.len() > self.window_events_max {
             state.lost = state.window.pop_front().map_or(state.lost, |entry| entry.version);
         }
-        cell.changed.send_replace(version);
-        self.revision.send_replace(version);
+        cell.changed.set(version);
+        self.revision.set(version);
     }
 
     /// Moves a resource's progress to the present, as a consistent read does, and returns it.
@@ -294,9 +297,14 @@ impl Cell {
         }
     }
 
-    /// Told of every event, and of the end.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    /// The version of the last event.
+    pub(super) fn last(&self) -> u64 {
+        self.changed.get()
+    }
+
+    /// Completes with the next event after this call, or with the end.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.changed.changed()
     }
 }
 

@@ -10,10 +10,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     Inner,
@@ -57,7 +54,6 @@ struct Selection {
 pub(super) struct Watcher {
     inner: Arc<Inner>,
     cell: Arc<Cell>,
-    changes: watch::Receiver<u64>,
     selection: Selection,
     /// Everything up to here was looked at.
     cursor: u64,
@@ -102,12 +98,10 @@ impl Watcher {
         {
             return Ok(Started::Error(Box::new(status)));
         }
-        let changes = cell.changes();
-        let live_after = *changes.borrow();
+        let live_after = cell.last();
         let selection = Selection::new(namespace, name.or(options.name()), &options);
         let mut watcher = Self {
             inner: inner.clone(),
-            changes,
             selection,
             cursor: asked,
             start: asked.max(live_after),
@@ -159,6 +153,9 @@ impl Watcher {
             if now >= self.deadline {
                 return None;
             }
+            // Before the events are looked at: one that comes after that is a change.
+            let cell = self.cell.clone();
+            let changed = cell.changed();
             // Read before the events: a bookmark at this version is true once they are sent.
             let progress = self.cell.progress();
             match self.cell.since(self.cursor, BATCH) {
@@ -182,7 +179,8 @@ impl Watcher {
                     }
                     let wake = self.bookmark_at.map_or(self.deadline, |at| at.min(self.deadline));
                     tokio::select! {
-                        _ = self.changes.changed() => {}
+                        biased;
+                        () = changed => {}
                         () = sleep_until(wake) => {}
                     }
                 }
