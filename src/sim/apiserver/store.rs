@@ -84,11 +84,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Store {
     pub(super) fn new(window_events_max: usize) -> Self {
         let shared = Shared { revision: 1, cells: BTreeMap::new() };
-        Self {
-            shared: Mutex::new(shared),
-            revision: Watched::new(1),
-            window_events_max: window_events_max.max(1),
-        }
+        Self { shared: Mutex::new(shared), revision: Watched::new(1), window_events_max: window_events_max.max(1) }
     }
 
     pub(super) fn revision(&self) -> u64 {
@@ -238,6 +234,36 @@ impl Store {
             state.listed = shared.revision;
             state.progress = shared.revision;
         }
+    }
+}
+
+/// All objects at one version.
+#[derive(Clone)]
+pub(super) struct Backup {
+    revision: u64,
+    cells: BTreeMap<GroupVersionResource, Snapshot>,
+}
+
+impl Store {
+    pub(super) fn backup(&self) -> Backup {
+        let shared = lock(&self.shared);
+        let objects =
+            |(gvr, cell): (&GroupVersionResource, &Arc<Cell>)| (gvr.clone(), lock(&cell.state).objects.clone());
+        Backup { revision: shared.revision, cells: shared.cells.iter().map(objects).collect() }
+    }
+
+    /// Puts everything back as it was, its version too, and forgets all history.
+    pub(super) fn restore(&self, backup: &Backup) {
+        let mut shared = lock(&self.shared);
+        shared.revision = backup.revision;
+        for (gvr, cell) in &shared.cells {
+            let mut state = lock(&cell.state);
+            state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
+            state.window.clear();
+            (state.listed, state.lost, state.progress) = (backup.revision, 0, backup.revision);
+            cell.changed.set(backup.revision);
+        }
+        self.revision.set(backup.revision);
     }
 }
 
