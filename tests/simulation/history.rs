@@ -108,8 +108,11 @@ pub(crate) enum What {
     },
     /// What was sent does not fit what the subscriber holds, or is broken.
     Undecodable(String),
-    /// The subscriber gives up what it has: it will ask for a snapshot.
-    StartsOver,
+    /// The subscriber gives up what it has: it will ask for a snapshot. `goes_on`: the library does that for its user, for whom time
+    /// must not go back.
+    StartsOver {
+        goes_on: bool,
+    },
 }
 
 /// With when it was, how far the cluster was then, and what may be resumed from.
@@ -175,7 +178,7 @@ impl Recorder {
     /// The last version that may be resumed from, while the subscriber has one.
     pub(crate) fn reached(&self) -> u64 {
         let history = self.history.lock().unwrap();
-        let given = history.entries.iter().rev().take_while(|entry| entry.what != What::StartsOver);
+        let given = history.entries.iter().rev().take_while(|entry| !matches!(entry.what, What::StartsOver { .. }));
         given.filter_map(|entry| entry.resume).next().unwrap_or(0)
     }
 

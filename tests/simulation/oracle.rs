@@ -141,10 +141,9 @@ impl Walk<'_> {
             What::Undecodable(why) => {
                 return Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}")));
             }
-            What::StartsOver => {
+            What::StartsOver { goes_on } => {
                 self.resume = None;
-                // The library goes on for its user; who drives the generated client has begun anew.
-                self.floor = self.floor.filter(|_| self.spec.library);
+                self.floor = self.floor.filter(|_| *goes_on);
                 return Ok(());
             }
             What::SnapshotBegin { version, restarted_from } => self.snapshot_begin(*version, *restarted_from)?,

@@ -199,7 +199,7 @@ impl Generated {
         let over = matches!(reason.as_str(), "RESOURCE_VERSION_TOO_OLD" | "HISTORY_REWRITTEN");
         self.recorder.note(What::Ended { code, reason, message }, None);
         if over {
-            self.recorder.note(What::StartsOver, None);
+            self.recorder.note(What::StartsOver { goes_on: false }, None);
             self.resume = None;
             self.kept = Kept { objects: BTreeMap::new(), fits: false };
         }
@@ -249,7 +249,7 @@ pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recor
                 }
                 WatchItem::Restarted { error } => {
                     recorder.note(ended(&error), None);
-                    recorder.note(What::StartsOver, None);
+                    recorder.note(What::StartsOver { goes_on: true }, None);
                     (open, resume) = (false, None);
                     continue;
                 }
@@ -281,7 +281,7 @@ pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recor
             };
             recorder.note(what, given);
         }
-        recorder.note(What::StartsOver, None);
+        recorder.note(What::StartsOver { goes_on: false }, None);
         sleep(Duration::from_millis(random.random_range(50..1500))).await;
     }
 }
