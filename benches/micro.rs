@@ -84,8 +84,12 @@ fn other_labels(number: usize) -> String {
 mod ring {
     use super::*;
 
-    const LIMITS: RingLimits =
-        RingLimits { ring_bytes_max: Some(1 << 30), ring_events_max: RECORDS, ring_age_max: Duration::from_secs(3600) };
+    const LIMITS: RingLimits = RingLimits {
+        ring_bytes_max: Some(1 << 30),
+        ring_events_max: RECORDS,
+        ring_age_max: Duration::from_secs(3600),
+        residue_bytes_max: None,
+    };
     const RECORDS: usize = 10_000;
 
     /// A ring that can take no more, and where its records come from.

@@ -137,6 +137,9 @@ pub struct RingConfig {
     pub events_max: usize,
     /// Age.
     pub age_max: time::Duration,
+    /// Bytes of what is remembered of older changes; `None`: a twentieth of the cached JSON, at least
+    /// [`RingLimits::RESIDUE_BYTES_LEAST`](crate::cache::RingLimits::RESIDUE_BYTES_LEAST).
+    pub residue_bytes_max: Option<u64>,
 }
 
 /// Limits of what readers may start.
@@ -185,7 +188,12 @@ impl Default for ServeConfig {
             resources: Vec::new(),
             namespaces: Vec::new(),
             cache_compression: CacheCompression::Off,
-            ring: RingConfig { bytes_max: None, events_max: 100_000, age_max: seconds(15 * 60) },
+            ring: RingConfig {
+                bytes_max: None,
+                events_max: 100_000,
+                age_max: seconds(15 * 60),
+                residue_bytes_max: None,
+            },
             on_demand: Some(OnDemandConfig {
                 resources_max: 16,
                 objects_max: 100_000,

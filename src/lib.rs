@@ -50,4 +50,4 @@ pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
 #[cfg(feature = "server")]
-pub mod watched;
+pub mod watch;

@@ -145,8 +145,9 @@ impl Cache {
             ring_bytes_max: Some(1 << 30),
             ring_events_max: RING_EVENTS_MAX,
             ring_age_max: Duration::from_secs(3600),
+            residue_bytes_max: None,
         };
-        let hub = Hub::new(ResolvedResource::default(), limits, Duration::ZERO, kind.metrics());
+        let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), limits, Duration::ZERO, kind.metrics());
         let (pods, created) = Pods::new(count, left_out);
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };
         let objects: Vec<_> = created.iter().map(|json| cache.kind.parse(json)).collect();

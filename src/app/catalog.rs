@@ -4,10 +4,12 @@ use std::{sync::Arc, time::SystemTime};
 
 use super::registry::{Cache, Registry};
 use crate::{
+    cache::Backfill,
     fanout::{Catalog, Phase, Refusal, Served},
     model::{GroupVersionResource, ResourceVersion, Scope},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
+    watch,
 };
 
 impl Catalog for Arc<Registry> {
@@ -18,6 +20,23 @@ impl Catalog for Arc<Registry> {
         }
         // In a box: it is rare and large, and every request would have room for it.
         Box::pin(self.look_up(group, version, resource, namespace)).await
+    }
+
+    async fn backfill(
+        &self,
+        served: &Served,
+        version: ResourceVersion,
+        needs_state: bool,
+    ) -> Result<Arc<Backfill>, Refusal> {
+        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
+        match cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub)) {
+            Some(cache) => Box::pin(cache.backfiller.backfill(version, needs_state)).await,
+            None => Err(Refusal::Unavailable(format!("{} is being set up again", served.gvr))),
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        Registry::changes(self)
     }
 
     fn list(&self) -> Vec<ResourceStatus> {

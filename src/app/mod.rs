@@ -1,5 +1,6 @@
 //! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
 
+mod backfill;
 mod catalog;
 pub mod informer;
 pub mod on_demand;
@@ -186,6 +187,7 @@ fn registry(
             ring_bytes_max: config.ring.bytes_max.map(limit),
             ring_events_max: config.ring.events_max,
             ring_age_max: config.ring.age_max,
+            residue_bytes_max: config.ring.residue_bytes_max.map(limit),
         },
         coalesce_max: config.coalesce_max,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {

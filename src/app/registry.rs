@@ -10,7 +10,6 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::watch,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -18,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
+    backfill::Backfiller,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
 };
@@ -32,6 +32,7 @@ use crate::{
         backoff::Backoff,
         discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
     },
+    watch,
 };
 
 /// What the registry is told.
@@ -59,6 +60,7 @@ pub(super) struct Cache {
     /// The name it was asked for by.
     pub(super) name: String,
     pub(super) served: Served,
+    pub(super) backfiller: Arc<Backfiller>,
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
@@ -269,15 +271,19 @@ impl Registry {
             kind: info.kind.clone(),
             namespaced: info.namespaced,
         };
+        let parser = Arc::new(ObjectParser::new(fields).of(&info.kind, &gvr.api_version()));
+        let metrics = self.metrics.cache(gvr, &scope);
         let served = Served {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
-            parser: Arc::new(ObjectParser::new(fields)),
             fields: fields.clone(),
-            hub: Hub::new(resource, self.options.ring, self.options.coalesce_max, self.metrics.cache(gvr, &scope)),
+            hub: Hub::new(resource, parser.clone(), self.options.ring, self.options.coalesce_max, metrics),
+            parser,
             scope: scope.clone(),
         };
-        let cache = Arc::new(Cache { name: name.to_owned(), served, on_demand, stop: self.stop.child_token() });
+        let backfiller = Backfiller::new(self.shared.clone(), served.clone());
+        let stop = self.stop.child_token();
+        let cache = Arc::new(Cache { name: name.to_owned(), served, backfiller, on_demand, stop });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();

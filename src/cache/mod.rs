@@ -2,10 +2,16 @@
 //!
 //! Everything here is plain data without locks, clocks or I/O; [`crate::fanout::Hub`] publishes it to readers.
 
+pub mod backfill;
+pub mod history;
+pub mod residue;
 pub mod ring;
 pub mod store;
 pub mod writer;
 
+pub use backfill::Backfill;
+pub use history::{History, Way};
+pub use residue::{Replaced, Residue};
 pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, Update, UpdateError};

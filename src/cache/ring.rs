@@ -4,10 +4,11 @@
 //! either complete or [`Expired`], never thinned out. The newest records are *fresh*: they hold their objects as they came, because
 //! subscribers are about to take them; then they settle, and hold what was replaced packed.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, ops::Bound, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::history::is_within;
 use crate::model::{
     ResourceVersion,
     event::{EventType, WatchEvent},
@@ -78,6 +79,9 @@ pub struct RingLimits {
     pub ring_events_max: usize,
     /// Age of a record.
     pub ring_age_max: Duration,
+    /// Bytes of what is remembered of older changes (the residue). `None`: a twentieth of the JSON of the current objects, at least
+    /// [`RingLimits::RESIDUE_BYTES_LEAST`].
+    pub residue_bytes_max: Option<usize>,
 }
 
 impl RingLimits {
@@ -89,9 +93,15 @@ impl RingLimits {
     pub const FRESH_BYTES_MAX: usize = 4 << 20;
     /// What a ring may always hold where its bytes follow those of the objects.
     pub const BYTES_LEAST: usize = 8 << 20;
+    /// What a residue may always hold where its bytes follow those of the objects.
+    pub const RESIDUE_BYTES_LEAST: usize = 4 << 20;
 
     fn bytes_max(&self, store_bytes: usize) -> usize {
         self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 10))
+    }
+
+    pub(super) fn residue_bytes_max(&self, store_bytes: usize) -> usize {
+        self.residue_bytes_max.unwrap_or_else(|| Self::RESIDUE_BYTES_LEAST.max(store_bytes / 20))
     }
 }
 
@@ -220,6 +230,18 @@ impl EventRing {
         }
     }
 
+    /// The records from after one version up to another, newest first.
+    pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &Record> {
+        let start = self.records.partition_point(|entry| entry.record.version() <= after);
+        let end = self.records.partition_point(|entry| is_within(entry.record.version(), up_to));
+        self.records.range(start..end.max(start)).rev().map(|entry| &entry.record)
+    }
+
+    /// The version of the newest record, or the floor.
+    pub fn last(&self) -> ResourceVersion {
+        self.records.back().map_or(self.floor, |last| last.record.version())
+    }
+
     /// The oldest version whose later events are all held.
     pub fn floor(&self) -> ResourceVersion {
         self.floor
@@ -270,7 +292,12 @@ mod tests {
     }
 
     fn limits() -> RingLimits {
-        RingLimits { ring_bytes_max: Some(1 << 20), ring_events_max: 3, ring_age_max: Duration::from_secs(60) }
+        RingLimits {
+            ring_bytes_max: Some(1 << 20),
+            ring_events_max: 3,
+            ring_age_max: Duration::from_secs(60),
+            residue_bytes_max: Some(1 << 20),
+        }
     }
 
     fn push(ring: &mut EventRing, record: Record) {

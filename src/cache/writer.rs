@@ -164,6 +164,11 @@ impl CacheWriter {
         Self { rest: Rest { pack_current, ..Rest::default() }, ..Self::default() }
     }
 
+    /// A writer of a cache beside another one: objects that both hold are in memory once.
+    pub fn sharing(store: Store) -> Self {
+        Self { store, ..Self::new(false) }
+    }
+
     /// The version reached; `None` before the first list is complete.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version

@@ -184,6 +184,13 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_RING_AGE_MAX", help_heading = "Cache", value_name = "DURATION")
     )]
     pub ring_age_max: Option<Duration>,
+    /// Bytes of what is remembered of older events, so that who comes back from far gets each change once instead of everything
+    /// [default: a twentieth of the cached JSON, at least 4Mi]
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_RESIDUE_BYTES_MAX", help_heading = "Cache", value_name = "SIZE")
+    )]
+    pub residue_bytes_max: Option<ByteSize>,
     /// Cache other resources when a reader asks for them [default: true if --listen is a loopback address or a Unix socket]
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_ON_DEMAND", help_heading = "On demand", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub on_demand: Option<bool>,
@@ -238,7 +245,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -317,6 +324,10 @@ impl ServeOptions {
                 bytes_max: self.ring_bytes_max.map(|given| size("--ring-bytes-max", Some(given), 1, 1)).transpose()?,
                 events_max: at_least("--ring-events-max", self.ring_events_max, 1, default.ring.events_max)?,
                 age_max: span("--ring-age-max", self.ring_age_max, default.ring.age_max)?,
+                residue_bytes_max: self
+                    .residue_bytes_max
+                    .map(|given| size("--residue-bytes-max", Some(given), 1, 1))
+                    .transpose()?,
             },
             on_demand: on_demand.then_some(OnDemandConfig {
                 resources_max: at_least(

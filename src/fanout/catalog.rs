@@ -4,8 +4,10 @@ use std::{future::Future, sync::Arc};
 
 use super::{hub::Hub, outcome::Refusal};
 use crate::{
-    model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
+    cache::Backfill,
+    model::{GroupVersionResource, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResourceStatus,
+    watch,
 };
 
 /// A resource that is served, in one scope.
@@ -36,6 +38,21 @@ pub trait Catalog: Send + Sync + 'static {
         resource: &str,
         namespace: &str,
     ) -> impl Future<Output = Result<Served, Refusal>> + Send;
+
+    /// Reads again from upstream what came after `version`, for one who comes back from before this cache began; one who selects by
+    /// labels or fields `needs_state`. One read serves all who ask at about the same time.
+    ///
+    /// # Errors
+    /// [`Refusal::Expired`] where upstream does not hold it either; [`Refusal::Unavailable`] where it could not be asked.
+    fn backfill(
+        &self,
+        served: &Served,
+        version: ResourceVersion,
+        needs_state: bool,
+    ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
+
+    /// Changes whenever a cache comes, goes or enters another phase.
+    fn changes(&self) -> watch::Receiver<u64>;
 
     /// Every cache, ordered by name.
     fn list(&self) -> Vec<ResourceStatus>;

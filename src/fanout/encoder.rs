@@ -206,7 +206,7 @@ impl Encoder {
     }
 
     /// The bytes of an object in this format.
-    fn bytes(&self, object: &Object) -> Bytes {
+    pub fn bytes(&self, object: &Object) -> Bytes {
         let json = object.bytes();
         self.format.bytes_of(&json).unwrap_or(json)
     }

@@ -5,33 +5,39 @@
 //! last view's log was appended, and bookmarks read only that. No lock is held across an await.
 
 use std::{
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
+
+use tracing::info;
 
 use super::{
     bell::Bell,
     budget::Budgets,
+    catch_up::CatchUp,
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
-    subscription::{Start, Subscription, SubscriptionStart},
+    prelude::{Head, Part, Prelude, Stuck},
+    subscription::{Place, Subscription},
+    terms::{OnExpired, OnLag, Start, Terms},
     view::{View, ViewBytes, ViewKey},
     views::Views,
 };
 use crate::{
     cache::{
-        EventRing, Record, RingLimits, Store,
+        Expired, History, Record, Replaced, RingLimits, Store, Way,
         writer::{Change, Commit},
     },
-    model::{GroupVersionResource, ResourceVersion, event::Transition, format::Format, selection::Selection},
+    model::{
+        GroupVersionResource, ResourceVersion, event::Transition, format::Format, object::ObjectParser,
+        selection::Selection,
+    },
     proto::v1alpha1::ResolvedResource,
-    telemetry::metrics::{CacheGauges, CacheMetrics, Resume},
-    watched::Watched,
+    telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
+    watch,
 };
 
 /// Whether a resource is served.
@@ -93,9 +99,10 @@ pub struct HubStatus {
 /// State, history and views of one resource and scope.
 pub struct Hub {
     resource: ResolvedResource,
+    parser: Arc<ObjectParser>,
     limits: RingLimits,
     metrics: CacheMetrics,
-    head: Watched<Option<ResourceVersion>>,
+    head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
     view_bytes: ViewBytes,
     inner: Mutex<Inner>,
@@ -105,6 +112,8 @@ struct Inner {
     message: String,
     synced_since: Option<SystemTime>,
     cache: Option<Cached>,
+    /// How many histories there were.
+    epochs: u64,
     views: Views,
     pacer: Pacer,
     /// A wave of wake-ups is scheduled.
@@ -116,9 +125,21 @@ struct Inner {
 }
 
 struct Cached {
+    /// Grows with each history that has nothing to do with the one before.
+    epoch: u64,
     store: Store,
-    ring: EventRing,
+    history: History,
     version: ResourceVersion,
+}
+
+/// Where a cache stands, for a backfill that is to lead up to it.
+pub struct Ahead {
+    /// Which history it is.
+    pub epoch: u64,
+    /// The version reached.
+    pub version: ResourceVersion,
+    /// The objects.
+    pub store: Store,
 }
 
 /// For people who ask since when; nothing is decided by it.
@@ -140,7 +161,7 @@ impl Cached {
         self.store = store;
         self.version = version;
         let log_bytes = view_bytes.logs.load(Ordering::Relaxed);
-        for gone in self.ring.evict(now, self.store.json_bytes(), log_bytes) {
+        for gone in self.history.evict(now, self.store.json_bytes(), log_bytes) {
             views.trim(&gone);
         }
     }
@@ -156,6 +177,7 @@ impl Hub {
     /// A hub without state yet.
     pub fn new(
         resource: ResolvedResource,
+        parser: Arc<ObjectParser>,
         limits: RingLimits,
         coalesce_max: Duration,
         metrics: CacheMetrics,
@@ -164,6 +186,7 @@ impl Hub {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
             cache: None,
+            epochs: 0,
             views: Views::default(),
             pacer: Pacer::new(coalesce_max),
             scheduled: false,
@@ -173,9 +196,10 @@ impl Hub {
         };
         Arc::new(Self {
             resource,
+            parser,
             limits,
             metrics,
-            head: Watched::new(None),
+            head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
             view_bytes: ViewBytes::default(),
             inner: Mutex::new(inner),
@@ -212,12 +236,12 @@ impl Hub {
             inner.synced_since = Some(wall_clock());
         }
         inner.message.clear();
-        let Inner { cache, views, .. } = &mut *inner;
-        let (mut dispatched, mut closed) = (0, None);
+        let Inner { cache, views, epochs, .. } = &mut *inner;
+        let (mut dispatched, mut closed) = (0, Vec::new());
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
                 dispatched = views.append(&record, received);
-                cached.ring.push(record, received);
+                cached.history.push(record, received);
                 cached.advance(store, version, views, &self.view_bytes, received);
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
@@ -225,13 +249,16 @@ impl Hub {
                 if let Some(before) = cache {
                     let was = before.version;
                     let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
-                    closed = Some((views.drain(), end));
+                    closed = views.drain();
+                    closed.iter().for_each(|view| view.close(&end));
                 }
-                *cache = Some(Cached { store, ring: EventRing::new(self.limits, version), version });
+                let history = History::new(self.limits, version, self.parser.clone());
+                *epochs += 1;
+                *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
         }
         // Published after the last append, and inside the section, so that nobody subscribes in between.
-        self.head.set(Some(version));
+        self.head.send_replace(Some(version));
         self.enter(Phase::Synced);
         // Upstream's bookmarks are commits too, so a quiet resource comes by here every minute.
         if received.saturating_duration_since(inner.tidied_at) > TIDY_INTERVAL {
@@ -239,9 +266,9 @@ impl Hub {
             inner.views.tidy(received);
         }
         drop(inner);
-        if let Some((views, end)) = closed {
-            views.iter().for_each(|view| view.close(end.clone()));
-        }
+        closed.iter().for_each(|view| {
+            view.wake();
+        });
         self.metrics.dispatched(dispatched);
     }
 
@@ -315,22 +342,26 @@ impl Hub {
         inner.cache = None;
         inner.synced_since = None;
         let views = inner.views.drain();
-        self.head.set(None);
+        views.iter().for_each(|view| view.close(&end));
+        self.head.send_replace(None);
         self.enter(phase);
         drop(inner);
-        views.iter().for_each(|view| view.close(end.clone()));
+        views.iter().for_each(|view| {
+            view.wake();
+        });
         // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
         self.metrics.set(CacheGauges::default());
     }
 
     /// The version up to which every view is complete.
     pub fn head(&self) -> Option<ResourceVersion> {
-        self.head.get()
+        *self.head.borrow()
     }
 
     /// Waits until the cache has reached `version`, or until `limit` is over.
     pub async fn reached(&self, version: ResourceVersion, limit: std::time::Duration) -> Result<(), Refusal> {
-        let reached = self.head.wait_for(|head| head.is_none_or(|head| head >= version));
+        let mut head = self.head.subscribe();
+        let reached = head.wait_for(|head| head.is_none_or(|head| head >= version));
         match tokio::time::timeout(limit, reached).await {
             Ok(_) => Ok(()),
             Err(_) => match self.head() {
@@ -349,13 +380,17 @@ impl Hub {
     }
 
     /// Registers a subscription; state and position are taken in one critical section.
+    ///
+    /// # Errors
+    /// [`Refusal::Expired`] where nothing held here leads on from its version; a backfill may, and a start over always does.
     pub fn subscribe(
         self: &Arc<Self>,
         selection: Selection,
         format: Format,
-        start: Start,
-        bell: Bell,
+        terms: impl Into<Terms>,
+        bell: impl Into<Arc<Bell>>,
     ) -> Result<Subscription, Refusal> {
+        let (terms, bell) = (terms.into(), bell.into());
         let mut inner = self.inner();
         self.serving(&inner)?;
         let Inner { cache: Some(cached), views, .. } = &mut *inner else {
@@ -369,35 +404,35 @@ impl Hub {
                 Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
             }
         };
-        let (cursor, start) = match start {
-            Start::Snapshot => {
-                let resource = self.resource.clone();
-                if key.format.encoding().compresses_snapshots() {
-                    let now = Instant::now();
-                    let (chunks, version, cursor) = view.generation(&cached.store, cached.version, &cached.ring, now);
-                    (cursor, SubscriptionStart::Chunks { chunks, version, resource })
-                } else {
-                    let store = cached.store.clone();
-                    (view.end(), SubscriptionStart::Objects { store, version: cached.version, resource })
-                }
-            }
-            Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
+        let place = match terms.start {
+            Start::Snapshot => self.snapshot_for(&view, cached, None),
+            Start::After(requested) | Start::Kept(requested) | Start::Over(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
                 return Err(Refusal::Future { requested, current: cached.version });
             }
-            Start::After(version) | Start::Kept(version) => match view.cursor_after(version, &cached.ring) {
-                Ok(cursor) => {
-                    self.metrics.resume(Resume::Ring);
-                    (cursor, SubscriptionStart::After { version, kept: matches!(start, Start::Kept(_)) })
-                }
-                Err(expired) => {
-                    self.metrics.resume(Resume::Expired);
-                    return Err(expired.into());
-                }
-            },
+            Start::Over(version) => {
+                self.resumed(version, Resume::Restart);
+                self.snapshot_for(&view, cached, Some(version))
+            }
+            Start::After(version) | Start::Kept(version) => {
+                let (place, way) = match &terms.backfill {
+                    None => self.way_on(&view, cached, version)?,
+                    Some(backfill) if backfill.epoch != cached.epoch => {
+                        let oldest = cached.history.oldest();
+                        return Err(Expired { requested: version, oldest }.into());
+                    }
+                    Some(backfill) => {
+                        let then = self.way_on(&view, cached, backfill.reached)?.0;
+                        let part = Part::Backfill { backfill: backfill.clone(), after: version };
+                        let prelude = Prelude::new(part).followed_by(then.prelude);
+                        (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
+                    }
+                };
+                self.resumed(version, way);
+                Place { resume: Some(version), ..place }
+            }
         };
-        let bell = Arc::new(bell);
-        let place = view.join(bell.clone());
+        let at_view = view.join(bell.clone());
         if views.get(&key).is_none() {
             views.insert(view.clone());
         }
@@ -405,7 +440,107 @@ impl Hub {
         inner.used_at = Instant::now();
         drop(inner);
         self.metrics.subscription_started();
-        Ok(Subscription::new(self.clone(), view, (place, bell), cursor, start))
+        Ok(Subscription::new(self.clone(), view, (at_view, bell), place, &terms))
+    }
+
+    fn resumed(&self, from: ResourceVersion, way: Resume) {
+        self.metrics.resume(way);
+        if way != Resume::Ring {
+            info!(resource = self.resource.resource, %from, way = way.as_str(), "resumed");
+        }
+    }
+
+    /// The state from the start, and the place in the log after it.
+    fn snapshot_for(&self, view: &View, cached: &Cached, restarted_from: Option<ResourceVersion>) -> Place {
+        let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from };
+        let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
+            let Cached { store, history, version, .. } = cached;
+            let (chunks, version, cursor) =
+                view.generation(store, *version, history.ring(), restarted_from, Instant::now());
+            (cursor, Part::Chunks { head: head(version), chunks, next: 0 })
+        } else {
+            (view.end(), Part::Objects { head: head(cached.version), store: cached.store.clone(), last: None })
+        };
+        Place { cursor, prelude: Some(Prelude::new(part)), resume: None }
+    }
+
+    /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
+    fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(Place, Resume), Expired> {
+        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version) };
+        match cached.history.way_from(version)? {
+            Way::Ring => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
+            Way::Residue => {
+                let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
+                let prelude = Prelude::new(Part::CatchUp { catch_up, begun: false });
+                Ok((place(view.end(), Some(prelude)), Resume::Residue))
+            }
+        }
+    }
+
+    /// How a subscription goes on that has fallen behind the events that are held: everything up to `sent` was sent to it, where that
+    /// is exact.
+    pub(super) fn lagging(
+        &self,
+        view: &View,
+        sent: Option<ResourceVersion>,
+        expired: Expired,
+        terms: (OnLag, OnExpired),
+    ) -> Result<Place, StreamEnd> {
+        let inner = self.inner();
+        let cached = self.current(&inner, view)?;
+        let (on_lag, on_expired) = terms;
+        let place = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent)) {
+            Some(Ok((place, _))) => {
+                self.metrics.lag(Lag::CatchUp);
+                place
+            }
+            _ if on_expired == OnExpired::Restart => {
+                self.metrics.lag(Lag::Restart);
+                self.snapshot_for(view, cached, Some(expired.requested))
+            }
+            _ => {
+                self.metrics.lag(Lag::Expired);
+                return Err(expired.into());
+            }
+        };
+        Ok(place)
+    }
+
+    /// A part of what [`History::replaced`] tells, for a catch-up in this view.
+    pub(super) fn replaced(
+        &self,
+        view: &View,
+        after: ResourceVersion,
+        up_to: Bound<ResourceVersion>,
+        changes_max: usize,
+    ) -> Result<(Vec<Replaced>, Option<ResourceVersion>), Stuck> {
+        let inner = self.inner();
+        let cached = self.current(&inner, view).map_err(Stuck::Ended)?;
+        cached.history.replaced(after, up_to, changes_max).map_err(Stuck::Expired)
+    }
+
+    /// The state that this view is of: versions of another history mean nothing in it.
+    fn current<'a>(&self, inner: &'a Inner, view: &View) -> Result<&'a Cached, StreamEnd> {
+        match (view.ended(), &inner.cache) {
+            (Some(end), _) => Err(end),
+            (None, Some(cached)) => Ok(cached),
+            // A hub that forgets its state ends its views in the same section.
+            (None, None) => Err(StreamEnd::Stopped(inner.message.clone())),
+        }
+    }
+
+    /// What a backfill has to reach, and what it can share; `None` while there is no state.
+    pub fn ahead(&self) -> Option<Ahead> {
+        let inner = self.inner();
+        let Cached { epoch, store, version, .. } = inner.cache.as_ref()?;
+        Some(Ahead { epoch: *epoch, version: *version, store: store.clone() })
+    }
+
+    /// Whether something held here leads on from `version`, and the version reached; `None` in another epoch.
+    pub fn leads_on(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
+        let inner = self.inner();
+        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
+        Some((cached.history.way_from(version).is_ok(), cached.version))
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.
@@ -426,7 +561,7 @@ impl Hub {
             phase: *self.phase.borrow(),
             message: inner.message.clone(),
             version: cached.map(|cached| cached.version),
-            oldest: cached.map(|cached| cached.ring.floor()),
+            oldest: cached.map(|cached| cached.history.oldest()),
             objects: cached.map_or(0, |cached| cached.store.len()),
             object_bytes: cached.map_or(0, |cached| cached.store.json_bytes()),
             synced_since: inner.synced_since,
@@ -455,12 +590,14 @@ impl Hub {
             ..CacheGauges::default()
         };
         if let Some(cached) = &inner.cache {
-            gauges.ring_bytes = cached.ring.bytes();
+            let (ring, residue) = (cached.history.ring(), cached.history.residue());
+            gauges.ring_bytes = ring.bytes();
+            gauges.residue_bytes = residue.bytes();
             let Budgets { projected, chunks } = &self.view_bytes.kept;
             gauges.log_bytes =
                 self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes() + projected.used() + chunks.used();
-            gauges.ring_events = cached.ring.len();
-            gauges.ring_age = cached.ring.age(Instant::now());
+            gauges.ring_events = ring.len();
+            gauges.ring_age = ring.age(Instant::now());
             gauges.objects = cached.store.len();
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();

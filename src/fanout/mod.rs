@@ -7,6 +7,7 @@ pub mod bell;
 pub mod block;
 pub mod budget;
 pub mod catalog;
+mod catch_up;
 pub mod encoder;
 pub mod frame;
 pub mod generation;
@@ -16,7 +17,9 @@ pub mod log;
 pub mod outcome;
 pub mod pacer;
 pub mod pieces;
+mod prelude;
 pub mod subscription;
+pub mod terms;
 pub mod view;
 mod views;
 
@@ -25,7 +28,8 @@ mod tests;
 
 pub use bell::{Bell, Line, Rung};
 pub use catalog::{Catalog, Served};
-pub use hub::{Hub, HubStatus, Phase};
+pub use hub::{Ahead, Hub, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};
 pub use pieces::Pieces;
-pub use subscription::{Start, Subscription};
+pub use subscription::Subscription;
+pub use terms::{OnExpired, OnLag, Start, Terms};

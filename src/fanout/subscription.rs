@@ -1,4 +1,4 @@
-//! A subscriber's place: a snapshot being read, then a cursor into the view's log. It holds no queue of its own.
+//! A subscriber's place: a prelude being sent, then a cursor into the view's log. It holds no queue of its own.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -8,29 +8,15 @@ use super::{
     bell::{Bell, Rung},
     encoder::Holds,
     frame::{FrameWriter, Sink, control},
-    generation::Joined,
     hub::Hub,
-    log::LogEntry,
+    log::{LogEntry, Seen},
     outcome::StreamEnd,
     pieces::Pieces,
+    prelude::{Prelude, Stuck},
+    terms::{OnExpired, OnLag, Start, Terms},
     view::{Run, RunError, View},
 };
-use crate::{
-    cache::{Expired, Store},
-    model::{ObjectKey, ResourceVersion},
-    proto::v1alpha1::ResolvedResource,
-};
-
-/// Where a subscription starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// The state as a snapshot, then events.
-    Snapshot,
-    /// The events after this version.
-    After(ResourceVersion),
-    /// The same, for a client that has kept the bytes of every object it was sent: it can read deltas from the start.
-    Kept(ResourceVersion),
-}
+use crate::{cache::Expired, model::ResourceVersion};
 
 /// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
 /// nothing.
@@ -40,32 +26,31 @@ const BATCH_BYTES_MAX: usize = 64 << 10;
 pub struct Subscription {
     hub: Arc<Hub>,
     view: Arc<View>,
-    place: usize,
+    at_view: usize,
     bell: Arc<Bell>,
     cursor: u64,
     /// Where it has last found nothing; see [`View::run`].
     waited: Option<u64>,
     holds: Holds,
     /// In a box: most of its life a subscription has none.
-    snapshot: Option<Box<SnapshotCursor>>,
+    prelude: Option<Box<Prelude>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
+    /// A gap was begun and not ended: what was sent is the state at no version.
+    inside_gap: bool,
+    on_lag: OnLag,
+    on_expired: OnExpired,
     /// How it has ended; none where its subscriber let go of it.
     end: Option<StreamEnd>,
 }
 
-/// Where the state is being read.
-struct SnapshotCursor {
-    version: ResourceVersion,
-    /// Taken when the snapshot begins.
-    resource: Option<ResolvedResource>,
-    state: SnapshotState,
-    sent: u64,
-}
-
-enum SnapshotState {
-    Objects { store: Store, last: Option<ObjectKey> },
-    Chunks { chunks: Joined, next: usize },
+/// Where a subscription goes on. Made by the hub inside its critical section.
+pub(super) struct Place {
+    pub(super) cursor: u64,
+    /// What is sent before the log is read.
+    pub(super) prelude: Option<Prelude>,
+    /// Everything at or below this version was sent.
+    pub(super) resume: Option<ResourceVersion>,
 }
 
 impl Subscription {
@@ -73,39 +58,65 @@ impl Subscription {
     pub(super) fn new(
         hub: Arc<Hub>,
         view: Arc<View>,
-        (place, bell): (usize, Arc<Bell>),
-        cursor: u64,
-        start: SubscriptionStart,
+        (at_view, bell): (usize, Arc<Bell>),
+        place: Place,
+        terms: &Terms,
     ) -> Self {
-        let cursor_at = |version, resource, state| {
-            let cursor = SnapshotCursor { version, resource: Some(resource), state, sent: 0 };
-            (Some(Box::new(cursor)), None, Holds::All)
+        let holds = match terms.start {
+            Start::After(version) => Holds::Since(version),
+            Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
         };
-        let (snapshot, resume, holds) = match start {
-            SubscriptionStart::After { version, kept } => {
-                (None, Some(version), if kept { Holds::All } else { Holds::Since(version) })
-            }
-            SubscriptionStart::Objects { store, version, resource } => {
-                cursor_at(version, resource, SnapshotState::Objects { store, last: None })
-            }
-            SubscriptionStart::Chunks { chunks, version, resource } => {
-                cursor_at(version, resource, SnapshotState::Chunks { chunks, next: 0 })
-            }
-        };
-        Self { hub, view, place, bell, cursor, waited: None, holds, snapshot, resume, end: None }
+        let Place { cursor, prelude, resume } = place;
+        let &Terms { on_lag, on_expired, .. } = terms;
+        let (prelude, waited, inside_gap, end) = (prelude.map(Box::new), None, false, None);
+        Self { hub, view, at_view, bell, cursor, waited, holds, prelude, resume, inside_gap, on_lag, on_expired, end }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
     /// when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
-        if let Some(pieces) = self.take_of_snapshot(bytes_max) {
-            return Ok(Some(pieces));
+        loop {
+            if let Some(prelude) = &mut self.prelude {
+                match prelude.take(bytes_max, &self.hub, &self.view, self.holds) {
+                    Ok(taken) => {
+                        self.resume = taken.resume.or(self.resume);
+                        if taken.complete {
+                            self.prelude = self.prelude.take().and_then(|prelude| prelude.into_next());
+                        }
+                        if !taken.pieces.is_empty() {
+                            return Ok(Some(taken.pieces));
+                        }
+                    }
+                    Err(Stuck::Ended(end)) => return Err(end),
+                    Err(Stuck::Expired(expired)) => self.lag(expired)?,
+                }
+                continue;
+            }
+            // Nobody has rung since there was nothing.
+            if self.waited.is_some() && self.bell.is_armed() {
+                return Ok(None);
+            }
+            match self.take_of_log(bytes_max) {
+                Ok(pieces) => return Ok(pieces),
+                Err(RunError::Ended(end)) => return Err(end),
+                Err(RunError::Behind { oldest }) => {
+                    self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;
+                }
+            }
         }
-        // Nobody has rung since there was nothing.
-        if self.waited.is_some() && self.bell.is_armed() {
-            return Ok(None);
+    }
+
+    /// It has fallen behind the events that are held.
+    fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
+        let sent = self.resume.filter(|_| !self.inside_gap);
+        let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired))?;
+        // A snapshot leaves nothing of what was sent.
+        if place.resume.is_none() {
+            self.holds = Holds::All;
         }
-        self.take_of_log(bytes_max)
+        (self.cursor, self.prelude, self.waited, self.inside_gap) =
+            (place.cursor, place.prelude.map(Box::new), None, false);
+        Ok(())
     }
 
     /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its line. Cancel-safe.
@@ -127,14 +138,14 @@ impl Subscription {
         self.end = Some(end);
     }
 
-    /// Whether the state is still being sent.
-    pub fn in_snapshot(&self) -> bool {
-        self.snapshot.is_some()
+    /// Whether something is still being sent that pins old state.
+    pub fn in_prelude(&self) -> bool {
+        self.prelude.is_some()
     }
 
     /// A bookmark, if everything has been sent and the version has moved since.
     pub fn bookmark(&mut self) -> Option<Pieces> {
-        if self.snapshot.is_some() {
+        if self.prelude.is_some() {
             return None;
         }
         // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more.
@@ -148,7 +159,7 @@ impl Subscription {
         })
     }
 
-    fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+    fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<Pieces>, RunError> {
         let (mut pieces, mut received) = (Pieces::default(), None);
         let view = self.view.clone();
         while pieces.len() < bytes_max {
@@ -169,10 +180,7 @@ impl Subscription {
                 }
                 // What was taken is sent first; the next call finds the same again.
                 Err(_) if !pieces.is_empty() => break,
-                Err(RunError::Ended(end)) => return Err(end),
-                Err(RunError::Behind { oldest }) => {
-                    return Err(Expired { requested: self.resume.unwrap_or(oldest), oldest }.into());
-                }
+                Err(error) => return Err(error),
             }
         }
         if pieces.is_empty() {
@@ -185,75 +193,17 @@ impl Subscription {
     /// Moves past entries; tells when the first of them was received.
     fn pass(&mut self, entries: &[LogEntry]) -> Option<Instant> {
         self.cursor += entries.len() as u64;
-        self.resume = entries.last().map(|entry| entry.version).or(self.resume);
+        let is_inside = |entry: &LogEntry| matches!(entry.seen, Seen::GapBegin(_) | Seen::GapEvent(..));
+        self.inside_gap = is_inside(entries.last()?);
+        let boundary = entries.iter().rfind(|entry| !is_inside(entry));
+        self.resume = boundary.map(|entry| entry.version).or(self.resume);
         entries.first()?.received
-    }
-
-    fn take_of_snapshot(&mut self, bytes_max: usize) -> Option<Pieces> {
-        let snapshot = self.snapshot.as_mut()?;
-        let mut frames = match &snapshot.state {
-            SnapshotState::Objects { .. } => FrameWriter::with_capacity(bytes_max),
-            SnapshotState::Chunks { .. } => FrameWriter::default(),
-        };
-        if let Some(resource) = snapshot.resource.take() {
-            frames.message(&control::snapshot_begin(snapshot.version, resource, None));
-        }
-        let (selection, encoder) = (self.view.selection(), self.view.encoder());
-        let mut objects = 0;
-        let (mut pieces, complete) = match &mut snapshot.state {
-            SnapshotState::Objects { store, last } => {
-                let (mut taken, mut complete) = (None, true);
-                for object in store.select(selection, last.as_ref()) {
-                    if frames.len() >= bytes_max {
-                        complete = false;
-                        break;
-                    }
-                    encoder.object(object, &mut frames);
-                    objects += 1;
-                    taken = Some(object);
-                }
-                *last = taken.map(|object| object.key().clone()).or(last.take());
-                (Pieces::default(), complete)
-            }
-            SnapshotState::Chunks { chunks, next } => {
-                let mut pieces = std::mem::take(&mut frames).finish();
-                let mut complete = false;
-                // At least one each time, whatever its size.
-                while objects == 0 || pieces.len() < bytes_max {
-                    let Some((frame, count)) = chunks.frame(*next, selection, encoder) else {
-                        complete = true;
-                        break;
-                    };
-                    pieces.push(frame);
-                    pieces.count(1);
-                    objects += count;
-                    *next += 1;
-                }
-                (pieces, complete)
-            }
-        };
-        snapshot.sent += objects as u64;
-        if complete {
-            frames.message(&control::snapshot_end(snapshot.version, snapshot.sent));
-            self.resume = Some(snapshot.version);
-            self.snapshot = None;
-        }
-        pieces.append(frames.finish());
-        self.hub.metrics().snapshot_sent(objects, pieces.len());
-        Some(pieces)
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hub.leave(&self.view, self.place, self.waited);
+        self.hub.leave(&self.view, self.at_view, self.waited);
         self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled));
     }
-}
-
-/// What the hub hands a new subscription.
-pub(super) enum SubscriptionStart {
-    Objects { store: Store, version: ResourceVersion, resource: ResolvedResource },
-    Chunks { chunks: Joined, version: ResourceVersion, resource: ResolvedResource },
-    After { version: ResourceVersion, kept: bool },
 }

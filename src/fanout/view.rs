@@ -158,10 +158,14 @@ impl View {
         state.blocks.trim(first);
     }
 
-    /// Ends the view.
-    pub fn close(&self, end: StreamEnd) {
-        self.state().end.get_or_insert(end);
-        self.wake();
+    /// Ends the view. [`Self::wake`] follows.
+    pub fn close(&self, end: &StreamEnd) {
+        self.state().end.get_or_insert_with(|| end.clone());
+    }
+
+    /// How it has ended.
+    pub fn ended(&self) -> Option<StreamEnd> {
+        self.state().end.clone()
     }
 
     /// Rings the bell of every subscription that waits; tells who that was.
@@ -210,10 +214,12 @@ impl View {
         store: &Store,
         version: ResourceVersion,
         ring: &EventRing,
+        not_older_than: Option<ResourceVersion>,
         now: Instant,
     ) -> (Joined, ResourceVersion, u64) {
         let known = self.state().generation.clone();
         if let Some(generation) = &known
+            && not_older_than.is_none_or(|least| generation.version() >= least)
             && let Some(joined) = generation.join(version, now)
             && let Ok(cursor) = self.cursor_after(generation.version(), ring)
         {

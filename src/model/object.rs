@@ -13,6 +13,8 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+mod remnant;
+
 use super::{
     ObjectKey, ResourceVersion,
     fields::{FieldRef, FieldTable},
@@ -35,6 +37,8 @@ enum Body {
     Plain { bytes: Bytes, spans: Box<[u8]> },
     /// Texts, each behind its length, then the packed JSON.
     Packed { data: Box<[u8]>, packer: Arc<Packer>, texts_len: u32, json_len: u32 },
+    /// Texts alone, each behind its length: see [`Object::remnant`].
+    Remnant { texts: Box<[u8]>, parser: Arc<ObjectParser> },
 }
 
 /// Why bytes are no object of a resource.
@@ -144,6 +148,10 @@ pub struct ObjectParser {
     fields: Vec<Vec<usize>>,
     slots: usize,
     defaults: Vec<&'static str>,
+    /// Where each field lies first, and the type that objects are of: what the JSON of a remnant is made with.
+    paths: Vec<Option<Vec<String>>>,
+    kind: String,
+    api_version: String,
 }
 
 /// A tree of field names; a leaf's value is kept as the span of its JSON.
@@ -190,7 +198,14 @@ impl ObjectParser {
         }
         let fields = table.fields().iter();
         let fields = fields.map(|f| f.paths.iter().map(|path| root.insert(path, &mut slots)).collect()).collect();
-        Self { root, fields, slots, defaults: table.fields().iter().map(|field| field.default).collect() }
+        let defaults = table.fields().iter().map(|field| field.default).collect();
+        let paths = table.fields().iter().map(|field| field.paths.first().cloned()).collect();
+        Self { root, fields, slots, defaults, paths, kind: String::new(), api_version: String::new() }
+    }
+
+    /// The same for objects of this type.
+    pub fn of(self, kind: &str, api_version: &str) -> Self {
+        Self { kind: kind.to_owned(), api_version: api_version.to_owned(), ..self }
     }
 
     /// An object from the bytes of a watch event or a GET. They are copied, so that a network buffer is not kept alive.
@@ -292,6 +307,7 @@ impl Object {
             Body::Packed { data, packer, texts_len, json_len } => {
                 packer.unpack(&data[*texts_len as usize..], *json_len as usize).into()
             }
+            Body::Remnant { parser, .. } => self.remnant_json(parser, self.version).into(),
         }
     }
 
@@ -300,6 +316,7 @@ impl Object {
         match &self.body {
             Body::Plain { bytes, .. } => bytes.len(),
             Body::Packed { json_len, .. } => *json_len as usize,
+            Body::Remnant { .. } => self.bytes().len(),
         }
     }
 
@@ -311,6 +328,9 @@ impl Object {
     /// The object as JSON with another `metadata.resourceVersion`: the last state of an object that left a selector carries the
     /// version of the event that took it away (`updateResourceVersion` in the apiserver's `cache_watcher.go`).
     pub fn bytes_at(&self, version: ResourceVersion) -> Bytes {
+        if let Body::Remnant { parser, .. } = &self.body {
+            return self.remnant_json(parser, version).into();
+        }
         let json = self.bytes();
         let start = self.version_start as usize;
         let (own, digits) = (self.version.to_string(), version.to_string());
@@ -349,6 +369,7 @@ impl Object {
         let body = match &self.body {
             Body::Plain { bytes, spans } => allocated_bytes(bytes.len()) + allocated_bytes(spans.len()),
             Body::Packed { data, .. } => allocated_bytes(data.len()),
+            Body::Remnant { texts, .. } => allocated_bytes(texts.len()),
         };
         allocated_bytes(size_of::<Self>() + ARC_BYTES) + allocated_bytes(self.key.as_str().len() + ARC_BYTES) + body
     }
@@ -357,6 +378,7 @@ impl Object {
         match &self.body {
             Body::Plain { bytes, spans } => Texts::Plain(bytes, spans, 0),
             Body::Packed { data, texts_len, .. } => Texts::Packed(&data[..*texts_len as usize]),
+            Body::Remnant { texts, .. } => Texts::Packed(texts),
         }
     }
 }

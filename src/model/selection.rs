@@ -64,6 +64,12 @@ impl Selection {
         &self.spec
     }
 
+    /// Whether an object can enter and leave it during its life: its name and namespace never change.
+    pub fn can_change(&self) -> bool {
+        !self.spec.labels.is_everything()
+            || self.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
+    }
+
     /// How its fields are read.
     pub fn parser(&self) -> &Arc<ObjectParser> {
         &self.parser

@@ -5,7 +5,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use futures::{Stream, stream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -15,16 +15,20 @@ use super::{
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Served, Start, Subscription},
-    model::{ObjectKey, ResourceVersion, format::Format, object::Object},
+    fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
+    model::{ObjectKey, ResourceVersion, format::Format, object::Object, selection::Selection},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
     },
+    telemetry::metrics::Resume,
 };
 
 /// How long a read waits for the cache to reach the version it asks for, as the apiserver does.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long one who comes back waits for the first list.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// About how much a chunk of a list holds, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -88,23 +92,84 @@ impl<C: Catalog> Service<C> {
         })
     }
 
+    /// As [`Self::select`], and waits for the first list: a replica that has just been started is where everybody comes back to.
+    async fn select_synced(&self, target: Option<v1alpha1::Target>) -> Result<Selected, Refusal> {
+        let mut changes = self.catalog.changes();
+        let limit = Instant::now() + SYNC_TIMEOUT;
+        loop {
+            changes.mark_unchanged();
+            let found = self.select(target.clone()).await;
+            let is_synced = match &found {
+                Err(Refusal::NotSynced { .. }) => false,
+                Err(_) => true,
+                Ok(selected) => *selected.served.hub.phase().borrow() != Phase::Syncing,
+            };
+            if is_synced || !matches!(timeout_at(limit, changes.changed()).await, Ok(Ok(()))) {
+                return found;
+            }
+        }
+    }
+
+    /// Goes on from a version by the first way that there is: what the cache holds, what upstream tells again, or from the start.
+    async fn resume(
+        &self,
+        served: &Served,
+        selection: Selection,
+        format: Format,
+        (terms, version): (Terms, ResourceVersion),
+        bell: Bell,
+    ) -> Result<Subscription, Refusal> {
+        let (hub, bell) = (&served.hub, Arc::new(bell));
+        // Where it was in vain, the hub refuses the version, and counts that.
+        let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
+        let needs_state = selection.can_change();
+        match hub.subscribe(selection.clone(), format.clone(), terms.clone(), bell.clone()) {
+            Err(Refusal::Expired(_)) => {}
+            other => return other,
+        }
+        let expired = match self.catalog.backfill(served, version, needs_state).await {
+            Ok(backfill) => {
+                let terms = Terms { backfill: Some(backfill), ..terms.clone() };
+                match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
+                    Err(Refusal::Expired(expired)) => expired,
+                    other => return other,
+                }
+            }
+            Err(Refusal::Expired(expired)) => expired,
+            Err(other) => return Err(other),
+        };
+        if terms.on_expired == OnExpired::Restart {
+            return hub.subscribe(selection, format, Terms { start: Start::Over(version), ..terms }, bell);
+        }
+        hub.metrics().resume(Resume::Expired);
+        Err(expired.into())
+    }
+
     /// Starts a watch; its bell rings when there is something to send.
     pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<Opened, Status> {
         let permit = self.admit()?;
         let open = async {
             let version = request::version(&request.resource_version)?;
-            let timeout = request::timeout(request.timeout_seconds)?;
+            let ends_after = request::timeout(request.timeout_seconds)?;
             let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
             let format = request::watch_format(&request)?;
             let kept = request::state_kept(&request)?;
-            let selected = self.select(request.target).await?;
-            // Where it was in vain, the hub refuses the version, and counts that.
-            let _ = self.fresh(&selected, version).await;
-            let Selected { served: Served { hub, .. }, selection } = selected;
-            let after = if kept { Start::Kept } else { Start::After };
-            let start = version.map_or(Start::Snapshot, after);
-            let subscription = hub.subscribe(selection, format, start, bell)?;
-            let timeout_at = timeout.map(|timeout| Instant::now() + timeout);
+            let (on_lag, on_expired) = request::policy(&request)?;
+            let Selected { served, selection } = match version {
+                None => self.select(request.target).await?,
+                Some(_) => self.select_synced(request.target).await?,
+            };
+            let start = match (version, kept) {
+                (None, _) => Start::Snapshot,
+                (Some(version), false) => Start::After(version),
+                (Some(version), true) => Start::Kept(version),
+            };
+            let terms = Terms { start, on_lag, on_expired, backfill: None };
+            let subscription = match version {
+                None => served.hub.subscribe(selection, format, terms, bell)?,
+                Some(version) => self.resume(&served, selection, format, (terms, version), bell).await?,
+            };
+            let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             Ok(Opened { subscription, bookmark_interval, timeout_at, permit })
         };
         open.await.map_err(|refusal: Refusal| status::refused(&refusal))

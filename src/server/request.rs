@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    fanout::{Catalog, Refusal, Served},
+    fanout::{Catalog, OnExpired, OnLag, Refusal, Served},
     model::{
         ResourceVersion,
         format::{Encoding, Format},
@@ -126,6 +126,21 @@ pub fn state_kept(request: &WatchRequest) -> Result<bool, Refusal> {
         return invalid("a watch that starts with a snapshot keeps nothing: set resource_version, or leave this out");
     }
     Ok(true)
+}
+
+/// What to do on lag, and where nothing leads on.
+pub fn policy(request: &WatchRequest) -> Result<(OnLag, OnExpired), Refusal> {
+    let on_lag = match v1alpha1::OnLag::try_from(request.on_lag) {
+        Ok(v1alpha1::OnLag::Unspecified | v1alpha1::OnLag::Expire) => OnLag::Expire,
+        Ok(v1alpha1::OnLag::Conflate) => OnLag::Conflate,
+        Err(_) => return Err(unknown("on_lag", request.on_lag)),
+    };
+    let on_expired = match v1alpha1::OnExpired::try_from(request.on_expired) {
+        Ok(v1alpha1::OnExpired::Unspecified | v1alpha1::OnExpired::Fail) => OnExpired::Fail,
+        Ok(v1alpha1::OnExpired::Restart) => OnExpired::Restart,
+        Err(_) => return Err(unknown("on_expired", request.on_expired)),
+    };
+    Ok((on_lag, on_expired))
 }
 
 /// The form of the objects in a list; what only a watch can do has no meaning here.

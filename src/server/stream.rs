@@ -107,7 +107,7 @@ impl WatchStream {
                     self.last_sent = now;
                     room = room.saturating_sub(sent);
                     // A batch of a snapshot is this connection's own memory; one of the log is shared.
-                    let weight = if self.opened.subscription.in_snapshot() { 2 } else { 1 };
+                    let weight = if self.opened.subscription.in_prelude() { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,
@@ -121,7 +121,7 @@ impl WatchStream {
 
     /// When it must be looked at, whatever happens.
     pub fn due_at(&self) -> Instant {
-        let silence = match self.opened.subscription.in_snapshot() {
+        let silence = match self.opened.subscription.in_prelude() {
             true => self.stall_timeout,
             false => self.opened.bookmark_interval,
         };
@@ -139,7 +139,7 @@ impl WatchStream {
             return Some(StreamEnd::Deadline);
         }
         let silence = now.saturating_duration_since(self.last_sent);
-        if self.opened.subscription.in_snapshot() {
+        if self.opened.subscription.in_prelude() {
             return (silence >= self.stall_timeout).then_some(StreamEnd::SnapshotStalled(self.stall_timeout));
         }
         if silence >= self.opened.bookmark_interval {

@@ -29,12 +29,14 @@ pub struct Metrics {
     subscriptions_started: IntCounterVec,
     subscriptions_finished: IntCounterVec,
     resumes: IntCounterVec,
+    lags: IntCounterVec,
     relists: IntCounterVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
     views: IntGaugeVec,
     ring_bytes: IntGaugeVec,
+    residue_bytes: IntGaugeVec,
     log_bytes: IntGaugeVec,
     ring_events: IntGaugeVec,
     ring_age: GaugeVec,
@@ -90,6 +92,12 @@ impl ConnectionEnd {
 pub enum Resume {
     /// From the ring.
     Ring,
+    /// By a catch-up, from the state and the residue.
+    Residue,
+    /// By events that were read again from upstream.
+    Backfill,
+    /// By a snapshot, because nothing led on.
+    Restart,
     /// The events are no longer held.
     Expired,
     /// The version is not reached yet.
@@ -98,13 +106,41 @@ pub enum Resume {
 
 impl Resume {
     /// Every label.
-    pub const ALL: [&str; 3] = ["ring", "expired", "future"];
+    pub const ALL: [&str; 6] = ["ring", "residue", "backfill", "restart", "expired", "future"];
+
+    /// The label in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Residue => "residue",
+            Self::Backfill => "backfill",
+            Self::Restart => "restart",
+            Self::Expired => "expired",
+            Self::Future => "future",
+        }
+    }
+}
+
+/// What became of a subscription that had fallen behind the events that are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lag {
+    /// It went on with a catch-up.
+    CatchUp,
+    /// It started over with a snapshot.
+    Restart,
+    /// It ended.
+    Expired,
+}
+
+impl Lag {
+    /// Every label.
+    pub const ALL: [&str; 3] = ["catch_up", "restart", "expired"];
 
     fn as_str(self) -> &'static str {
         match self {
-            Self::Ring => "ring",
+            Self::CatchUp => "catch_up",
+            Self::Restart => "restart",
             Self::Expired => "expired",
-            Self::Future => "future",
         }
     }
 }
@@ -114,12 +150,15 @@ impl Resume {
 pub enum WatchPurpose {
     /// The one that feeds the cache.
     Standing,
+    /// A short one, for events from before the cache began.
+    Backfill,
 }
 
 impl WatchPurpose {
     fn as_str(self) -> &'static str {
         match self {
             Self::Standing => "standing",
+            Self::Backfill => "backfill",
         }
     }
 }
@@ -212,6 +251,11 @@ impl Metrics {
                 "Requests to go on from a resource version, by how they were answered.",
                 &with(&["result"]),
             )?,
+            lags: counter(
+                "kubefan_lags_total",
+                "Watches that had fallen behind the events that are held, by what became of them.",
+                &with(&["result"]),
+            )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
@@ -221,6 +265,11 @@ impl Metrics {
             subscribers: int_gauge("kubefan_subscribers", "Watches of subscribers now.", &CACHE)?,
             views: int_gauge("kubefan_views", "Distinct selections now; equal subscriptions share one.", &CACHE)?,
             ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes that history keeps beyond the cached objects.", &CACHE)?,
+            residue_bytes: int_gauge(
+                "kubefan_residue_bytes",
+                "Bytes of what is remembered of changes that are older than the history.",
+                &CACHE,
+            )?,
             log_bytes: int_gauge(
                 "kubefan_view_log_bytes",
                 "Bytes that views take beyond the objects they share: logs, messages on their way, projected objects, compressed snapshots.",
@@ -289,6 +338,9 @@ impl Metrics {
         for result in Resume::ALL {
             self.resumes.with_label_values(&with(result));
         }
+        for result in Lag::ALL {
+            self.lags.with_label_values(&with(result));
+        }
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
         CacheMetrics {
@@ -331,6 +383,8 @@ pub struct CacheGauges {
     pub views: usize,
     /// Bytes of history.
     pub ring_bytes: usize,
+    /// Bytes of what is left of older history.
+    pub residue_bytes: usize,
     /// Bytes of the views' logs.
     pub log_bytes: usize,
     /// Records of history.
@@ -394,6 +448,11 @@ impl CacheMetrics {
         self.all.resumes.with_label_values(&self.with(result.as_str())).inc();
     }
 
+    /// A subscription had fallen behind.
+    pub fn lag(&self, result: Lag) {
+        self.all.lags.with_label_values(&self.with(result.as_str())).inc();
+    }
+
     /// Upstream is listed again.
     pub fn relist(&self, reason: &str) {
         self.all.relists.with_label_values(&self.with(reason)).inc();
@@ -422,6 +481,7 @@ impl CacheMetrics {
         set(&self.all.subscribers, gauges.subscribers);
         set(&self.all.views, gauges.views);
         set(&self.all.ring_bytes, gauges.ring_bytes);
+        set(&self.all.residue_bytes, gauges.residue_bytes);
         set(&self.all.log_bytes, gauges.log_bytes);
         set(&self.all.ring_events, gauges.ring_events);
         set(&self.all.objects, gauges.objects);

@@ -55,6 +55,9 @@ pub struct ReflectorOptions {
 
 /// How long a watch is asked to last: a random time between this and its double, as client-go asks.
 const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
+/// How long a watch for a look at the past is asked to last: the least that is closed with a bookmark, which tells that no event is missing
+/// (the apiserver sends it two seconds before the end, and looks for those that are due once a second or so).
+const BACKFILL_WATCH_SECONDS: u64 = 3;
 /// A watch that ends sooner than this and has brought nothing new is a fault, not a timeout: without this a broken server would be
 /// asked in a tight loop (`VeryShortWatchError` in client-go, which a bookmark that says nothing new gets past).
 const WATCH_SHORT: Duration = Duration::from_secs(1);
@@ -163,6 +166,8 @@ pub struct Reflector<R> {
     list_next: bool,
     /// A page expired under way: the next list is asked for in one piece.
     unpaged: bool,
+    /// It only reads what came after this version, and has no standing watch.
+    backfills_from: Option<ResourceVersion>,
 }
 
 #[derive(Deserialize)]
@@ -229,7 +234,21 @@ impl<R: Rng> Reflector<R> {
             watch_list_refused: false,
             list_next: false,
             unpaged: false,
+            backfills_from: None,
         }
+    }
+
+    /// The same for a short look at the past: it reads what came after `version`, where the state at that version comes first if it is
+    /// asked for. Whoever uses it lets go of it after any error.
+    pub fn backfilling(mut self, version: ResourceVersion, with_state: bool) -> Self {
+        self.state = match with_state {
+            true => State::Empty { reason: "backfill" },
+            false => State::Listed { version },
+        };
+        // Only a list gives the state of an older version.
+        self.watch_list_refused = true;
+        self.backfills_from = Some(version);
+        self
     }
 
     /// Forgets what is known: the next step lists, because of `reason`.
@@ -358,7 +377,11 @@ impl<R: Rng> Reflector<R> {
     async fn get_page(&mut self, next: Option<&str>) -> Result<Bytes, UpstreamError> {
         let limit = self.options.page_size.to_string();
         let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
-        let query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
+        let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
+        let exact = self.backfills_from.filter(|_| next.is_none()).map(|version| version.to_string());
+        if let Some(version) = &exact {
+            query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
+        }
         let path = self.path(&query);
         let result = self.upstream.get(Verb::List, &path).await;
         if let Err(error) = &result {
@@ -375,7 +398,11 @@ impl<R: Rng> Reflector<R> {
     async fn begin_watch(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
         let from = version.to_string();
         let least = WATCH_TIMEOUT_LEAST.as_secs();
-        let timeout = self.random.random_range(least..2 * least).to_string();
+        let timeout = match self.backfills_from {
+            Some(_) => BACKFILL_WATCH_SECONDS,
+            None => self.random.random_range(least..2 * least),
+        };
+        let timeout = timeout.to_string();
         let query = [
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),

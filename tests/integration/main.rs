@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+mod backfill;
 mod bad_input;
 mod bad_start;
 mod bench;
@@ -29,6 +30,7 @@ mod upstream_faults;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
+        backfill::TESTS,
         bad_input::TESTS,
         bad_start::TESTS,
         bench::TESTS,

@@ -36,6 +36,7 @@ use super::{
 pub(crate) struct NodeOptions {
     pub(crate) ring_events_max: usize,
     pub(crate) ring_age_max: Duration,
+    pub(crate) residue_bytes_max: Option<usize>,
     pub(crate) watch_list: bool,
     pub(crate) page_size: u32,
     pub(crate) coalesce_max: Duration,
@@ -99,6 +100,7 @@ impl Node {
                 ring_bytes_max: None,
                 ring_events_max: options.ring_events_max,
                 ring_age_max: options.ring_age_max,
+                residue_bytes_max: options.residue_bytes_max,
             },
             coalesce_max: options.coalesce_max,
             on_demand: None,
@@ -150,7 +152,7 @@ impl Node {
     fn count(&self, metrics: &Metrics) {
         let mut counts = self.counts.lock().unwrap();
         for family in metrics.registry().gather() {
-            if !["kubefan_resumes_total", "kubefan_relists_total"].contains(&family.name()) {
+            if !["kubefan_resumes_total", "kubefan_lags_total", "kubefan_relists_total"].contains(&family.name()) {
                 continue;
             }
             for metric in family.get_metric() {

@@ -229,7 +229,7 @@ impl Walk<'_> {
         match reason {
             "HISTORY_REWRITTEN" => self.floor = None,
             "RESOURCE_VERSION_TOO_OLD" => {
-                if self.spec.restarts && RESTARTS_ARE_SERVED {
+                if self.spec.restarts {
                     return Err((Guarantee::Resumable, format!("asked for RESTART, and got an end: {message}")));
                 }
                 let numbers = message.rsplit_once(": ").and_then(|(_, numbers)| numbers.split_once(' '));
@@ -264,6 +264,3 @@ impl Walk<'_> {
         Err((Guarantee::Convergent, format!("{why}, although all is quiet")))
     }
 }
-
-/// Whether the server starts a stream over by itself where it was asked to.
-const RESTARTS_ARE_SERVED: bool = false;

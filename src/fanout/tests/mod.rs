@@ -24,10 +24,18 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
+mod catch_ups;
 mod formats;
 
-const LIMITS: RingLimits =
-    RingLimits { ring_bytes_max: Some(1 << 20), ring_events_max: 4, ring_age_max: Duration::from_secs(3600) };
+const LIMITS: RingLimits = RingLimits {
+    ring_bytes_max: Some(1 << 20),
+    ring_events_max: 4,
+    ring_age_max: Duration::from_secs(3600),
+    residue_bytes_max: Some(RESIDUE_BYTES),
+};
+
+/// Room for two remnants.
+const RESIDUE_BYTES: usize = 1000;
 
 /// A hub and its writer.
 struct Cache {
@@ -40,11 +48,15 @@ struct Cache {
 
 impl Cache {
     fn new() -> Self {
+        Self::within(LIMITS)
+    }
+
+    fn within(limits: RingLimits) -> Self {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = FieldTable::new(&gvr, true, &[]);
         let metrics = Arc::new(Metrics::new(Registry::new()).unwrap()).cache(&gvr, &Scope::Cluster);
-        let hub = Hub::new(ResolvedResource::default(), LIMITS, Duration::ZERO, metrics);
-        let parser = Arc::new(ObjectParser::new(&fields));
+        let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
+        let hub = Hub::new(ResolvedResource::default(), parser.clone(), limits, Duration::ZERO, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
     }
 
@@ -207,15 +219,19 @@ async fn who_returns_with_a_resume_version_gets_what_an_unbroken_watch_got() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn below_the_ring_a_subscriber_is_told_the_oldest_version() {
-    let mut cache = Cache::new();
+async fn without_a_residue_a_subscriber_below_the_ring_is_told_the_oldest_version() {
+    let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(0), ..LIMITS });
     cache.list(&[], 10);
     let mut slow = cache.subscribe("", Start::Snapshot).unwrap();
     for at in 11..=16 {
         cache.event(Modified, "a", "web", at);
     }
-    let expired = cache.after("", 11).err().unwrap();
-    assert_eq!(expired.to_string(), "too old resource version: 11 (12)");
+    let expired = cache.after("", 10).err().unwrap();
+    assert_eq!(
+        expired.to_string(),
+        "too old resource version: 10 (11)",
+        "what is not in the ring any more is no change"
+    );
     assert_eq!(ready(&mut cache.after("", 12).unwrap()).await.len(), 4);
     let snapshot = slow.next().await.unwrap();
     assert_eq!(snapshot.messages(), 2);

@@ -57,11 +57,12 @@ impl Inner {
         if cell.progress() >= version {
             return Ok(());
         }
-        let reached = timeout(self.options.freshness_wait, self.store.reached(version)).await;
+        let mut revisions = self.store.revisions();
+        let reached = timeout(self.options.freshness_wait, revisions.wait_for(|revision| *revision >= version)).await;
         let current = self.store.make_consistent(cell);
         match reached {
-            Ok(()) => Ok(()),
-            Err(_) => Err(Status::too_large_version(version, current)),
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(Status::too_large_version(version, current)),
         }
     }
 

@@ -11,15 +11,13 @@ use std::{
     },
 };
 
-use imbl::OrdMap;
-use serde_json::Value;
-use tokio::sync::futures::Notified;
-
 use super::{object::Object, resource::SimResource, status::Status};
 use crate::{
     model::{GroupVersionResource, ObjectKey},
-    watched::Watched,
+    watch,
 };
+use imbl::OrdMap;
+use serde_json::Value;
 
 /// The objects at one version, in key order.
 pub(super) type Snapshot = OrdMap<ObjectKey, Arc<Object>>;
@@ -51,7 +49,7 @@ pub(super) struct Cell {
     /// Counts schema changes; part of the OpenAPI hash.
     pub(super) schema: AtomicU64,
     state: Mutex<CellState>,
-    changed: Watched<u64>,
+    changed: watch::Sender<u64>,
 }
 
 struct CellState {
@@ -68,7 +66,7 @@ struct CellState {
 
 pub(super) struct Store {
     shared: Mutex<Shared>,
-    revision: Watched<u64>,
+    revision: watch::Sender<u64>,
     window_events_max: usize,
 }
 
@@ -84,16 +82,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Store {
     pub(super) fn new(window_events_max: usize) -> Self {
         let shared = Shared { revision: 1, cells: BTreeMap::new() };
-        Self { shared: Mutex::new(shared), revision: Watched::new(1), window_events_max: window_events_max.max(1) }
+        Self {
+            shared: Mutex::new(shared),
+            revision: watch::Sender::new(1),
+            window_events_max: window_events_max.max(1),
+        }
     }
 
     pub(super) fn revision(&self) -> u64 {
-        self.revision.get()
+        *self.revision.borrow()
     }
 
-    /// Completes when this revision is reached.
-    pub(super) async fn reached(&self, revision: u64) {
-        self.revision.wait_for(|reached| reached >= revision).await;
+    /// Told of every new revision.
+    pub(super) fn revisions(&self) -> watch::Receiver<u64> {
+        self.revision.subscribe()
     }
 
     pub(super) fn cell(&self, gvr: &GroupVersionResource) -> Option<Arc<Cell>> {
@@ -117,7 +119,7 @@ impl Store {
                 progress: revision,
                 closed: false,
             };
-            let changed = Watched::new(revision);
+            let changed = watch::Sender::new(revision);
             Arc::new(Cell { resource, schema: AtomicU64::new(0), state: Mutex::new(state), changed })
         });
     }
@@ -131,7 +133,7 @@ impl Store {
             self.commit(&mut shared, &cell, &mut state, None, Some(object));
         }
         state.closed = true;
-        cell.changed.set(shared.revision);
+        cell.changed.send_replace(shared.revision);
     }
 
     /// Writes an object that is not there yet.
@@ -200,8 +202,8 @@ impl Store {
         if state.window.len() > self.window_events_max {
             state.lost = state.window.pop_front().map_or(state.lost, |entry| entry.version);
         }
-        cell.changed.set(version);
-        self.revision.set(version);
+        cell.changed.send_replace(version);
+        self.revision.send_replace(version);
     }
 
     /// Moves a resource's progress to the present, as a consistent read does, and returns it.
@@ -261,9 +263,9 @@ impl Store {
             state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
             state.window.clear();
             (state.listed, state.lost, state.progress) = (backup.revision, 0, backup.revision);
-            cell.changed.set(backup.revision);
+            cell.changed.send_replace(backup.revision);
         }
-        self.revision.set(backup.revision);
+        self.revision.send_replace(backup.revision);
     }
 }
 
@@ -323,14 +325,9 @@ impl Cell {
         }
     }
 
-    /// The version of the last event.
-    pub(super) fn last(&self) -> u64 {
-        self.changed.get()
-    }
-
-    /// Completes with the next event after this call, or with the end.
-    pub(super) fn changed(&self) -> Notified<'_> {
-        self.changed.changed()
+    /// Told of every event, and of the end.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 }
 

@@ -21,9 +21,12 @@ use super::{
     status::Status,
     store::{Cell, Entry, Since, Snapshot},
 };
-use crate::model::{
-    ObjectKey,
-    selector::{FieldOperator, FieldSelector, LabelSelector},
+use crate::{
+    model::{
+        ObjectKey,
+        selector::{FieldOperator, FieldSelector, LabelSelector},
+    },
+    watch,
 };
 
 /// Events or objects taken at once.
@@ -54,6 +57,7 @@ struct Selection {
 pub(super) struct Watcher {
     inner: Arc<Inner>,
     cell: Arc<Cell>,
+    changes: watch::Receiver<u64>,
     selection: Selection,
     /// Everything up to here was looked at.
     cursor: u64,
@@ -98,10 +102,12 @@ impl Watcher {
         {
             return Ok(Started::Error(Box::new(status)));
         }
-        let live_after = cell.last();
+        let changes = cell.changes();
+        let live_after = *changes.borrow();
         let selection = Selection::new(namespace, name.or(options.name()), &options);
         let mut watcher = Self {
             inner: inner.clone(),
+            changes,
             selection,
             cursor: asked,
             start: asked.max(live_after),
@@ -153,9 +159,6 @@ impl Watcher {
             if now >= self.deadline {
                 return None;
             }
-            // Before the events are looked at: one that comes after that is a change.
-            let cell = self.cell.clone();
-            let changed = cell.changed();
             // Read before the events: a bookmark at this version is true once they are sent.
             let progress = self.cell.progress();
             match self.cell.since(self.cursor, BATCH) {
@@ -180,7 +183,7 @@ impl Watcher {
                     let wake = self.bookmark_at.map_or(self.deadline, |at| at.min(self.deadline));
                     tokio::select! {
                         biased;
-                        () = changed => {}
+                        _ = self.changes.changed() => {}
                         () = sleep_until(wake) => {}
                     }
                 }

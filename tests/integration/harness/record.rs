@@ -137,6 +137,8 @@ pub(crate) struct Watch {
     pub(crate) gaps: Vec<(String, String)>,
     /// The versions between which each catch-up lies.
     pub(crate) catch_ups: Vec<(String, String)>,
+    /// The versions from which nothing led on, so that the stream started over.
+    pub(crate) restarted_from: Vec<String>,
     /// Why each of them is there.
     pub(crate) gap_reasons: Vec<String>,
     /// Deletes of objects that only left the selector.
@@ -179,6 +181,7 @@ impl Watch {
             resume_version: resource_version.to_owned(),
             gaps: Vec::new(),
             catch_ups: Vec::new(),
+            restarted_from: Vec::new(),
             gap_reasons: Vec::new(),
             left: 0,
             inside: Inside::Nothing,
@@ -189,7 +192,13 @@ impl Watch {
     pub(crate) async fn step(&mut self) -> Result<Option<WatchResponse>, tonic::Status> {
         let Some(response) = self.stream.next().await.transpose()? else { return Ok(None) };
         match response.message.as_ref().expect("every response says something") {
-            Message::SnapshotBegin(_) => self.inside = Inside::Snapshot,
+            Message::SnapshotBegin(begin) => {
+                self.inside = Inside::Snapshot;
+                if !begin.restarted_from.is_empty() {
+                    self.restarted_from.push(begin.restarted_from.clone());
+                    self.state.clear();
+                }
+            }
             Message::GapBegin(begin) => {
                 self.inside = Inside::Gap;
                 self.gaps.push((begin.resource_version.clone(), String::new()));

@@ -72,6 +72,7 @@ impl Setup {
                     ring_bytes_max: None,
                     ring_events_max: 100_000,
                     ring_age_max: Duration::from_secs(24 * 3600),
+                    residue_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
                 on_demand: None,
@@ -211,15 +212,24 @@ impl Rig {
     }
 
     async fn open(&self, target: Target, resource_version: &str, timeout_seconds: i64) -> Result<Watch, Status> {
-        let request = WatchRequest {
+        self.send(WatchRequest { timeout_seconds, ..self.request(target, resource_version) }).await
+    }
+
+    /// The request of [`Self::watch`].
+    pub(crate) fn request(&self, target: Target, resource_version: &str) -> WatchRequest {
+        WatchRequest {
             target: Some(target),
             resource_version: resource_version.to_owned(),
-            timeout_seconds,
             bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
             ..WatchRequest::default()
-        };
+        }
+    }
+
+    /// Starts a watch by any request.
+    pub(crate) async fn send(&self, request: WatchRequest) -> Result<Watch, Status> {
+        let resource_version = request.resource_version.clone();
         let responses = self.client.clone().watch(request).await?.into_inner();
-        Ok(Watch::over(Box::pin(responses), resource_version))
+        Ok(Watch::over(Box::pin(responses), &resource_version))
     }
 
     /// Starts a watch of a resource in all namespaces, and takes its snapshot.

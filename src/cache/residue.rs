@@ -1,0 +1,121 @@
+//! What the ring has forgotten, reduced to what selectors need: for every change of an object's being, uid, labels or selectable fields,
+//! what was there before it.
+//!
+//! The state now and what was there before each later change tell whether an object was selected at an older version: its remnant before
+//! the first change after that version, or its present self where there was none. So what changed since can be told to any selector,
+//! each object once. Bounded by bytes; what falls out raises a floor of its own, below which nothing is known.
+
+use std::{collections::VecDeque, ops::Bound, sync::Arc};
+
+use super::{history::is_within, ring::Record};
+use crate::model::{
+    ObjectKey, ResourceVersion,
+    event::EventType,
+    object::{Object, ObjectParser},
+};
+
+/// What was there before a change.
+#[derive(Debug, Clone)]
+pub struct Replaced {
+    /// The version that history had reached with the change.
+    pub version: ResourceVersion,
+    /// Whose change it was.
+    pub key: ObjectKey,
+    /// What was there, in full or as a remnant; `None` where there was nothing.
+    pub before: Option<Arc<Object>>,
+}
+
+impl Replaced {
+    fn cost_bytes(&self) -> usize {
+        size_of::<Self>() + self.before.as_ref().map_or(0, |before| before.cost_bytes())
+    }
+}
+
+/// The changes after `floor` that the ring holds no longer, oldest first.
+pub struct Residue {
+    floor: ResourceVersion,
+    changes: VecDeque<Replaced>,
+    /// The spans inside of which nothing is exact.
+    gaps: VecDeque<(ResourceVersion, ResourceVersion)>,
+    bytes: usize,
+}
+
+impl Residue {
+    /// An empty residue: nothing is known from before `floor`.
+    pub fn new(floor: ResourceVersion) -> Self {
+        Self { floor, changes: VecDeque::new(), gaps: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Takes in what the ring lets go of, which follows what it took in before.
+    pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>) {
+        let version = record.version();
+        for event in record.events() {
+            let (object, previous) = (event.object(), event.previous());
+            let before = match previous {
+                Some(previous) => {
+                    let stays = event.kind() != EventType::Deleted && previous.is_seen_as(&object);
+                    // With a new schema an object may have changed without its version, which nothing else would tell.
+                    if stays && previous.version() < object.version() {
+                        continue;
+                    }
+                    Some(previous.remnant(parser))
+                }
+                // A delete of what was never seen: its last state is all there is to go by, as for a live event.
+                None => (event.kind() == EventType::Deleted).then(|| object.remnant(parser)),
+            };
+            let change = Replaced { version, key: object.key().clone(), before };
+            self.bytes += change.cost_bytes();
+            self.changes.push_back(change);
+        }
+        if let Record::Gap(gap) = record {
+            self.gaps.push_back((gap.from, gap.to));
+        }
+    }
+
+    /// Lets go of what is over `bytes_max`, whole versions at a time.
+    pub fn evict(&mut self, bytes_max: usize) {
+        while self.bytes > bytes_max
+            && let Some(oldest) = self.changes.front()
+        {
+            self.floor = oldest.version;
+            while self.changes.front().is_some_and(|change| change.version <= self.floor) {
+                self.bytes -= self.changes.pop_front().map_or(0, |gone| gone.cost_bytes());
+            }
+        }
+        while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
+            self.gaps.pop_front();
+        }
+    }
+
+    /// The oldest version whose later changes are all known.
+    pub fn floor(&self) -> ResourceVersion {
+        self.floor
+    }
+
+    /// Whether `version` lies at or above the floor, and not inside a gap.
+    pub fn knows(&self, version: ResourceVersion) -> bool {
+        version >= self.floor && !self.gaps.iter().any(|(from, to)| *from < version && version < *to)
+    }
+
+    /// The changes from after one version up to another, newest first.
+    pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &Replaced> {
+        let start = self.changes.partition_point(|change| change.version <= after);
+        let end = self.changes.partition_point(|change| is_within(change.version, up_to));
+        self.changes.range(start..end.max(start)).rev()
+    }
+
+    /// What it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The number of changes.
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}

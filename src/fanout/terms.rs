@@ -1,0 +1,57 @@
+//! What a subscriber asks for: where it starts, and how it wants to go on where events are no longer held.
+
+use std::sync::Arc;
+
+use crate::{cache::Backfill, model::ResourceVersion};
+
+/// Where a subscription starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// The state as a snapshot, then events.
+    Snapshot,
+    /// What came after this version.
+    After(ResourceVersion),
+    /// The same, for a client that has kept the bytes of every object it was sent: it can read deltas from the start.
+    Kept(ResourceVersion),
+    /// A snapshot in the place of what came after this version, from which nothing leads on.
+    Over(ResourceVersion),
+}
+
+/// What becomes of a subscription that has fallen behind the events that are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnLag {
+    /// Nothing leads on: [`OnExpired`] decides.
+    #[default]
+    Expire,
+    /// It goes on with a catch-up.
+    Conflate,
+}
+
+/// What becomes of a subscription from whose version nothing leads on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnExpired {
+    /// It ends.
+    #[default]
+    Fail,
+    /// It starts over with a snapshot.
+    Restart,
+}
+
+/// All of it.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Where it starts.
+    pub start: Start,
+    /// On lag.
+    pub on_lag: OnLag,
+    /// Where nothing leads on.
+    pub on_expired: OnExpired,
+    /// The events up to a version that something leads on from, read again from upstream.
+    pub backfill: Option<Arc<Backfill>>,
+}
+
+impl From<Start> for Terms {
+    fn from(start: Start) -> Self {
+        Self { start, on_lag: OnLag::default(), on_expired: OnExpired::default(), backfill: None }
+    }
+}

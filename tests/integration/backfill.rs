@@ -1,0 +1,206 @@
+//! Coming back to a kubefan that has just begun: what came before its cache did is read again from upstream, once for all who ask.
+
+use kubefan::{
+    proto::v1alpha1::{OnExpired, Target},
+    sim::apiserver::{Fault, SimApiserver, Status, Verb},
+};
+use serde_json::json;
+use tonic::Code;
+
+use crate::harness::{
+    Test,
+    record::{Watch, assert_equal},
+    rig::{PODS, Rig, Setup, pod, pods, target, versions},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    paused: after_a_restart_every_selection_gets_exactly_what_came_between, one_backfill_serves_all_who_come_back,
+        what_upstream_no_longer_holds_is_refused_or_started_over, an_outage_upstream_is_no_reason_to_start_over,
+        a_quiet_resource_is_backfilled_up_to_a_bookmark, inside_a_gap_upstream_tells_what_happened,
+        one_version_that_is_too_old_spoils_no_other;
+};
+
+const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
+
+/// A target by labels.
+fn stage(stage: &str) -> Target {
+    Target { label_selector: format!("stage={stage}"), ..target("pods") }
+}
+
+/// What the workload does, over and over: objects enter and leave, are deleted and made again.
+fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
+    let mut last = sim.revision();
+    for round in from..from + rounds {
+        let name = format!("pod-{}", round % 7);
+        let label = ["on", "off"][(round / 3) % 2];
+        last = match sim.create(&pods(), pod(&name, label)) {
+            Ok(version) => version,
+            Err(_) if round % 5 == 0 => sim.delete(&pods(), "default", &name).unwrap(),
+            Err(_) => {
+                let mut changed = pod(&name, label);
+                changed["metadata"]["annotations"] = json!({ "round": round.to_string() });
+                sim.update(&pods(), changed).unwrap()
+            }
+        };
+    }
+    last
+}
+
+async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
+    for watch_list in [true, false] {
+        let mut setup = Setup::of(&["pods"]);
+        setup.reflector.watch_list = watch_list;
+        let sim = setup.sim();
+        churn(&sim, 0, 20);
+        let rig = Rig::synced(sim.clone(), setup).await;
+        let witness = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+        for target in [target("pods"), stage("on"), stage("off"), Target { name: "pod-3".into(), ..target("pods") }] {
+            let mut unbroken = witness.watch(target.clone(), "").await.unwrap();
+            unbroken.until_resumable().await;
+            let mut leaver = rig.watch(target.clone(), "").await.unwrap();
+            leaver.until_resumable().await;
+            let left_at = leaver.resume_version.clone();
+            drop(leaver);
+            churn(&sim, 20, 30);
+            // Another kubefan, which knows nothing of what was before it.
+            let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
+            let mut back = again.watch(target.clone(), &left_at).await.unwrap();
+            let last = churn(&sim, 50, 30);
+            let bookmark = sim.revision().max(last);
+            unbroken.until(bookmark).await;
+            back.until(bookmark).await;
+            assert!(back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
+            let left_at: u64 = left_at.parse().unwrap();
+            let seen = unbroken.events.iter().zip(versions(&unbroken.events)).filter(|(_, version)| *version > left_at);
+            let expected: Vec<_> = seen.map(|(event, _)| event.clone()).collect();
+            assert_equal(&format!("{target:?}"), &back.events, &expected);
+            assert_eq!(again.metric(BACKFILLED), 1.0);
+        }
+    }
+}
+
+/// Lists of pods that were asked for: with a version, and without.
+fn lists(rig: &Rig) -> (usize, usize) {
+    let lists = rig.network.asked(PODS);
+    let exact = lists.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
+    let first =
+        lists.iter().filter(|asked| asked.path.contains("sendInitialEvents") || asked.path.ends_with("?limit=500"));
+    (exact, first.count())
+}
+
+async fn one_backfill_serves_all_who_come_back() {
+    let sim = Setup::of(&["pods"]).sim();
+    let mut versions = vec![churn(&sim, 0, 20)];
+    for round in 0..20 {
+        versions.push(churn(&sim, 20 + round, 1));
+    }
+    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
+    let starts = versions.iter().enumerate().map(|(i, version)| {
+        let target = if i % 2 == 0 { stage("on") } else { target("pods") };
+        let again = &again;
+        async move { again.watch(target, &version.to_string()).await.unwrap() }
+    });
+    let mut watches = futures::future::join_all(starts).await;
+    let last = churn(&sim, 60, 10);
+    for watch in &mut watches {
+        watch.until(last).await;
+        assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
+    }
+    assert_eq!(lists(&again), (1, 1), "one list of the past, one of the present");
+    // Who comes a little later is served by the same.
+    let mut late = again.watch(stage("on"), &versions[3].to_string()).await.unwrap();
+    late.until(last).await;
+    assert_eq!(lists(&again), (1, 1));
+}
+
+async fn what_upstream_no_longer_holds_is_refused_or_started_over() {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    churn(&sim, 10, 10);
+    sim.compact();
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    for target in [target("pods"), stage("on")] {
+        let refused = rig.watch(target.clone(), &old.to_string()).await.err().unwrap();
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        let request = rig.request(target, &old.to_string());
+        let request = kubefan::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
+        let mut over = rig.send(request).await.unwrap();
+        over.until(sim.revision()).await;
+        assert_eq!(over.restarted_from, [old.to_string()]);
+    }
+    let asked = rig.network.asked(PODS).len();
+    rig.watch(target("pods"), &old.to_string()).await.err().unwrap();
+    assert_eq!(rig.network.asked(PODS).len(), asked, "what upstream has refused is not asked for again");
+}
+
+async fn an_outage_upstream_is_no_reason_to_start_over() {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    churn(&sim, 10, 10);
+    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    drop(rig);
+    again.network.refuse(true);
+    let request = again.request(target("pods"), &old.to_string());
+    let request = kubefan::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
+    let refused = again.send(request.clone()).await.err().unwrap();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    again.network.refuse(false);
+    let mut back = again.send(request).await.unwrap();
+    back.until(churn(&sim, 20, 1)).await;
+    assert!(back.snapshot.is_empty());
+}
+
+async fn a_quiet_resource_is_backfilled_up_to_a_bookmark() {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    let nodes = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
+    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let mut back = again.watch(stage("on"), &old.to_string()).await.unwrap();
+    let last = churn(&sim, 10, 6);
+    back.until(last).await;
+    assert!(back.snapshot.is_empty() && back.gaps.is_empty());
+}
+
+async fn inside_a_gap_upstream_tells_what_happened() {
+    let sim = Setup::of(&["pods"]).sim();
+    churn(&sim, 0, 10);
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let mut watch = rig.watch_all("pods").await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    churn(&sim, 10, 5);
+    let inside = sim.revision();
+    churn(&sim, 15, 5);
+    rig.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
+    rig.network.refuse(false);
+    let last = churn(&sim, 20, 1);
+    watch.until(last).await;
+    assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
+    let mut back = rig.watch(stage("on"), &inside.to_string()).await.unwrap();
+    let another = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let mut witness = another.watch(stage("on"), &inside.to_string()).await.unwrap();
+    let last = churn(&sim, 30, 10);
+    back.until(last).await;
+    witness.until(last).await;
+    assert!(back.gaps.is_empty() && back.snapshot.is_empty());
+    assert_equal("inside the gap", &back.events, &witness.events);
+}
+
+async fn one_version_that_is_too_old_spoils_no_other() {
+    let sim = Setup::of(&["pods"]).sim();
+    let ancient = churn(&sim, 0, 10);
+    churn(&sim, 10, 10);
+    sim.compact();
+    let recent = churn(&sim, 20, 1);
+    churn(&sim, 21, 10);
+    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
+    let (ancient, recent) = (ancient.to_string(), recent.to_string());
+    let (old, good) = futures::join!(again.watch(stage("on"), &ancient), again.watch(stage("on"), &recent));
+    assert_eq!(old.err().unwrap().code(), Code::OutOfRange);
+    let mut good: Watch = good.unwrap();
+    good.until(churn(&sim, 40, 4)).await;
+    assert!(good.snapshot.is_empty());
+}
