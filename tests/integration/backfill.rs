@@ -6,6 +6,7 @@ use kubefan::{
 };
 use serde_json::json;
 use tonic::Code;
+use tonic_types::StatusExt;
 
 use crate::harness::{
     Test,
@@ -122,7 +123,11 @@ async fn what_upstream_no_longer_holds_is_refused_or_started_over() {
     let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
     for target in [target("pods"), stage("on")] {
         let refused = rig.watch(target.clone(), &old.to_string()).await.err().unwrap();
-        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        let info = refused.get_details_error_info().unwrap();
+        assert_eq!((refused.code(), info.reason.as_str()), (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD"));
+        let oldest = &info.metadata["oldest_resource_version"];
+        assert_eq!(refused.message(), format!("too old resource version: {old} ({oldest})"));
+        assert!(rig.watch(target.clone(), oldest).await.is_ok());
         let request = rig.request(target, &old.to_string());
         let request = kubefan::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
         let mut over = rig.send(request).await.unwrap();

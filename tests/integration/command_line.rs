@@ -202,9 +202,13 @@ async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubef
 }
 
 async fn a_watch_resumes_by_itself_and_says_so() {
-    let (simulated, _kubefan, mut watch) = over_a_restart(|_| {}).await;
+    let (simulated, _kubefan, mut watch) = over_a_restart(|simulated| {
+        simulated.create("between");
+    })
+    .await;
     let said = watch.says("connected again").await;
     assert!(said.contains("resumed at version") && said.contains("nothing was missed"), "{said}");
+    assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
 }
@@ -212,6 +216,7 @@ async fn a_watch_resumes_by_itself_and_says_so() {
 async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let (simulated, kubefan, mut watch) = over_a_restart(|simulated| {
         simulated.create("between");
+        simulated.sim.compact();
     })
     .await;
     watch.says("starting over with all that is there").await;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use kubefan::{
-    proto::v1alpha1::Target,
+    proto::v1alpha1::{OnExpired, Target, WatchRequest},
     sim::apiserver::{Fault, Verb},
 };
 use tokio::time::sleep;
@@ -221,7 +221,11 @@ async fn every_end_of_a_stream_has_its_reason() {
 async fn every_way_to_resume_is_counted() {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.ring.ring_events_max = 2;
-    let rig = three_pods(setup).await;
+    let sim = setup.sim();
+    let ancient = sim.revision().to_string();
+    let before = sim.create(&pods(), pod("a", "0")).unwrap().to_string();
+    sim.create(&pods(), pod("b", "0")).unwrap();
+    let rig = Rig::synced(sim, setup).await;
     let resumes = |result: &str| rig.metric(&format!("kubefan_resumes_total{}", with(&format!("result=\"{result}\""))));
     let mut watch = rig.watch_all("pods").await;
     let old = watch.resume_version.clone();
@@ -229,11 +233,17 @@ async fn every_way_to_resume_is_counted() {
         let version = rig.sim.update(&pods(), pod("a", stage)).unwrap();
         watch.until(version).await;
     }
-    assert_eq!(["ring", "expired", "future"].map(resumes), [0.0, 0.0, 0.0]);
-    rig.watch(target("pods"), &watch.resume_version).await.unwrap();
-    assert!(rig.watch(target("pods"), &old).await.is_err());
+    let ways = ["ring", "residue", "backfill", "restart", "expired", "future"];
+    assert_eq!(ways.map(resumes), [0.0; 6]);
+    for version in [&watch.resume_version, &old, &before] {
+        rig.watch(target("pods"), version).await.unwrap();
+    }
     assert!(rig.watch(target("pods"), "999999").await.is_err());
-    assert_eq!(["ring", "expired", "future"].map(resumes), [1.0, 1.0, 1.0]);
+    rig.sim.compact();
+    assert!(rig.watch(target("pods"), &ancient).await.is_err());
+    let on_expired = OnExpired::Restart.into();
+    rig.send(WatchRequest { on_expired, ..rig.request(target("pods"), &ancient) }).await.unwrap();
+    assert_eq!(ways.map(resumes), [1.0; 6]);
 }
 
 async fn requests_without_an_answer_are_counted() {

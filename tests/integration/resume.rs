@@ -15,7 +15,7 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: who_returns_gets_exactly_what_came_between, below_the_ring_the_oldest_version_is_named,
+    apiserver: who_returns_gets_exactly_what_came_between, below_the_ring_each_change_comes_once,
         a_version_from_the_future_is_refused_with_a_delay, a_list_and_its_version_start_a_watch;
 };
 
@@ -57,7 +57,7 @@ async fn who_returns_gets_exactly_what_came_between() {
     assert!(returned.events.len() >= 4 && returned.left == 1, "{:?}", returned.events);
 }
 
-async fn below_the_ring_the_oldest_version_is_named() {
+async fn below_the_ring_each_change_comes_once() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("ring").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -76,16 +76,15 @@ async fn below_the_ring_the_oldest_version_is_named() {
     }
     watch.until(versions[4]).await;
 
-    let status = Watch::start(&mut client, target(), &old).await.err().unwrap();
-    let oldest = versions[1];
-    assert_eq!(status.code(), Code::OutOfRange);
-    assert_eq!(status.message(), format!("too old resource version: {old} ({oldest})"));
-    let info = status.get_details_error_info().unwrap();
-    assert_eq!(info.reason, "RESOURCE_VERSION_TOO_OLD");
-    assert_eq!(info.metadata["oldest_resource_version"], oldest.to_string());
-    let mut oldest_held = Watch::start(&mut client, target(), &oldest.to_string()).await.unwrap();
-    oldest_held.until(versions[4]).await;
-    assert_eq!(oldest_held.events.len(), 3);
+    let mut caught_up = Watch::start(&mut client, target(), &old).await.unwrap();
+    caught_up.until(versions[4]).await;
+    assert_eq!(caught_up.catch_ups, [(old.clone(), versions[4].to_string())], "each change once, and marked");
+    assert!(caught_up.events.is_empty() && caught_up.snapshot.is_empty());
+    assert_eq!(caught_up.state, watch.state);
+
+    let mut in_ring = Watch::start(&mut client, target(), &versions[1].to_string()).await.unwrap();
+    in_ring.until(versions[4]).await;
+    assert_eq!((in_ring.events.len(), in_ring.catch_ups.len()), (3, 0));
 }
 
 async fn a_version_from_the_future_is_refused_with_a_delay() {
