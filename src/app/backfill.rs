@@ -66,13 +66,15 @@ struct Inner {
 #[derive(Clone)]
 struct Run {
     from: ResourceVersion,
+    /// Not below this: who asked from here is not told again what came before.
+    to: ResourceVersion,
     needs_state: bool,
     outcome: Arc<watch::Sender<Option<Outcome>>>,
 }
 
 impl Run {
     fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
-        self.from <= version && (self.needs_state || !needs_state)
+        self.from <= version && version <= self.to && (self.needs_state || !needs_state)
     }
 }
 
@@ -130,8 +132,9 @@ impl Backfiller {
             return Ok(Joined::Waits(running.clone()));
         }
         let first = inner.running.is_none() && inner.next.is_none();
-        let next = inner.next.get_or_insert_with(|| Run { from: version, needs_state, outcome: Arc::default() });
-        next.from = next.from.min(version);
+        let next =
+            inner.next.get_or_insert_with(|| Run { from: version, to: version, needs_state, outcome: Arc::default() });
+        (next.from, next.to) = (next.from.min(version), next.to.max(version));
         next.needs_state |= needs_state;
         let next = next.clone();
         drop(inner);
@@ -151,7 +154,7 @@ impl Backfiller {
                 inner.running.clone()
             };
             let Some(run) = run else { return };
-            let outcome = match timeout(BACKFILL_TIMEOUT, self.read(run.from, run.needs_state)).await {
+            let outcome = match timeout(BACKFILL_TIMEOUT, self.read((run.from, run.to), run.needs_state)).await {
                 Ok(outcome) => outcome.map(Arc::new),
                 Err(_) => {
                     let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", run.from);
@@ -197,7 +200,11 @@ impl Backfiller {
         });
     }
 
-    async fn read(&self, from: ResourceVersion, needs_state: bool) -> Result<Backfill, Refusal> {
+    async fn read(
+        &self,
+        (from, to): (ResourceVersion, ResourceVersion),
+        needs_state: bool,
+    ) -> Result<Backfill, Refusal> {
         let Served { gvr, scope, parser, hub, .. } = &self.served;
         let Some(Ahead { epoch, store, .. }) = hub.ahead() else {
             return Err(Refusal::Unavailable(format!("{gvr} is not synced")));
@@ -245,7 +252,7 @@ impl Backfiller {
                 if ring.floor() != from {
                     return Err(self.expired(from).into());
                 }
-                if leads_on {
+                if leads_on && at >= to {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: needs_state });
                 }
                 continue;

@@ -123,21 +123,21 @@ impl<C: Catalog> Service<C> {
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
         let needs_state = selection.can_change();
-        match hub.subscribe(selection.clone(), format.clone(), terms.clone(), bell.clone()) {
-            Err(Refusal::Expired(_)) => {}
+        let expired = match hub.subscribe(selection.clone(), format.clone(), terms.clone(), bell.clone()) {
+            Err(Refusal::Expired(expired)) => expired,
             other => return other,
-        }
-        let expired = match self.catalog.backfill(served, version, needs_state).await {
+        };
+        match self.catalog.backfill(served, version, needs_state).await {
             Ok(backfill) => {
                 let terms = Terms { backfill: Some(backfill), ..terms.clone() };
                 match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
-                    Err(Refusal::Expired(expired)) => expired,
+                    Err(Refusal::Expired(_)) => {}
                     other => return other,
                 }
             }
-            Err(Refusal::Expired(expired)) => expired,
+            Err(Refusal::Expired(_)) => {}
             Err(other) => return Err(other),
-        };
+        }
         if terms.on_expired == OnExpired::Restart {
             return hub.subscribe(selection, format, Terms { start: Start::Over(version), ..terms }, bell);
         }

@@ -84,12 +84,15 @@ struct Walk<'a> {
     resume: Option<u64>,
     /// Time may not go back behind this.
     floor: Option<u64>,
+    /// Nothing but events has come since it resumed: it is still being led to where the replica goes on by itself.
+    young: bool,
 }
 
 /// Judges one history. `ended`: the world was healed and had time, so the subscriber must have everything.
 pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
     let stands = Vec::new();
-    let mut walk = Walk { truth, spec: &history.spec, stands, phase: Phase::Closed, resume: None, floor: None };
+    let mut walk =
+        Walk { truth, spec: &history.spec, stands, phase: Phase::Closed, resume: None, floor: None, young: false };
     let violation = |(guarantee, text): Broken, entry, at_end| {
         let text = format!("{} {text}", history.spec);
         Violation { guarantee, text, entry, at_end }
@@ -143,6 +146,7 @@ impl Walk<'_> {
             }
             What::StartsOver { goes_on } => {
                 self.resume = None;
+                self.stands.clear();
                 self.floor = self.floor.filter(|_| *goes_on);
                 return Ok(());
             }
@@ -173,6 +177,7 @@ impl Walk<'_> {
         {
             return Err((Guarantee::Atomic, format!("got resume version {version} inside a marked span")));
         }
+        self.young &= matches!(entry.what, What::Event(_));
         if entry.resume.is_some() {
             self.resume = entry.resume;
             self.floor = entry.resume;
@@ -221,6 +226,7 @@ impl Walk<'_> {
             Some(at) => (first..self.truth.epochs.len()).map(|epoch| Stand { epoch, at }).collect(),
         };
         self.phase = Phase::Opened { from };
+        self.young = from.is_some();
         Ok(())
     }
 
@@ -256,8 +262,8 @@ impl Walk<'_> {
         let mut why = format!("is not in the cluster's history of now (its stands: {:?})", self.stands);
         for stand in self.stands.iter().filter(|stand| stand.epoch == last) {
             match self.next_after(*stand) {
-                None if matches!(self.phase, Phase::Exact | Phase::Opened { from: Some(_) }) => return Ok(()),
-                None => why = "has no stream, or is inside a marked span".to_owned(),
+                None if !matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }) => return Ok(()),
+                None => why = "is inside a marked span".to_owned(),
                 Some(next) => why = format!("stands at {} and was not told of the event at {next}", stand.at),
             }
         }

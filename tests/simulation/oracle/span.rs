@@ -14,7 +14,7 @@ impl Walk<'_> {
         let name = if catch_up { "catch-up" } else { "gap" };
         match self.phase {
             Phase::Opened { from: Some(_) } => {}
-            Phase::Exact if catch_up && !self.spec.conflates => {
+            Phase::Exact if catch_up && !self.spec.conflates && !self.young => {
                 return Err((Guarantee::Reliable, format!("got a catch-up from {from}, and had asked for EXPIRE")));
             }
             Phase::Exact => {}
