@@ -45,6 +45,23 @@ pub(crate) struct NodeOptions {
     pub(crate) seed: u64,
 }
 
+impl Default for NodeOptions {
+    /// kubefan's own defaults, as far as they concern it.
+    fn default() -> NodeOptions {
+        NodeOptions {
+            ring_events_max: 100_000,
+            ring_age_max: Duration::from_secs(24 * 3600),
+            residue_bytes_max: None,
+            watch_list: true,
+            page_size: 500,
+            coalesce_max: Duration::ZERO,
+            cache_compression: false,
+            upstream_idle_timeout: Duration::from_secs(90),
+            seed: 0,
+        }
+    }
+}
+
 /// A replica, running or not.
 pub(crate) struct Node {
     options: NodeOptions,

@@ -80,13 +80,12 @@ pub(crate) fn run_seed(seed: u64, options: &Options) -> Report {
 /// A world without subscribers, its replicas running.
 fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
     let one_of = |random: &mut Pcg64Mcg, all: &[usize]| all[random.random_range(0..all.len())];
-    let sim = SimApiserver::new(SimOptions {
+    let sim = SimOptions {
         window_events_max: one_of(random, &[60, 300, 10_000]),
         bookmark_interval: Duration::from_secs(random.random_range(5..60)),
         seed: random.random(),
-        clock: || "2026-01-01T00:00:00Z".to_owned(),
         ..SimOptions::default()
-    });
+    };
     let options = NodeOptions {
         ring_events_max: one_of(random, &[16, 32, 64, 256, 100_000]),
         ring_age_max: Duration::from_secs(one_of(random, &[20, 300, 86_400]) as u64),
@@ -98,14 +97,20 @@ fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
         upstream_idle_timeout: Duration::from_secs(random.random_range(30..=90)),
         seed: random.random(),
     };
+    let world = replicas(sim, &options, subscribers);
+    world.tell(format!("{options:?}"));
+    world
+}
+
+/// An apiserver and two replicas before it, not running yet.
+pub(crate) fn replicas(sim: SimOptions, options: &NodeOptions, subscribers: usize) -> Arc<World> {
+    let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
     let node = |number: u64| {
         let options = NodeOptions { seed: options.seed.wrapping_add(number << 32), ..options.clone() };
         Node::new(options, Way::to(sim.clone()))
     };
     let nodes = (0..2).map(node).collect();
-    let world = World::new(sim.clone(), nodes, subscribers);
-    world.tell(format!("{options:?}"));
-    world
+    World::new(sim.clone(), nodes, subscribers)
 }
 
 fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {

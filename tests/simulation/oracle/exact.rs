@@ -80,7 +80,8 @@ impl Walk<'_> {
             (Phase::Opened { from: Some(from) }, Some(restarted)) if restarted != *from => {
                 return resumable(format!("asked from {from}, and was started over from {restarted}"));
             }
-            (Phase::Opened { from: Some(_) } | Phase::Exact, Some(restarted)) => {
+            // Inside a span too: what was told of it is replaced with all else.
+            (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
                     return resumable(format!("was started over from {restarted}, and had asked for FAIL"));
                 }
