@@ -60,6 +60,9 @@ type Broken = (Guarantee, String);
 struct Stand {
     epoch: usize,
     at: u64,
+    /// It came back with a version of a history that was undone, and the replica that it came to could not know: what it holds is from
+    /// both histories. So it is with any client of a restored cluster.
+    mixed: bool,
 }
 
 enum Phase {
@@ -142,7 +145,12 @@ impl Walk<'_> {
             What::Opened { from, .. } => return self.opened(*from),
             What::Ended { reason, message, .. } => return self.ended(reason, message),
             What::Undecodable(why) => {
-                return Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}")));
+                self.phase = Phase::Closed;
+                return self.keep(|_, stand| match stand.mixed {
+                    // It said that it had kept the state, and was wrong about it.
+                    true => Ok(stand),
+                    false => Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}"))),
+                });
             }
             What::StartsOver { goes_on } => {
                 self.resume = None;
@@ -223,7 +231,11 @@ impl Walk<'_> {
         self.stands = match from {
             None => Vec::new(),
             // A version is only a number: a replica that has seen a restore since then cannot tell that it is from before.
-            Some(at) => (first..self.truth.epochs.len()).map(|epoch| Stand { epoch, at }).collect(),
+            Some(at) => {
+                let stood = |epoch| self.stands.iter().any(|stand| stand.epoch == epoch && !stand.mixed);
+                let stand = |epoch| Stand { epoch, at, mixed: !stood(epoch) && at > self.truth.epochs[epoch].base };
+                (first..self.truth.epochs.len()).map(stand).collect()
+            }
         };
         self.phase = Phase::Opened { from };
         self.young = from.is_some();

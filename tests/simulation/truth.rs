@@ -127,6 +127,8 @@ pub(crate) struct Epoch {
     states: Vec<Arc<State>>,
     /// The last version, of any resource.
     pub(crate) revision: u64,
+    /// Up to here it is the history of the epoch before.
+    pub(crate) base: u64,
 }
 
 impl Epoch {
@@ -191,7 +193,7 @@ impl Truth {
         let kept = epoch.after(version);
         epoch.writes.truncate(kept);
         epoch.states.truncate(kept + 1);
-        epoch.revision = version;
+        (epoch.revision, epoch.base) = (version, version);
         self.epochs.push(epoch);
     }
 

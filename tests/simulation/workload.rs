@@ -67,9 +67,7 @@ impl Workload {
                 self.create(sim, truth, Some(&object.key));
             }
             33..38 => {
-                let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "generateName": "other-" } });
-                sim.create(&GroupVersionResource::new("", "v1", "configmaps"), settings).unwrap();
-                truth.moved(sim.revision());
+                self.write_other(sim, truth);
             }
             38..58 => {
                 let (app, tier) = (one_of(&mut self.random, &APPS), one_of(&mut self.random, &TIERS));
@@ -90,8 +88,13 @@ impl Workload {
         }
     }
 
-    /// One pod for each selection, so that all have an event at the end.
+    /// One pod for each selection, so that all have an event at the end; at versions that were never reached before, also not in a
+    /// history that was undone.
     pub(crate) fn finish(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let highest = truth.epochs.iter().map(|epoch| epoch.revision).max().unwrap_or(0);
+        while truth.now().1.revision < highest {
+            self.write_other(sim, truth);
+        }
         for (app, tier, canary, node) in
             [("web", "backend", false, "node-0"), ("api", "cache", true, "node-2"), ("web", "batch", false, "node-1")]
         {
@@ -116,6 +119,13 @@ impl Workload {
         let filler: String = (0..FILLER_BYTES).map(|_| char::from(random.random_range(b'a'..=b'z'))).collect();
         let pod = pod(namespace, name, node, labels, one_of(random, &PHASES), &filler);
         self.write(sim, truth, &key, |sim| sim.create(&pods(), pod));
+    }
+
+    /// A write of another resource, which moves the version.
+    fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "generateName": "other-" } });
+        sim.create(&GroupVersionResource::new("", "v1", "configmaps"), settings).unwrap();
+        truth.moved(sim.revision());
     }
 
     pub(crate) fn delete(&mut self, sim: &SimApiserver, truth: &mut Truth, object: &Object) {

@@ -126,7 +126,7 @@ impl Walk<'_> {
             *epoch <= entry.epoch && version <= revision
         };
         let epochs = (first..self.truth.epochs.len()).filter(reached);
-        self.stands = epochs.map(|epoch| Stand { epoch, at: version }).collect();
+        self.stands = epochs.map(|epoch| Stand { epoch, at: version, mixed: false }).collect();
         self.keep(|walk, stand| walk.is_state(stand, &told).map(|()| stand))
     }
 
