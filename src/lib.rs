@@ -49,3 +49,5 @@ pub mod sim;
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
+#[cfg(feature = "server")]
+pub mod watch;

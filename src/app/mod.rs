@@ -186,6 +186,7 @@ fn registry(
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
+        seed: None,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),

@@ -10,7 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::{Notify, watch},
+    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
-    informer::{Informer, Shared, Stopped, generator, schema_changed},
+    informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
         backoff::Backoff,
         discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
     },
+    watch,
 };
 
 /// What the registry is told.
@@ -160,6 +161,7 @@ impl Registry {
             tasks.spawn(self.clone().check_all(interval));
         }
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => {}
             () = async { while tasks.join_next().await.is_some() {} } => self.stop.cancelled().await,
         }
@@ -167,7 +169,7 @@ impl Registry {
 
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
-        let (mut backoff, mut random) = (Backoff::default(), generator());
+        let (mut backoff, mut random) = (Backoff::default(), self.shared.generator());
         loop {
             let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
@@ -336,6 +338,7 @@ impl Registry {
         let mut informer = Informer::new(self.shared.clone(), served.clone(), allowance);
         loop {
             let stopped = tokio::select! {
+                biased;
                 () = cache.stop.cancelled() => {
                     let message = format!("{} is no longer cached on demand", served.gvr);
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));

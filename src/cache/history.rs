@@ -84,11 +84,11 @@ impl History {
         let Err(expired) = self.ring.since(version) else { return Ok(Way::Ring) };
         // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
         let inside_a_gap = version >= self.ring.floor();
-        if inside_a_gap || !self.residue.knows(version) {
-            let oldest = if inside_a_gap { expired.oldest } else { self.oldest() };
-            return Err(Expired { requested: version, oldest });
+        let oldest = if inside_a_gap { expired.oldest } else { self.residue.known_from(version) };
+        match oldest == version {
+            true => Ok(Way::Residue),
+            false => Err(Expired { requested: version, oldest }),
         }
-        Ok(Way::Residue)
     }
 
     /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes

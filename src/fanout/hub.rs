@@ -10,10 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use tracing::info;
 
@@ -41,6 +38,7 @@ use crate::{
     },
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
+    watch,
 };
 
 /// Whether a resource is served.

@@ -347,6 +347,7 @@ async fn open<C: Catalog>(
         server.service.open(request, bell).await.map(Some)
     });
     let opened = tokio::select! {
+        biased;
         opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
     };

@@ -156,6 +156,7 @@ impl Rig {
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
+            seed: None,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
