@@ -38,6 +38,7 @@ use crate::{
         GroupVersionResource, ResourceVersion, event::Transition, format::Format, object::ObjectParser,
         selection::Selection,
     },
+    planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
 };
@@ -248,7 +249,9 @@ impl Hub {
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (_, cache) => {
-                if let Some(before) = cache {
+                if let Some(before) = cache
+                    && !planted::is(Bug::RewoundSilently)
+                {
                     let was = before.version;
                     let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
                     closed = views.drain();
@@ -424,7 +427,9 @@ impl Hub {
                         return Err(Expired { requested: version, oldest }.into());
                     }
                     Some(backfill) => {
-                        let then = self.way_on(&view, cached, backfill.reached)?.0;
+                        let from =
+                            if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached };
+                        let then = self.way_on(&view, cached, from)?.0;
                         let part = Part::Backfill { backfill: backfill.clone(), after: version };
                         let prelude = Prelude::new(part).followed_by(then.prelude);
                         (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
@@ -491,6 +496,7 @@ impl Hub {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
         let (on_lag, on_expired) = terms;
+        let sent = if planted::is(Bug::LaggardFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let place = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent)) {
             Some(Ok((place, _))) => {
                 self.metrics.lag(Lag::CatchUp);

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
     model::{ObjectKey, ResourceVersion, format::Format, object::Object, selection::Selection},
+    planted::{self, Bug},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
@@ -122,7 +123,7 @@ impl<C: Catalog> Service<C> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
-        let needs_state = selection.can_change();
+        let needs_state = selection.can_change() && !planted::is(Bug::BackfillWithoutMembership);
         match hub.subscribe(selection.clone(), format.clone(), terms.clone(), bell.clone()) {
             Err(Refusal::Expired(_)) => {}
             other => return other,
