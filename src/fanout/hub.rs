@@ -547,8 +547,9 @@ impl Hub {
     }
 
     /// What leads on from `version`, where anything held here does.
-    pub fn way_from(&self, version: ResourceVersion) -> Option<Way> {
-        self.inner().cache.as_ref()?.history.way_from(version).ok()
+    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Refusal> {
+        let inner = self.inner();
+        Ok(self.serving(&inner)?.history.way_from(version)?)
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.

@@ -131,12 +131,14 @@ impl<C: Catalog> Service<C> {
         let mut tries = 0;
         let expired = loop {
             let (backfill, way) = match hub.way_from(version) {
-                Some(way) => (None, Some(way)),
-                None => match self.catalog.backfill(served, version, needs_state).await {
+                Ok(way) => (None, Some(way)),
+                // Where upstream has nothing either, what is held here is named.
+                Err(Refusal::Expired(expired)) => match self.catalog.backfill(served, version, needs_state).await {
                     Ok(backfill) => (Some(backfill), None),
-                    Err(Refusal::Expired(expired)) => break expired,
+                    Err(Refusal::Expired(_)) => break expired,
                     Err(other) => return Err(other),
                 },
+                Err(other) => return Err(other),
             };
             // Not before the backfill: whoever waits here has been heard there.
             let pass = match way {
