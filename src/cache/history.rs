@@ -36,12 +36,14 @@ pub struct History {
     parser: Arc<ObjectParser>,
     ring: EventRing,
     residue: Residue,
+    /// What it may take of its usual size.
+    share: f64,
 }
 
 impl History {
     /// A history that starts after `floor`, of objects that `parser` reads.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor) }
+        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor), share: 1.0 }
     }
 
     /// The recent events.
@@ -61,12 +63,15 @@ impl History {
 
     /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let gone = self.ring.evict(now, store_bytes, log_bytes);
-        if !gone.is_empty() {
-            gone.iter().for_each(|record| self.residue.push(record, &self.parser));
-            self.residue.evict(self.limits.residue_bytes_max(store_bytes));
-        }
+        let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        gone.iter().for_each(|record| self.residue.push(record, &self.parser));
+        self.residue.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
         gone
+    }
+
+    /// Keeps a share of its usual size from the next eviction on.
+    pub fn keep(&mut self, share: f64) {
+        self.share = share;
     }
 
     /// The oldest version that something leads on from.

@@ -15,6 +15,7 @@ use kubefan::{
     },
     cache::RingLimits,
     config::ServeConfig,
+    fanout::GateLimits,
     server::{Server, ServerOptions, listen::Peer},
     telemetry::metrics::Metrics,
     upstream::{
@@ -120,7 +121,10 @@ impl Node {
                 residue_bytes_max: options.residue_bytes_max,
             },
             coalesce_max: options.coalesce_max,
+            gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
             on_demand: None,
+            staleness_max: None,
+            self_check_interval: Some(Duration::from_secs(300)),
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, registry_options, metrics.clone(), stop.clone());

@@ -192,9 +192,10 @@ impl SimApiserver {
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
                 biased;
+                // What is dropped sends nothing more.
+                () = dropped.cancelled() => {}
                 // However it ends, it ends alone.
                 _ = connection => {}
-                () = dropped.cancelled() => {}
             }
         }
     }
