@@ -424,7 +424,8 @@ impl<R: Rng> Reflector<R> {
 
     async fn begin_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
         let mut proven_at = None;
-        if in_doubt && !self.question_refused {
+        // What is looked at in the past is behind what the cache itself was told.
+        if in_doubt && !self.question_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
             match self.cluster_version().await {
                 Ok(reached) if reached < version => {
