@@ -23,6 +23,8 @@
 //! `docs/ARCHITECTURE.md` says what must stay true and why.
 
 pub mod model;
+#[doc(hidden)]
+pub mod planted;
 pub mod proto;
 
 #[cfg(feature = "server")]

@@ -19,6 +19,7 @@ use crate::{
         ResourceVersion,
         event::{EventType, WatchEvent},
     },
+    planted::{self, Bug},
     telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, UpstreamError,
@@ -259,7 +260,9 @@ impl Backfiller {
                     let message = format!("upstream sent {} at version {at}, after version {last}", object.key());
                     return Err(Refusal::Unavailable(message));
                 }
-                if let Some(record) = record(&mut writer, update, needs_state)? {
+                if let Some(record) = record(&mut writer, update, needs_state)?
+                    && !(leads_on && planted::is(Bug::SpliceDrops))
+                {
                     ring.push(record, received);
                     ring.evict(received, 0, 0, 1.0);
                 }

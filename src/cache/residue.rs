@@ -8,10 +8,13 @@
 use std::{collections::VecDeque, ops::Bound, sync::Arc};
 
 use super::{history::is_within, ring::Record};
-use crate::model::{
-    ObjectKey, ResourceVersion,
-    event::EventType,
-    object::{Object, ObjectParser},
+use crate::{
+    model::{
+        ObjectKey, ResourceVersion,
+        event::EventType,
+        object::{Object, ObjectParser},
+    },
+    planted::{self, Bug},
 };
 
 /// What was there before a change.
@@ -51,9 +54,13 @@ impl Residue {
         let version = record.version();
         for event in record.events() {
             let (object, previous) = (event.object(), event.previous());
+            if planted::is(Bug::TombstoneForgotten) && event.kind() == EventType::Deleted {
+                continue;
+            }
             let before = match previous {
                 Some(previous) => {
-                    let stays = event.kind() != EventType::Deleted && previous.is_seen_as(&object);
+                    let same = planted::is(Bug::LeaveForgotten) || previous.is_seen_as(&object);
+                    let stays = event.kind() != EventType::Deleted && same;
                     // With a new schema an object may have changed without its version, which nothing else would tell.
                     if stays && previous.version() < object.version() {
                         continue;
@@ -67,13 +74,16 @@ impl Residue {
             self.bytes += change.cost_bytes();
             self.changes.push_back(change);
         }
-        if let Record::Gap(gap) = record {
+        if let Record::Gap(gap) = record
+            && !planted::is(Bug::GapForgotten)
+        {
             self.gaps.push_back((gap.from, gap.to));
         }
     }
 
     /// Lets go of what is over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
+        let floor = self.floor;
         while self.bytes > bytes_max
             && let Some(oldest) = self.changes.front()
         {
@@ -84,6 +94,9 @@ impl Residue {
         }
         while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
             self.gaps.pop_front();
+        }
+        if planted::is(Bug::ResidueFloorStays) {
+            self.floor = floor;
         }
     }
 

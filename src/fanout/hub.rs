@@ -36,6 +36,7 @@ use crate::{
         GroupVersionResource, ResourceVersion, event::Transition, format::Format, object::ObjectParser,
         selection::Selection,
     },
+    planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
     watch,
@@ -274,7 +275,9 @@ impl Hub {
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (change, cache) => {
-                if let (Some(_), Change::Start { because }) = (&cache, change) {
+                if let (Some(_), Change::Start { because }) = (&cache, change)
+                    && !planted::is(Bug::RewoundSilently)
+                {
                     let end = StreamEnd::Rewritten(because);
                     closed = views.drain();
                     closed.iter().for_each(|view| view.close(&end));
@@ -483,7 +486,9 @@ impl Hub {
                         return Err(Expired { requested: version, oldest }.into());
                     }
                     Some(backfill) => {
-                        let then = self.way_on(&view, cached, backfill.reached)?.0;
+                        let from =
+                            if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached };
+                        let then = self.way_on(&view, cached, from)?.0;
                         let part = Part::Backfill { backfill: backfill.clone(), after: version };
                         let prelude = Prelude::new(part).followed_by(then.prelude);
                         (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
@@ -542,8 +547,9 @@ impl Hub {
     }
 
     /// What leads on from `version`, where anything held here does.
-    pub fn way_from(&self, version: ResourceVersion) -> Option<Way> {
-        self.inner().cache.as_ref()?.history.way_from(version).ok()
+    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Refusal> {
+        let inner = self.inner();
+        Ok(self.serving(&inner)?.history.way_from(version)?)
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
@@ -571,6 +577,7 @@ impl Hub {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
         let (on_lag, on_expired) = terms;
+        let sent = if planted::is(Bug::LaggardFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let (place, lag) = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent))
         {
             Some(Ok((place, _))) => (place, Lag::CatchUp),

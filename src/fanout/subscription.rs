@@ -17,7 +17,11 @@ use super::{
     terms::{OnExpired, OnLag, Start, Terms},
     view::{Run, RunError, View},
 };
-use crate::{cache::Expired, model::ResourceVersion};
+use crate::{
+    cache::Expired,
+    model::ResourceVersion,
+    planted::{self, Bug},
+};
 
 /// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
 /// nothing.
@@ -68,8 +72,8 @@ impl Subscription {
         terms: &Terms,
     ) -> Self {
         let holds = match terms.start {
-            Start::After(version) => Holds::Since(version),
-            Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
+            Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => Holds::Since(version),
+            Start::After(_) | Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
         };
         let Place { cursor, prelude, resume, pass } = place;
         let &Terms { on_lag, on_expired, .. } = terms;
@@ -129,7 +133,7 @@ impl Subscription {
 
     /// It has fallen behind the events that are held.
     fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
-        let sent = self.resume.filter(|_| !self.inside_gap);
+        let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggardInsideGap));
         let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired))?;
         // A snapshot leaves nothing of what was sent.
         if place.resume.is_none() {
@@ -171,7 +175,7 @@ impl Subscription {
         }
         // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more.
         let head = self.hub.head()?;
-        let sent_all = self.view.end() == self.cursor;
+        let sent_all = self.view.end() == self.cursor || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
             let mut frames = FrameWriter::default();

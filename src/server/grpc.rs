@@ -18,6 +18,7 @@ use crate::{
     cache::Way,
     fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
     model::{ObjectKey, ResourceVersion, format::Format, object::Object, selection::Selection},
+    planted::{self, Bug},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
@@ -126,15 +127,18 @@ impl<C: Catalog> Service<C> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
+        let needs_state = selection.can_change() && !planted::is(Bug::BackfillWithoutMembership);
         let mut tries = 0;
         let expired = loop {
             let (backfill, way) = match hub.way_from(version) {
-                Some(way) => (None, Some(way)),
-                None => match self.catalog.backfill(served, version, selection.can_change()).await {
+                Ok(way) => (None, Some(way)),
+                // Where upstream has nothing either, what is held here is named.
+                Err(Refusal::Expired(expired)) => match self.catalog.backfill(served, version, needs_state).await {
                     Ok(backfill) => (Some(backfill), None),
-                    Err(Refusal::Expired(expired)) => break expired,
+                    Err(Refusal::Expired(_)) => break expired,
                     Err(other) => return Err(other),
                 },
+                Err(other) => return Err(other),
             };
             // Not before the backfill: whoever waits here has been heard there.
             let pass = match way {

@@ -17,7 +17,10 @@ use h2::SendStream;
 use tokio::time::Instant;
 
 use super::{grpc::Opened, limits::BATCH_BYTES_MAX, payload::Payload, status};
-use crate::fanout::{Line, StreamEnd};
+use crate::{
+    fanout::{Line, StreamEnd},
+    planted::{self, Bug},
+};
 
 /// The longest bookmark: a version of 20 digits, and what is around it.
 const BOOKMARK_BYTES_MAX: usize = 40;
@@ -148,8 +151,8 @@ impl WatchStream {
             // Also where the version has not moved: the next bookmark is one interval away.
             self.last_sent = now;
             // One that waits for a window would find a bookmark after each of its intervals.
-            if !self.stalled
-                && self.has_room_for_bookmark()
+            let has_room = !self.stalled && self.has_room_for_bookmark();
+            if (has_room || planted::is(Bug::EarlyBookmark))
                 && let Some(bookmark) = self.opened.subscription.bookmark()
             {
                 // Fails where the stream is gone, which its notice tells.

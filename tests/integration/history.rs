@@ -110,7 +110,7 @@ async fn a_restored_state_that_caught_up_resets_them_too() {
 
 async fn a_restored_state_behind_a_watch_that_never_broke_is_found() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let backup = rig.sim.backup();
+    let backup = rig.sim.revision();
     let told = write(&rig, "b");
     watch.until(told[2]).await;
     // A way that keeps the connection to the apiserver's clients open; what is behind it is another state now.
@@ -118,7 +118,7 @@ async fn a_restored_state_behind_a_watch_that_never_broke_is_found() {
     restored.create(&pods(), pod("a", "first")).unwrap();
     assert_eq!(restored.revision(), backup, "the same history up to the backup");
     rig.network.lead_to(restored.clone());
-    assert_rewritten(&end_of(&mut watch).await, &format!("was followed by a list at {version}"));
+    assert_rewritten(&end_of(&mut watch).await, &format!("was followed by a list at {backup}"));
     assert_eq!(restarts(&rig, "timeout"), 1.0, "asked about in the ordinary course");
 }
 
