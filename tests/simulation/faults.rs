@@ -236,7 +236,11 @@ impl Faults {
                     (from, world.sim.revision())
                 };
                 world.tell(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
-                tokio::time::sleep(REWIND_PAUSE).await;
+                let over = Instant::now() + REWIND_PAUSE;
+                while Instant::now() < over {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    self.heal_due();
+                }
             }
             "kubefan killed" => {
                 let down = self.seconds(0, 40);

@@ -125,11 +125,27 @@ impl Walk<'_> {
         self.spec.encoding == Encoding::Deltas
     }
 
+    /// The stands, and those of later epochs that are the same: from before a restore to a later version.
+    fn possible(&self) -> Vec<Stand> {
+        let mut all = self.stands.clone();
+        for stand in &self.stands {
+            for epoch in stand.epoch + 1..self.truth.epochs.len() {
+                if self.truth.epochs[epoch].base < stand.at {
+                    break;
+                }
+                if all.iter().all(|other| other.epoch != epoch) {
+                    all.push(Stand { epoch, ..*stand });
+                }
+            }
+        }
+        all
+    }
+
     /// Keeps the stands that an observation fits, as it moves them; broken where it fits none.
     fn keep(&mut self, fits: impl Fn(&Self, Stand) -> Result<Stand, Broken>) -> Result<(), Broken> {
         let mut why = (Guarantee::Reliable, "was told something without a state to start from".to_owned());
         let mut kept = Vec::new();
-        for stand in self.stands.clone() {
+        for stand in self.possible() {
             match fits(self, stand) {
                 Ok(stand) => kept.push(stand),
                 Err(broken) => why = broken,
@@ -272,8 +288,8 @@ impl Walk<'_> {
     fn end(&self) -> Result<(), Broken> {
         let last = self.truth.epochs.len() - 1;
         let mut why = format!("is not in the cluster's history of now (its stands: {:?})", self.stands);
-        for stand in self.stands.iter().filter(|stand| stand.epoch == last) {
-            match self.next_after(*stand) {
+        for stand in self.possible().into_iter().filter(|stand| stand.epoch == last) {
+            match self.next_after(stand) {
                 None if !matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }) => return Ok(()),
                 None => why = "is inside a marked span".to_owned(),
                 Some(next) => why = format!("stands at {} and was not told of the event at {next}", stand.at),

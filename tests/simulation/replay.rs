@@ -13,7 +13,7 @@ const AROUND: usize = 25;
 
 /// Plays a seed.
 pub(crate) fn replay(seed: u64) -> ExitCode {
-    let report = run_seed(seed, &Options::from_environment());
+    let report = run_seed(seed, &Options::default());
     println!("{}", story(&report));
     match report.violations.is_empty() {
         true => ExitCode::SUCCESS,

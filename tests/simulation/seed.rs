@@ -34,16 +34,7 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { writes: 520, rewinds: 0 }
-    }
-}
-
-impl Options {
-    /// With `KUBEFAN_REWINDS=N`, at most so many restores from a backup.
-    pub(crate) fn from_environment() -> Options {
-        let rewinds = std::env::var("KUBEFAN_REWINDS").ok().and_then(|text| text.parse().ok());
-        let default = Options::default();
-        Options { rewinds: rewinds.unwrap_or(default.rewinds), ..default }
+        Options { writes: 520, rewinds: 1 }
     }
 }
 

@@ -12,24 +12,34 @@ use std::{
     time::Instant,
 };
 
-use super::seed::{Options, Report, run_seed};
+use super::{
+    faults::KINDS,
+    seed::{Options, Report, run_seed},
+};
 
 /// From this size on a sweep must have seen everything often enough.
 const CI_SEEDS: u64 = 2000;
 /// How often, in a sweep of [`CI_SEEDS`].
 const OFTEN: u64 = 1000;
+/// How often each kind of fault.
+const FAULT_OFTEN: u64 = 200;
 /// What each seed must have had.
 const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
 /// What must have happened often.
-const EXPECTED: [&str; 6] = [
+const EXPECTED: [&str; 11] = [
     "kubefan_resumes_total ring",
+    "kubefan_resumes_total residue",
+    "kubefan_resumes_total backfill",
+    "kubefan_resumes_total restart",
     "kubefan_resumes_total expired",
+    "kubefan_lags_total catch_up",
     "gaps",
-    "streams resumed",
-    "streams from a snapshot",
-    "bookmarks",
+    "catch-ups at the start",
+    "catch-ups on lag",
+    "restarts in the stream",
+    "streams ended: history rewritten",
 ];
 
 #[derive(Default)]
@@ -44,7 +54,7 @@ struct Total {
 /// Runs seeds 1 to `seeds`.
 #[expect(clippy::disallowed_methods, reason = "how long it took is for people")]
 pub(crate) fn sweep(seeds: u64) -> ExitCode {
-    let options = Options::from_environment();
+    let options = Options::default();
     let (next, total, began) = (AtomicU64::new(1), Mutex::new(Total::default()), Instant::now());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
@@ -81,9 +91,11 @@ pub(crate) fn sweep(seeds: u64) -> ExitCode {
         ok = false;
     }
     if seeds >= CI_SEEDS {
-        for name in EXPECTED {
-            let count = total.counts.get(name).copied().unwrap_or(0);
-            if count < OFTEN {
+        let often = EXPECTED.iter().map(|name| ((*name).to_owned(), OFTEN));
+        let faults = KINDS.iter().map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
+        for (name, least) in often.chain(faults) {
+            let count = total.counts.get(&name).copied().unwrap_or(0);
+            if count < least {
                 println!("only {count} of: {name}");
                 ok = false;
             }
