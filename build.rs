@@ -4,13 +4,16 @@ use std::{env, fs, path::PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    // The reflection service answers from this file.
-    fs::write(out_dir.join("kubefan_descriptor.bin"), prost_bytes(&descriptors))?;
+    // The reflection service answers from this file, and knows nothing of what peers say to each other.
+    let public = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;
+    fs::write(out_dir.join("kubefan_descriptor.bin"), prost_bytes(&public))?;
+    let descriptors = protox::compile(["kubefan/v1alpha1/watch.proto", "kubefan/v1alpha1/peer.proto"], ["proto"])?;
+    let server = env::var_os("CARGO_FEATURE_SERVER").is_some();
     tonic_prost_build::configure()
-        .build_server(env::var_os("CARGO_FEATURE_SERVER").is_some())
-        .build_client(env::var_os("CARGO_FEATURE_CLIENT").is_some())
+        .build_server(server)
+        // A server is a client of its peers.
+        .build_client(server || env::var_os("CARGO_FEATURE_CLIENT").is_some())
         .build_transport(false)
         // Object bytes are shared, never copied.
         .bytes(".kubefan.v1alpha1")

@@ -42,6 +42,8 @@ pub mod encoding;
 #[cfg(feature = "server")]
 pub mod fanout;
 #[cfg(feature = "server")]
+pub mod peer;
+#[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "sim")]
 pub mod sim;

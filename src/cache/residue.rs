@@ -72,6 +72,17 @@ impl Residue {
         }
     }
 
+    /// Takes in a change that was remembered elsewhere, and follows those taken in before.
+    pub fn restore(&mut self, change: Replaced) {
+        self.bytes += change.cost_bytes();
+        self.changes.push_back(change);
+    }
+
+    /// Takes in a span of which only the ends are exact, and which follows those taken in before.
+    pub fn restore_gap(&mut self, from: ResourceVersion, to: ResourceVersion) {
+        self.gaps.push_back((from, to));
+    }
+
     /// Lets go of what is over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
         while self.bytes > bytes_max
@@ -95,6 +106,11 @@ impl Residue {
     /// Whether `version` lies at or above the floor, and not inside a gap.
     pub fn knows(&self, version: ResourceVersion) -> bool {
         version >= self.floor && !self.gaps.iter().any(|(from, to)| *from < version && version < *to)
+    }
+
+    /// The spans inside of which nothing is exact, in order.
+    pub fn gaps(&self) -> impl Iterator<Item = (ResourceVersion, ResourceVersion)> + '_ {
+        self.gaps.iter().copied()
     }
 
     /// The changes from after one version up to another, newest first.

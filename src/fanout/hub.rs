@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     cache::{
-        Expired, History, Record, Replaced, RingLimits, Store, Way,
+        Expired, History, HistoryCopy, Record, Replaced, RingLimits, Store, Way,
         writer::{Change, Commit},
     },
     model::{
@@ -247,14 +247,17 @@ impl Hub {
                 cached.advance(store, version, views, &self.view_bytes, received);
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
-            (_, cache) => {
+            (change, cache) => {
                 if let Some(before) = cache {
                     let was = before.version;
                     let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
                     closed = views.drain();
                     closed.iter().for_each(|view| view.close(&end));
                 }
-                let history = History::new(self.limits, version, self.parser.clone());
+                let history = match change {
+                    Change::Restored(history) => *history,
+                    _ => History::new(self.limits, version, self.parser.clone()),
+                };
                 *epochs += 1;
                 *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
@@ -543,6 +546,18 @@ impl Hub {
         let inner = self.inner();
         let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
         Some((cached.history.way_from(version).is_ok(), cached.version))
+    }
+
+    /// Goes on with a copy of the history of this epoch, as [`History::copy`]; `None` where it is another by now.
+    pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
+        let inner = self.inner();
+        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
+        Some(cached.history.copy(copy, entries_max))
+    }
+
+    /// How much history is kept.
+    pub fn limits(&self) -> RingLimits {
+        self.limits
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.

@@ -30,6 +30,7 @@ pub struct Metrics {
     subscriptions_finished: IntCounterVec,
     resumes: IntCounterVec,
     lags: IntCounterVec,
+    warm_starts: IntCounterVec,
     relists: IntCounterVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
@@ -145,6 +146,37 @@ impl Lag {
     }
 }
 
+/// How an attempt to take over a cache from a peer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmStart {
+    /// It was taken over.
+    Warm,
+    /// There is no other replica.
+    Alone,
+    /// No replica gave it whole.
+    Failed,
+    /// Upstream did not confirm what was given.
+    Unconfirmed,
+    /// It took too long.
+    Timeout,
+}
+
+impl WarmStart {
+    /// Every label.
+    pub const ALL: [&str; 5] = ["warm", "alone", "failed", "unconfirmed", "timeout"];
+
+    /// The label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Alone => "alone",
+            Self::Failed => "failed",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
 /// What a watch upstream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
@@ -256,6 +288,11 @@ impl Metrics {
                 "Watches that had fallen behind the events that are held, by what became of them.",
                 &with(&["result"]),
             )?,
+            warm_starts: counter(
+                "kubefan_warm_starts_total",
+                "Attempts to take over a cache from a peer, by how they ended.",
+                &with(&["result"]),
+            )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
@@ -340,6 +377,9 @@ impl Metrics {
         }
         for result in Lag::ALL {
             self.lags.with_label_values(&with(result));
+        }
+        for result in WarmStart::ALL {
+            self.warm_starts.with_label_values(&with(result));
         }
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
@@ -451,6 +491,11 @@ impl CacheMetrics {
     /// A subscription had fallen behind.
     pub fn lag(&self, result: Lag) {
         self.all.lags.with_label_values(&self.with(result.as_str())).inc();
+    }
+
+    /// An attempt to take over this cache from a peer has ended.
+    pub fn warm_start(&self, result: WarmStart) {
+        self.all.warm_starts.with_label_values(&self.with(result.as_str())).inc();
     }
 
     /// Upstream is listed again.
