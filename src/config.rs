@@ -79,6 +79,8 @@ pub struct ServeConfig {
     pub drain_timeout: time::Duration,
     /// How long events may wait for more under load.
     pub coalesce_max: time::Duration,
+    /// Beyond this age of upstream's last proof nobody reads; `None`: whatever the age.
+    pub staleness_max: Option<time::Duration>,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -123,6 +125,8 @@ pub struct UpstreamConfig {
     pub request_timeout: time::Duration,
     /// How often schema and server version are compared.
     pub schema_check_interval: time::Duration,
+    /// How often each cache is compared with upstream; `None`: never.
+    pub self_check_interval: Option<time::Duration>,
     /// Exit when the apiserver cannot be reached at the start.
     pub required: bool,
 }
@@ -174,6 +178,7 @@ impl Default for ServeConfig {
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
+            staleness_max: None,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -183,6 +188,7 @@ impl Default for ServeConfig {
                 idle_timeout: seconds(90),
                 request_timeout: seconds(60),
                 schema_check_interval: seconds(30),
+                self_check_interval: Some(seconds(5 * 60)),
                 required: false,
             },
             resources: Vec::new(),
@@ -254,6 +260,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),
         ("request_timeout", span(default.upstream.request_timeout)),
         ("schema_check_interval", span(default.upstream.schema_check_interval)),
+        ("self_check_interval", span(default.upstream.self_check_interval.unwrap_or_default())),
         ("cache_compression", "off".to_owned()),
         ("ring_events_max", default.ring.events_max.to_string()),
         ("ring_age_max", span(default.ring.age_max)),

@@ -153,7 +153,7 @@ impl Backfiller {
                 inner.running.clone()
             };
             let Some(run) = run else { return };
-            let outcome = match timeout(BACKFILL_TIMEOUT, self.read(run.from, run.needs_state)).await {
+            let outcome = match timeout(BACKFILL_TIMEOUT, self.confirmed(run.from, run.needs_state)).await {
                 Ok(outcome) => outcome.map(Arc::new),
                 Err(_) => {
                     let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", run.from);
@@ -199,6 +199,15 @@ impl Backfiller {
         });
     }
 
+    /// What upstream tells, if it is still the cluster that the cache is of.
+    async fn confirmed(&self, from: ResourceVersion, needs_state: bool) -> Result<Backfill, Refusal> {
+        let upstream = &self.shared.upstream;
+        let doubt = upstream.doubt();
+        let backfill = self.read(from, needs_state).await?;
+        upstream.confirm(doubt).await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        Ok(backfill)
+    }
+
     async fn read(&self, from: ResourceVersion, needs_state: bool) -> Result<Backfill, Refusal> {
         let Served { gvr, scope, parser, hub, .. } = &self.served;
         let Some(Ahead { epoch, store, .. }) = hub.ahead() else {
@@ -207,6 +216,7 @@ impl Backfiller {
         let target = Target {
             gvr: gvr.clone(),
             kind: hub.resource().kind.clone(),
+            namespaced: self.served.namespaced,
             scope: scope.clone(),
             field_selector: self.shared.upstream_field_selector.clone(),
         };
@@ -223,7 +233,7 @@ impl Backfiller {
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),
                 Update::Bookmark(version) => Some(*version),
-                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) => None,
+                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) | Update::WentBack { .. } => None,
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
@@ -281,7 +291,7 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
         let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         return Ok(match commit.map(|commit| commit.change) {
             Some(Change::Record(record)) => Some(record),
-            Some(Change::Start | Change::Restored(_) | Change::Version) | None => None,
+            Some(Change::Start { .. } | Change::Restored(_) | Change::Version) | None => None,
         });
     }
     let Update::Event(kind, object) = update else { return Ok(None) };

@@ -5,6 +5,7 @@ mod catalog;
 pub mod informer;
 pub mod on_demand;
 pub mod registry;
+mod self_check;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -189,6 +190,8 @@ fn registry(
             residue_bytes_max: config.ring.residue_bytes_max.map(limit),
         },
         coalesce_max: config.coalesce_max,
+        staleness_max: config.staleness_max,
+        self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {

@@ -10,7 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -23,7 +23,7 @@ use super::{
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
-    cache::RingLimits,
+    cache::{RingLimits, writer::SELF_CHECK},
     fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
@@ -48,6 +48,10 @@ pub struct RegistryOptions {
     pub coalesce_max: Duration,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
+    /// How old the proof of a state may be that is read; `None`: as old as it gets.
+    pub staleness_max: Option<Duration>,
+    /// How often each cache is compared with upstream; `None`: never.
+    pub self_check_interval: Option<Duration>,
 }
 
 /// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
@@ -64,6 +68,8 @@ pub(super) struct Cache {
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
+    /// Told when a self-check has found a difference.
+    pub(super) suspect: Notify,
 }
 
 /// A resource that was found, and the fields it can be selected by.
@@ -135,6 +141,9 @@ impl Registry {
         }
         if let Some(on_demand) = self.options.on_demand {
             tasks.spawn(self.clone().drop_idle(on_demand.on_demand_idle_timeout));
+        }
+        if let Some(interval) = self.options.self_check_interval {
+            tasks.spawn(self.clone().check_all(interval));
         }
         tokio::select! {
             () = self.stop.cancelled() => {}
@@ -280,9 +289,10 @@ impl Registry {
             parser,
             scope: scope.clone(),
         };
+        served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
-        let stop = self.stop.child_token();
-        let cache = Arc::new(Cache { name: name.to_owned(), served, backfiller, on_demand, stop });
+        let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
+        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -318,9 +328,20 @@ impl Registry {
                     return ended(Phase::Syncing, message, false);
                 }
                 stopped = informer.run() => stopped,
+                () = cache.suspect.notified() => {
+                    hub.wake();
+                    informer.relist(SELF_CHECK);
+                    continue;
+                }
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     known = Some(now);
                     hub.wake();
+                    let upstream = &self.shared.upstream;
+                    if upstream.confirm(upstream.doubt()).await.is_err() {
+                        // Another cluster's schema, or nobody's: the list tells when it can be had.
+                        informer.relist("schema_changed");
+                        continue;
+                    }
                     if self.is_same(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
                         informer.relist("schema_changed");
@@ -375,14 +396,20 @@ impl Registry {
     pub fn readiness(&self) -> Readiness {
         let mut lines = Vec::new();
         for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
-            let HubStatus { phase, message, .. } = cache.served.hub.status();
+            let HubStatus { phase, message, age, .. } = cache.served.hub.status();
+            let proven = age.map(|age| format!("; proven {}s ago", age.as_secs())).unwrap_or_default();
             // An outage after the first sync does not take a replica out: it serves, and the others are no better off.
-            lines.push((phase.serves(), line(&title(&cache.name, &cache.served.scope), phase, &message)));
+            let refused = self.options.staleness_max.is_some_and(|max| age.is_some_and(|age| age > max));
+            lines.push((
+                phase.serves() && !refused,
+                line(&title(&cache.name, &cache.served.scope), phase, &message) + &proven,
+            ));
         }
         for missing in self.missing.iter() {
             // A resource that does not exist is answered with NOT_FOUND, which is an answer.
             lines.push((missing.phase == Phase::NotFound, line(missing.key(), missing.phase, &missing.message)));
         }
+        lines.extend(self.shared.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
         lines.sort_by(|(_, a), (_, b)| a.cmp(b));
         (lines.iter().all(|(ok, _)| *ok), lines)
     }

@@ -96,6 +96,8 @@ pub struct HubStatus {
     pub subscribers: usize,
     /// When there was last a subscriber or a reader.
     pub used_at: Instant,
+    /// How long ago upstream proved the version ([`Hub::proved`]).
+    pub age: Option<Duration>,
 }
 
 /// State, history and views of one resource and scope.
@@ -122,6 +124,10 @@ struct Inner {
     scheduled: bool,
     subscribers: usize,
     used_at: Instant,
+    /// As of when upstream has proved the version.
+    proven_at: Option<Instant>,
+    /// Beyond this age of the proof nobody reads; `None`: whatever the age.
+    staleness_max: Option<Duration>,
     /// When the views last let go of what has served its time.
     tidied_at: Instant,
 }
@@ -132,6 +138,12 @@ struct Cached {
     store: Store,
     history: History,
     version: ResourceVersion,
+}
+
+impl Inner {
+    fn age(&self) -> Option<Duration> {
+        self.proven_at.map(|at| at.elapsed())
+    }
 }
 
 /// Where a cache stands, for a backfill that is to lead up to it.
@@ -194,6 +206,8 @@ impl Hub {
             scheduled: false,
             subscribers: 0,
             used_at: Instant::now(),
+            proven_at: None,
+            staleness_max: None,
             tidied_at: Instant::now(),
         };
         Arc::new(Self {
@@ -248,16 +262,17 @@ impl Hub {
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (change, cache) => {
-                if let Some(before) = cache {
-                    let was = before.version;
-                    let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
+                let fresh = || History::new(self.limits, version, self.parser.clone());
+                let (history, because) = match change {
+                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
+                    Change::Start { because } => (fresh(), because),
+                    Change::Record(_) | Change::Version => (fresh(), String::new()),
+                };
+                if cache.is_some() {
                     closed = views.drain();
+                    let end = StreamEnd::Rewritten(because);
                     closed.iter().for_each(|view| view.close(&end));
                 }
-                let history = match change {
-                    Change::Restored(history) => *history,
-                    _ => History::new(self.limits, version, self.parser.clone()),
-                };
                 *epochs += 1;
                 *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
@@ -330,6 +345,19 @@ impl Hub {
         }
     }
 
+    /// From here on nobody reads what upstream has not proved for longer than `staleness_max`. Streams that are open go on.
+    pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
+        self.inner().staleness_max = staleness_max;
+    }
+
+    /// Upstream's word, as of `at`, that the version reached is not behind: an event, a bookmark (one that repeats the version too), a
+    /// complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch alone
+    /// is none: from a version that its apiserver has not reached it would be just as silent.
+    pub fn proved(&self, at: Instant) {
+        let mut inner = self.inner();
+        inner.proven_at = inner.proven_at.max(Some(at));
+    }
+
     /// Called inside the critical section, so that phase and state agree.
     fn enter(&self, phase: Phase) {
         self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
@@ -345,6 +373,7 @@ impl Hub {
         let mut inner = self.inner();
         inner.message = end.to_string();
         inner.cache = None;
+        inner.proven_at = None;
         inner.synced_since = None;
         let views = inner.views.drain();
         views.iter().for_each(|view| view.close(&end));
@@ -382,6 +411,11 @@ impl Hub {
         inner.used_at = Instant::now();
         let cached = self.serving(&inner)?;
         Ok((cached.store.clone(), cached.version))
+    }
+
+    /// The state, for who looks after the cache and is no reader of it; `None` before the first list.
+    pub fn state(&self) -> Option<(Store, ResourceVersion)> {
+        self.inner().cache.as_ref().map(|cached| (cached.store.clone(), cached.version))
     }
 
     /// Registers a subscription; state and position are taken in one critical section.
@@ -584,6 +618,7 @@ impl Hub {
             synced_since: inner.synced_since,
             subscribers: inner.subscribers,
             used_at: inner.used_at,
+            age: inner.age(),
         }
     }
 
@@ -619,6 +654,7 @@ impl Hub {
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
+            gauges.staleness = inner.age().unwrap_or_default();
         }
         drop(inner);
         self.metrics.set(gauges);
@@ -626,7 +662,13 @@ impl Hub {
 
     fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
         match (*self.phase.borrow(), &inner.cache) {
-            (_, Some(cached)) => Ok(cached),
+            (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
+                (Some(age), Some(staleness_max)) if age > staleness_max => {
+                    let message = inner.message.clone();
+                    Err(Refusal::Stale { resource: self.name(), age, staleness_max, message })
+                }
+                _ => Ok(cached),
+            },
             (Phase::NotFound, None) => Err(Refusal::NotFound(inner.message.clone())),
             (Phase::Forbidden, None) => Err(Refusal::Forbidden(inner.message.clone())),
             (_, None) => Err(self.not_synced(&inner.message)),
@@ -634,8 +676,11 @@ impl Hub {
     }
 
     fn not_synced(&self, message: &str) -> Refusal {
+        Refusal::NotSynced { resource: self.name(), message: message.to_owned() }
+    }
+
+    fn name(&self) -> String {
         let ResolvedResource { group, version, resource, .. } = &self.resource;
-        let name = GroupVersionResource::new(group, version, resource);
-        Refusal::NotSynced { resource: name.to_string(), message: message.to_owned() }
+        GroupVersionResource::new(group, version, resource).to_string()
     }
 }

@@ -24,6 +24,7 @@ pub fn refused(refusal: &Refusal) -> Status {
     let message = shortened(refusal.to_string());
     match refusal {
         Refusal::NotSynced { .. } => retriable(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::Stale { .. } => retriable(Code::Unavailable, "STALE", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
         Refusal::Expired(expired) => too_old(expired),

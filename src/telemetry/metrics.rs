@@ -32,6 +32,7 @@ pub struct Metrics {
     lags: IntCounterVec,
     warm_starts: IntCounterVec,
     relists: IntCounterVec,
+    self_checks: IntCounterVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
@@ -45,6 +46,7 @@ pub struct Metrics {
     object_bytes: IntGaugeVec,
     object_memory: IntGaugeVec,
     version: GaugeVec,
+    staleness: GaugeVec,
     synced: IntGaugeVec,
     upstream_watches: IntGaugeVec,
     upstream_watches_started: IntCounterVec,
@@ -177,6 +179,33 @@ impl WarmStart {
     }
 }
 
+/// What a self-check has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SelfCheck {
+    /// The cache is what upstream has.
+    Equal,
+    /// It is not.
+    Different,
+    /// Upstream no longer holds the version of the cache.
+    Expired,
+    /// Upstream could not be read.
+    Failed,
+}
+
+impl SelfCheck {
+    /// Every label.
+    pub const ALL: [&str; 4] = ["equal", "different", "expired", "failed"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Different => "different",
+            Self::Expired => "expired",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a watch upstream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
@@ -294,6 +323,11 @@ impl Metrics {
                 &with(&["result"]),
             )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
+            self_checks: counter(
+                "kubefan_self_checks_total",
+                "Comparisons of the cache with upstream, by result.",
+                &with(&["result"]),
+            )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
                 "Times the upstream watch ended and was started again from its last version, by reason.",
@@ -324,6 +358,11 @@ impl Metrics {
             version: gauge(
                 "kubefan_resource_version",
                 "The resource version of the cache. Compare between replicas, not between resources.",
+                &CACHE,
+            )?,
+            staleness: gauge(
+                "kubefan_staleness_seconds",
+                "Time since upstream last proved the version of the cache.",
                 &CACHE,
             )?,
             synced: int_gauge("kubefan_synced", "1 if the resource is served.", &CACHE)?,
@@ -381,6 +420,9 @@ impl Metrics {
         for result in WarmStart::ALL {
             self.warm_starts.with_label_values(&with(result));
         }
+        for result in SelfCheck::ALL {
+            self.self_checks.with_label_values(&with(result));
+        }
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
         CacheMetrics {
@@ -393,6 +435,7 @@ impl Metrics {
             latency: self.latency.with_label_values(&base),
             ring_age: self.ring_age.with_label_values(&base),
             version: self.version.with_label_values(&base),
+            staleness: self.staleness.with_label_values(&base),
             all: self.clone(),
             labels,
         }
@@ -410,6 +453,7 @@ pub struct CacheMetrics {
     latency: Histogram,
     ring_age: Gauge,
     version: Gauge,
+    staleness: Gauge,
     all: Arc<Metrics>,
     labels: [String; 3],
 }
@@ -439,6 +483,8 @@ pub struct CacheGauges {
     pub object_memory_bytes: usize,
     /// The version; 0 before the first list.
     pub version: u64,
+    /// How long ago upstream proved it; 0 before the first list.
+    pub staleness: Duration,
     /// Whether it is served.
     pub synced: bool,
 }
@@ -503,6 +549,11 @@ impl CacheMetrics {
         self.all.relists.with_label_values(&self.with(reason)).inc();
     }
 
+    /// The cache was compared with upstream.
+    pub fn self_check(&self, result: SelfCheck) {
+        self.all.self_checks.with_label_values(&self.with(result.as_str())).inc();
+    }
+
     /// The upstream watch is started again.
     pub fn watch_restart(&self, reason: &str) {
         self.all.watch_restarts.with_label_values(&self.with(reason)).inc();
@@ -535,6 +586,7 @@ impl CacheMetrics {
         set(&self.all.synced, usize::from(gauges.synced));
         self.ring_age.set(gauges.ring_age.as_secs_f64());
         self.version.set(gauges.version as f64);
+        self.staleness.set(gauges.staleness.as_secs_f64());
     }
 }
 

@@ -185,9 +185,11 @@ impl SimApiserver {
             let server = auto::Builder::new(TokioExecutor::new());
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
+                biased;
+                // What is dropped sends nothing more.
+                () = dropped.cancelled() => {}
                 // However it ends, it ends alone.
                 _ = connection => {}
-                () = dropped.cancelled() => {}
             }
         }
     }
@@ -273,6 +275,14 @@ impl SimApiserver {
     pub fn restart(&self) {
         self.compact();
         self.drop_connections();
+    }
+
+    /// What restoring etcd from a backup and restarting the apiserver does: the state of an older version, at that version; what is
+    /// written next takes the versions that were given before a second time. `false` where the version is no longer held.
+    pub fn rewind(&self, version: u64) -> bool {
+        let rewound = self.inner.store.rewind(version);
+        self.drop_connections();
+        rewound
     }
 
     /// What was done so far.

@@ -223,6 +223,25 @@ impl Store {
         cell.schema.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Restores the state of an older version, as from a backup: the revision goes back, what came after is as if it had never been, and
+    /// no history before it is left. `false`, and nothing is changed, where that version is no longer held.
+    pub(super) fn rewind(&self, version: u64) -> bool {
+        let mut shared = lock(&self.shared);
+        let states: Option<Vec<_>> =
+            shared.cells.values().map(|cell| cell.at(version).map(|objects| (cell.clone(), objects))).collect();
+        let Some(states) = states.filter(|_| version <= shared.revision) else { return false };
+        for (cell, objects) in states {
+            let mut state = lock(&cell.state);
+            state.objects = objects;
+            state.window.clear();
+            (state.listed, state.lost, state.progress) = (version, 0, version);
+            cell.changed.send_replace(version);
+        }
+        shared.revision = version;
+        self.revision.send_replace(version);
+        true
+    }
+
     /// Forgets all history: what was before can be neither watched from nor read.
     pub(super) fn compact(&self) {
         let shared = lock(&self.shared);

@@ -76,6 +76,8 @@ impl Setup {
                 },
                 coalesce_max: Duration::ZERO,
                 on_demand: None,
+                staleness_max: None,
+                self_check_interval: None,
             },
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
@@ -183,10 +185,25 @@ impl Rig {
         assert!(tokio::time::timeout(limit, ready).await.is_ok(), "not ready: {}", self.readyz());
     }
 
-    /// The lines of /readyz.
+    /// The lines of /readyz about resources.
     pub(crate) fn readyz(&self) -> String {
         let (_, lines) = self.registry.readiness();
-        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n")
+        let lines = lines.into_iter().map(|(_, line)| line).filter(|line| !line.starts_with("identity "));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Which cluster /readyz says this is; empty as long as nobody knows.
+    pub(crate) fn identity(&self) -> String {
+        let (_, lines) = self.registry.readiness();
+        let identity = lines.iter().find_map(|(_, line)| line.strip_prefix("identity "));
+        identity.unwrap_or_default().to_owned()
+    }
+
+    /// The same without the age of their proof.
+    pub(crate) fn readyz_states(&self) -> String {
+        let text = self.readyz();
+        let states = text.lines().filter_map(|line| line.split_once("; proven ")).map(|(state, _)| state);
+        states.collect::<Vec<_>>().join("\n")
     }
 
     /// Waits until a line of /readyz has this text.
