@@ -2,10 +2,12 @@
 
 mod backfill;
 mod catalog;
+mod peers;
 pub mod informer;
 pub mod on_demand;
 pub mod registry;
 mod self_check;
+mod warm_start;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -24,6 +26,7 @@ use self::{
 use crate::{
     cache::RingLimits,
     config::{CacheCompression, ServeConfig, WatchListMode},
+    peer::{PeerError, Peers},
     proto::DESCRIPTORS,
     server::{
         Server, ServerOptions,
@@ -66,6 +69,9 @@ pub enum AppError {
         /// How.
         message: String,
     },
+    /// Certificate, key or CA of the peers cannot be used.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     /// Metrics could not be registered: two kubefans share a registry.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -78,6 +84,7 @@ pub struct App {
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
+    peer: Option<Listener>,
     tls: Option<TlsAcceptor>,
 }
 
@@ -87,6 +94,9 @@ pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send)
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC on {data}");
     eprintln!("kubefan: serving admin on {admin}");
+    if let Some(peers) = app.bound_for_peers()? {
+        eprintln!("kubefan: serving peers on {peers}");
+    }
     app.serve(shutdown).await
 }
 
@@ -113,7 +123,14 @@ impl App {
         }
         let data = Listener::bind(&config.listen, "--listen").await?;
         let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
-        Ok(Self { config, upstream, metrics, data, admin, tls })
+        let peer = match &config.peer.listen {
+            Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
+            None => None,
+        };
+        if let Some(tls) = peers::tls(&config) {
+            tls.check()?;
+        }
+        Ok(Self { config, upstream, metrics, data, admin, peer, tls })
     }
 
     /// What `/metrics` will serve.
@@ -127,16 +144,26 @@ impl App {
         Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
     }
 
+    /// Where the port for other replicas is, if there is one.
+    pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
+        let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
+        self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
+    }
+
     /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
-        let Self { config, upstream, metrics, data, admin, tls } = self;
+        let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
+        let Self { config, upstream, metrics, data, admin, peer, tls } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Whatever way this function is left, everything that it started ends.
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let registry = registry(&config, &upstream, &metrics, &stop);
+        let registry = registry(&config, &upstream, peers::whom(&config, own_port), &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
+        if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
+            tokio::spawn(peers::serve(listener, tls, registry.clone(), stop.clone()));
+        }
         info!(apiserver = upstream.server(), "started");
 
         let ended = tokio::select! {
@@ -163,6 +190,7 @@ impl App {
 fn registry(
     config: &ServeConfig,
     upstream: &Upstream,
+    peers: Option<Peers>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Arc<Registry> {
@@ -179,6 +207,7 @@ fn registry(
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
+        peers,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),

@@ -150,6 +150,7 @@ impl Decoder {
             return Err(PeerError::broken("a second header"));
         }
         self.wanted.agrees_with(&CacheIdentity::of_header(header))?;
+        self.digest.update(&header.encode_to_vec());
         let header = Header {
             version: version(&header.resource_version)?,
             ring_floor: version(&header.ring_floor)?,

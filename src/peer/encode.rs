@@ -39,6 +39,7 @@ pub struct Sent {
 /// The parts of a transfer.
 pub struct Encoder {
     header: Option<TransferHeader>,
+    chunk_bytes: usize,
     entries: Box<dyn Iterator<Item = TransferEntry> + Send>,
     sent: Sent,
     digest: crc32fast::Hasher,
@@ -78,7 +79,14 @@ impl Encoder {
         });
         let entries = objects.chain(inexact.into_iter().map(span)).chain(changes.into_iter().map(change)).chain(records);
         let entries = Box::new(entries.map(|entry| TransferEntry { entry: Some(entry) }));
-        Self { header: Some(header), entries, sent: Sent::default(), digest: crc32fast::Hasher::new(), ended: false }
+        let (sent, digest, chunk_bytes) = (Sent::default(), crc32fast::Hasher::new(), CHUNK_BYTES);
+        Self { header: Some(header), chunk_bytes, entries, sent, digest, ended: false }
+    }
+
+    /// The same in smaller chunks.
+    #[cfg(test)]
+    pub(super) fn in_chunks_of(self, chunk_bytes: usize) -> Self {
+        Self { chunk_bytes, ..self }
     }
 
     /// What was sent so far.
@@ -89,7 +97,7 @@ impl Encoder {
     /// The next chunk, or the trailer.
     fn part(&mut self) -> Result<Part, FrameError> {
         let (mut batch, mut bytes) = (TransferBatch::default(), 0);
-        while bytes < CHUNK_BYTES
+        while bytes < self.chunk_bytes
             && let Some(entry) = self.entries.next()
         {
             self.sent.count(&entry);
@@ -116,7 +124,10 @@ impl Iterator for Encoder {
             return None;
         }
         let part = match self.header.take() {
-            Some(header) => Ok(Part::Header(header)),
+            Some(header) => {
+                self.digest.update(&header.encode_to_vec());
+                Ok(Part::Header(header))
+            }
             None => self.part(),
         };
         // After a failure there is no trailer, so that nobody takes it for the whole.

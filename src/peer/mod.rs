@@ -12,6 +12,9 @@ pub mod receiver;
 pub mod sender;
 pub mod tls;
 
+#[cfg(test)]
+mod tests;
+
 use crate::{
     encoding::FrameError,
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectError},

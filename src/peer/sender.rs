@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{Stream, future::BoxFuture};
+use futures::Stream;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::yield_now,
@@ -54,7 +54,7 @@ pub trait Source: Send + Sync + 'static {
     fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer>;
 
     /// The identity of the cluster that everything here is of; `None` where it is not known.
-    fn cluster(&self) -> BoxFuture<'_, Option<String>>;
+    fn cluster(&self) -> Option<String>;
 }
 
 type CacheId = (GroupVersionResource, Scope);
@@ -124,8 +124,7 @@ impl<S: Source> PeerService for Sender<S> {
             let offer = self.source.offer(gvr, scope);
             offer.ok_or_else(|| Status::not_found(format!("{gvr} in {:?} is not cached here", scope.namespace())))
         };
-        let cluster = self.source.cluster().await;
-        let cluster = cluster.ok_or_else(|| Status::failed_precondition("which cluster this is of is not known here"))?;
+        let cluster = self.source.cluster().ok_or_else(|| Status::failed_precondition("which cluster this is of is not known here"))?;
         self.identity_of(&wanted, cluster.clone(), &find()?)?;
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));

@@ -23,6 +23,7 @@ mod history;
 mod memory;
 mod metrics;
 mod on_demand;
+mod peers;
 mod relists;
 mod resume;
 mod scopes;
@@ -56,6 +57,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        peers::TESTS,
         relists::TESTS,
         resume::TESTS,
         scopes::TESTS,

@@ -14,6 +14,7 @@ use kubefan::{
     cache::RingLimits,
     config::ServeConfig,
     model::GroupVersionResource,
+    peer::Peers,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
         watch_service_client::WatchServiceClient,
@@ -52,6 +53,7 @@ pub(crate) struct Setup {
     pub(crate) schema_check_interval: Duration,
     pub(crate) upstream_field_selector: String,
     pub(crate) cache_compression: bool,
+    pub(crate) peers: Option<Peers>,
 }
 
 impl Setup {
@@ -83,6 +85,7 @@ impl Setup {
             schema_check_interval: Duration::from_secs(24 * 3600),
             upstream_field_selector: String::new(),
             cache_compression: false,
+            peers: None,
         }
     }
 
@@ -154,6 +157,7 @@ impl Rig {
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
+            peers: setup.peers,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
