@@ -19,8 +19,8 @@ use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
     model::GroupVersionResource,
-    telemetry::metrics::WatchPurpose,
     peer::{Peers, Restored},
+    telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, Upstream, UpstreamError,
         backoff::{Backoff, BackoffOptions},
@@ -91,12 +91,7 @@ const UNTOLD_MAX: usize = 64;
 
 impl Informer {
     /// An informer that has not begun; with an allowance it stops when it holds more.
-    pub(super) fn new(
-        shared: Shared,
-        served: Served,
-        schema: Arc<HeldSchema>,
-        allowance: Option<Allowance>,
-    ) -> Self {
+    pub(super) fn new(shared: Shared, served: Served, schema: Arc<HeldSchema>, allowance: Option<Allowance>) -> Self {
         let target = Target {
             gvr: served.gvr.clone(),
             kind: served.hub.resource().kind.clone(),

@@ -2,9 +2,9 @@
 
 mod backfill;
 mod catalog;
-mod peers;
 pub mod informer;
 pub mod on_demand;
+mod peers;
 pub mod registry;
 mod self_check;
 mod warm_start;

@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PeerConfig, PeersName, RingConfig,
-    ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PeerConfig, PeersName,
+    RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::settings::UpstreamSettings;
 
@@ -238,10 +238,7 @@ pub struct ServeOptions {
     )]
     pub peer_listen: Option<ListenAddress>,
     /// Begin with what another replica holds, history included: a name whose addresses are the replicas. Checked against the apiserver; else, and without it, every start lists.
-    #[cfg_attr(
-        feature = "cli",
-        arg(long, env = "KUBEFAN_PEERS", help_heading = "Peers", value_name = "NAME:PORT")
-    )]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEERS", help_heading = "Peers", value_name = "NAME:PORT"))]
     pub peers: Option<PeersName>,
     /// Begin by listing, whatever --peers says.
     #[cfg_attr(
@@ -256,16 +253,10 @@ pub struct ServeOptions {
     )]
     pub peer_cert_file: Option<PathBuf>,
     /// That certificate's private key (PEM).
-    #[cfg_attr(
-        feature = "cli",
-        arg(long, env = "KUBEFAN_PEER_KEY_FILE", help_heading = "Peers", value_name = "FILE")
-    )]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEER_KEY_FILE", help_heading = "Peers", value_name = "FILE"))]
     pub peer_key_file: Option<PathBuf>,
     /// The CA of the replicas' certificates (PEM). Whoever has one of its certificates can read everything cached.
-    #[cfg_attr(
-        feature = "cli",
-        arg(long, env = "KUBEFAN_PEER_CA_FILE", help_heading = "Peers", value_name = "FILE")
-    )]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEER_CA_FILE", help_heading = "Peers", value_name = "FILE"))]
     pub peer_ca_file: Option<PathBuf>,
     /// How long a start with what another replica holds may take, its check included; then it lists.
     #[cfg_attr(

@@ -83,7 +83,9 @@ impl ServeOptions {
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
         let needed = match (&self.peer_listen, &self.peers) {
             (Some(ListenAddress::Unix(_)), _) => {
-                return contradiction("--peer-listen is for other machines; give it an IP address and a port".to_owned());
+                return contradiction(
+                    "--peer-listen is for other machines; give it an IP address and a port".to_owned(),
+                );
             }
             (Some(_), _) => Some("--peer-listen"),
             (None, Some(_)) => Some("--peers"),

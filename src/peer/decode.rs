@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use super::{CHUNK_BYTES_MAX, CacheIdentity, PeerError, encode::Sent};
 use crate::{
     cache::{
-        CacheWriter, Commit, Gap, History, Record, Replaced, RingLimits, Store, Update, UpdateError,
-        writer::Change,
+        CacheWriter, Commit, Gap, History, Record, Replaced, RingLimits, Store, Update, UpdateError, writer::Change,
     },
     encoding::chunk,
     model::{

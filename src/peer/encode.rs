@@ -77,7 +77,8 @@ impl Encoder {
         let records = records.into_iter().flat_map(move |(record, at)| {
             events.entries(&record, u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX))
         });
-        let entries = objects.chain(inexact.into_iter().map(span)).chain(changes.into_iter().map(change)).chain(records);
+        let entries =
+            objects.chain(inexact.into_iter().map(span)).chain(changes.into_iter().map(change)).chain(records);
         let entries = Box::new(entries.map(|entry| TransferEntry { entry: Some(entry) }));
         let (sent, digest, chunk_bytes) = (Sent::default(), crc32fast::Hasher::new(), CHUNK_BYTES);
         Self { header: Some(header), chunk_bytes, entries, sent, digest, ended: false }

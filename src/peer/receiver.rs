@@ -3,12 +3,7 @@
 //! A new replica must not wait long for an old one that hangs: every peer has a time to answer in, and the caller has one for all of them.
 //! Peers are tried in random order, so that replicas that start together do not all ask the same one.
 
-use std::{
-    fmt, io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioIo;
@@ -151,7 +146,8 @@ impl Peers {
     ) -> Result<Restored, PeerError> {
         let stalled = |limit: Duration| PeerError::CutOff(format!("nothing came for {limit:?}"));
         let connecting = timeout(CONNECT_TIMEOUT, self.dial.connect(address));
-        let channel = connecting.await.map_err(|_| PeerError::Connect(format!("none within {CONNECT_TIMEOUT:?}")))??;
+        let channel =
+            connecting.await.map_err(|_| PeerError::Connect(format!("none within {CONNECT_TIMEOUT:?}")))??;
         // Compressed by the sender where it helps; the longest chunk may have become a little longer by it.
         let mut client = PeerServiceClient::new(channel).max_decoding_message_size(CHUNK_BYTES_MAX + (1 << 20));
         // It may have to wait for others that are being served. Half of the time is left for another peer.

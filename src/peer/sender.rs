@@ -76,7 +76,8 @@ impl<S: Source> Sender<S> {
     }
 
     fn identity_of(&self, wanted: &CacheIdentity, cluster: String, offer: &Offer) -> Result<CacheIdentity, Status> {
-        let schema = offer.schema.clone().ok_or_else(|| Status::unavailable("it is being listed with another schema"))?;
+        let schema =
+            offer.schema.clone().ok_or_else(|| Status::unavailable("it is being listed with another schema"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();
         let (gvr, scope) = (wanted.gvr.clone(), wanted.scope.clone());
         let ours = CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema };
@@ -124,7 +125,10 @@ impl<S: Source> PeerService for Sender<S> {
             let offer = self.source.offer(gvr, scope);
             offer.ok_or_else(|| Status::not_found(format!("{gvr} in {:?} is not cached here", scope.namespace())))
         };
-        let cluster = self.source.cluster().ok_or_else(|| Status::failed_precondition("which cluster this is of is not known here"))?;
+        let cluster = self
+            .source
+            .cluster()
+            .ok_or_else(|| Status::failed_precondition("which cluster this is of is not known here"))?;
         self.identity_of(&wanted, cluster.clone(), &find()?)?;
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));

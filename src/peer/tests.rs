@@ -15,10 +15,18 @@ use crate::{
 /// What happens to one of a few objects.
 #[derive(Debug, Clone)]
 enum Step {
-    Put { name: u8, label: u8, filler: u8 },
-    Delete { name: u8 },
+    Put {
+        name: u8,
+        label: u8,
+        filler: u8,
+    },
+    Delete {
+        name: u8,
+    },
     /// Upstream is listed again, and this many of the objects have gone or changed.
-    Relist { keep: Vec<(u8, u8)> },
+    Relist {
+        keep: Vec<(u8, u8)>,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -146,7 +154,12 @@ fn told(store: &Store, history: &History) -> String {
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
     let residue = history.residue();
     for change in residue.between(residue.floor(), Bound::Unbounded) {
-        lines.push(format!("{} {} {:?}", change.version, change.key, change.before.as_ref().map(|before| before.bytes())));
+        lines.push(format!(
+            "{} {} {:?}",
+            change.version,
+            change.key,
+            change.before.as_ref().map(|before| before.bytes())
+        ));
     }
     lines.push(format!("{:?}", residue.gaps().collect::<Vec<_>>()));
     for record in history.ring().since(history.ring().floor()).unwrap() {
@@ -265,7 +278,8 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_forgets_meanwhile() {
     for _ in 0..25 {
         number += 1;
         let object = Arc::new(parser().parse(json(1, 1, 1, number).as_bytes()).unwrap());
-        let event = crate::model::event::WatchEvent::new(EventType::Modified, version(number), object.clone(), Some(object));
+        let event =
+            crate::model::event::WatchEvent::new(EventType::Modified, version(number), object.clone(), Some(object));
         cache.history.push(Record::Event(Arc::new(event)), now);
         cache.history.evict(now, 0, 0);
     }

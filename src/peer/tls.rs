@@ -77,7 +77,8 @@ impl PeerTls {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
         let verifier = verifier.map_err(|error| self.unusable(&self.ca_file, error))?;
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = builder.and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
+        let config =
+            builder.and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
         let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
@@ -87,7 +88,8 @@ impl PeerTls {
         let Read { chain, key, roots } = self.read()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = builder.and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
+        let config =
+            builder.and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
         let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)

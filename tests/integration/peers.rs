@@ -74,9 +74,10 @@ impl Dial for Memory {
                     serve(registry, outer);
                     tokio::spawn(async move {
                         let (from, mut to) = tokio::io::split(inner);
+                        let mut from = from.take(bytes);
                         let (mut up, mut down) = tokio::io::split(theirs);
                         tokio::select! {
-                            _ = tokio::io::copy(&mut from.take(bytes), &mut down) => {}
+                            _ = tokio::io::copy(&mut from, &mut down) => {}
                             _ = tokio::io::copy(&mut up, &mut to) => {}
                         }
                         let _ = down.shutdown().await;
@@ -205,11 +206,12 @@ async fn a_warm_replica_serves_every_resume_as_the_first_did() {
 
 /// A kubefan that has lost what was written while it was away, and believes to be up to date.
 async fn deceived(sim: &SimApiserver) -> Rig {
+    sim.create(&pods(), pod("ghost", "on")).unwrap();
     let rig = Rig::synced(sim.clone(), short()).await;
     let mut watch = rig.watch_all("pods").await;
     rig.network.refuse(true);
     rig.cut().await;
-    sim.delete(&pods(), "default", "pod-1").unwrap();
+    sim.delete(&pods(), "default", "ghost").unwrap();
     sim.create(&pods(), pod("lost", "on")).unwrap();
     let version = sim.revision().to_string();
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version } } });
@@ -242,6 +244,9 @@ async fn a_peer_of_another_cluster_is_refused() {
 
 async fn slow_dying_and_absent_peers_are_passed_by() {
     let sim = short().sim();
+    for number in 0..400 {
+        sim.create(&pods(), pod(&format!("many-{number}"), "on")).unwrap();
+    }
     churn(&sim, 0, 40);
     let first = Rig::synced(sim.clone(), short()).await;
     let good = || Peer::Good(first.registry.clone());
