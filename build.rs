@@ -4,6 +4,12 @@ use std::{env, fs, path::PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
+    // What tests plant to see that it is found: src/planted.rs.
+    println!("cargo:rustc-check-cfg=cfg(planted_bugs)");
+    println!("cargo:rerun-if-env-changed=KUBEFAN_PLANTED_BUGS");
+    if env::var_os("KUBEFAN_PLANTED_BUGS").is_some_and(|set| !set.is_empty()) {
+        println!("cargo:rustc-cfg=planted_bugs");
+    }
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
     // The reflection service answers from this file, and knows nothing of what peers say to each other.
     let public = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;

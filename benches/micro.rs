@@ -109,7 +109,7 @@ mod ring {
         let ((mut ring, mut cache), now) = (full(), Instant::now());
         bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
             ring.push(Record::Event(event), now);
-            ring.evict(now, 0, 0)
+            ring.evict(now, 0, 0, 1.0)
         });
     }
 

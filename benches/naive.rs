@@ -75,6 +75,9 @@ enum Command {
         /// Taken and not used
         #[arg(long)]
         admin_listen: Option<String>,
+        /// The same
+        #[arg(long)]
+        ring_events_max: Option<usize>,
         /// pods, and nothing else
         #[arg(long, value_parser = ["pods"])]
         resource: String,

@@ -77,6 +77,12 @@ pub struct ServeConfig {
     pub keepalive_timeout: time::Duration,
     /// A snapshot that makes no progress for so long ends.
     pub snapshot_stall_timeout: time::Duration,
+    /// Snapshots, lists and catch-ups that are sent at a time.
+    pub snapshots_max: usize,
+    /// How long others wait for their turn.
+    pub snapshot_queue_timeout: time::Duration,
+    /// What the process may take in memory, in bytes; `None`: four fifths of the limit of its cgroup, if that has one.
+    pub memory_bytes_max: Option<u64>,
     /// Streams have so long to end when the process is to stop.
     pub drain_timeout: time::Duration,
     /// How long events may wait for more under load.
@@ -173,6 +179,9 @@ impl Default for ServeConfig {
             tls: None,
             connections_max: 50_000,
             subscribers_max: 50_000,
+            snapshots_max: 256,
+            snapshot_queue_timeout: seconds(10),
+            memory_bytes_max: None,
             max_concurrent_streams: 1000,
             // Requests are a target and a version: anything long is a mistake or an attack.
             message_bytes_max: 64 << 10,
@@ -260,6 +269,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("admin_listen", default.admin_listen.to_string()),
         ("connections_max", default.connections_max.to_string()),
         ("subscribers_max", default.subscribers_max.to_string()),
+        ("snapshots_max", default.snapshots_max.to_string()),
+        ("snapshot_queue_timeout", span(default.snapshot_queue_timeout)),
         ("max_concurrent_streams", default.max_concurrent_streams.to_string()),
         ("max_message_size", ByteSize(default.message_bytes_max as u64).to_string()),
         ("keepalive_interval", span(default.keepalive_interval)),

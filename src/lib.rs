@@ -23,6 +23,8 @@
 //! `docs/ARCHITECTURE.md` says what must stay true and why.
 
 pub mod model;
+#[doc(hidden)]
+pub mod planted;
 pub mod proto;
 
 #[cfg(feature = "server")]
@@ -51,3 +53,5 @@ pub mod sim;
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
+#[cfg(feature = "server")]
+pub mod watch;

@@ -54,6 +54,16 @@ pub struct Shared {
     pub cache_compression: bool,
     /// Whom configured caches are taken over from at their begin; `None` where each begins with a list.
     pub peers: Option<Peers>,
+    /// Decides the jitter, for simulations; unset means by chance.
+    pub seed: Option<u64>,
+}
+
+impl Shared {
+    /// A generator for jitter, for one retry loop.
+    #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+    pub(super) fn generator(&self) -> StdRng {
+        self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
+    }
 }
 
 /// Why an informer stopped by itself.
@@ -106,9 +116,9 @@ impl Informer {
             served.parser.clone(),
             shared.reflector,
             Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
-            generator(),
+            shared.generator(),
         );
-        let writer = CacheWriter::new(shared.cache_compression);
+        let (writer, random) = (CacheWriter::new(shared.cache_compression), shared.generator());
         let doubt = Some(shared.upstream.doubt());
         Self {
             shared,
@@ -118,7 +128,7 @@ impl Informer {
             reflector,
             writer,
             backoff: Backoff::new(BackoffOptions::default()),
-            random: generator(),
+            random,
             forbidden_since: None,
             begins: true,
             listing: None,
@@ -338,12 +348,6 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.doubt();
     let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
-}
-
-/// A generator for jitter, for one retry loop.
-#[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
-pub(super) fn generator() -> StdRng {
-    StdRng::from_rng(&mut rand::rng())
 }
 
 /// Completes when the schema of a resource, or the server's version, is another than `known`, or than when it was first asked for:

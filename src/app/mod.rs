@@ -2,6 +2,7 @@
 
 mod backfill;
 mod catalog;
+mod governor;
 pub mod informer;
 pub mod on_demand;
 mod peers;
@@ -26,6 +27,7 @@ use self::{
 use crate::{
     cache::RingLimits,
     config::{CacheCompression, ServeConfig, WatchListMode},
+    fanout::GateLimits,
     peer::{PeerError, Peers},
     proto::DESCRIPTORS,
     server::{
@@ -159,6 +161,11 @@ impl App {
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let registry = registry(&config, &upstream, peers::whom(&config, own_port), &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
+        let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
+        if let Some(bytes_max) = memory_max.or_else(governor::default_budget) {
+            let governor = governor::govern(registry.clone(), metrics.clone(), bytes_max);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
+        }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
@@ -208,6 +215,7 @@ fn registry(
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
         peers,
+        seed: None,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),
@@ -219,6 +227,7 @@ fn registry(
             residue_bytes_max: config.ring.residue_bytes_max.map(limit),
         },
         coalesce_max: config.coalesce_max,
+        gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
         staleness_max: config.staleness_max,
         self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {

@@ -10,7 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::{Notify, watch},
+    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -19,13 +19,13 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
-    informer::{Informer, Shared, Stopped, generator, schema_changed},
+    informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
     warm_start::HeldSchema,
 };
 use crate::{
     cache::{RingLimits, writer::SELF_CHECK},
-    fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
+    fanout::{Gate, GateLimits, Hub, HubOptions, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
     server::admin::Readiness,
@@ -34,6 +34,7 @@ use crate::{
         backoff::Backoff,
         discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
     },
+    watch,
 };
 
 /// What the registry is told.
@@ -47,6 +48,8 @@ pub struct RegistryOptions {
     pub ring: RingLimits,
     /// How long a wave of wake-ups may be held back under load.
     pub coalesce_max: Duration,
+    /// How many may pin state at once.
+    pub gate: GateLimits,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
     /// How old the proof of a state may be that is read; `None`: as old as it gets.
@@ -101,6 +104,7 @@ pub struct Registry {
     pub(super) shared: Shared,
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
     pub(super) caches: DashMap<CacheId, Arc<Cache>>,
     pub(super) missing: DashMap<String, Missing>,
     /// What readers asked for in vain, when, and why.
@@ -120,9 +124,11 @@ impl Registry {
             (name.clone(), Missing { phase: Phase::Syncing, message: "the apiserver was not asked yet".to_owned() })
         });
         let missing = missing.collect();
+        let gate = Gate::new(options.gate, metrics.gate());
         Arc::new(Self {
             shared,
             options,
+            gate,
             metrics,
             caches: DashMap::new(),
             missing,
@@ -132,6 +138,15 @@ impl Registry {
             changes: watch::Sender::new(0),
             stop,
         })
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        HubOptions { limits: self.options.ring, coalesce_max: self.options.coalesce_max, gate: self.gate.clone() }
+    }
+
+    /// Who may pin state.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Keeps every configured resource cached, and drops idle ones, until the registry is stopped.
@@ -149,6 +164,7 @@ impl Registry {
             tasks.spawn(self.clone().check_all(interval));
         }
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => {}
             () = async { while tasks.join_next().await.is_some() {} } => self.stop.cancelled().await,
         }
@@ -156,7 +172,7 @@ impl Registry {
 
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
-        let (mut backoff, mut random) = (Backoff::default(), generator());
+        let (mut backoff, mut random) = (Backoff::default(), self.shared.generator());
         loop {
             let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
@@ -288,7 +304,7 @@ impl Registry {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
             fields: fields.clone(),
-            hub: Hub::new(resource, parser.clone(), self.options.ring, self.options.coalesce_max, metrics),
+            hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
             parser,
             scope: scope.clone(),
         };
@@ -326,6 +342,7 @@ impl Registry {
         let mut informer = Informer::new(self.shared.clone(), served.clone(), cache.schema.clone(), allowance);
         loop {
             let stopped = tokio::select! {
+                biased;
                 () = cache.stop.cancelled() => {
                     let message = format!("{} is no longer cached on demand", served.gvr);
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));

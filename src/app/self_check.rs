@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::{
-    informer::{Shared, generator},
+    informer::Shared,
     registry::{Cache, Registry},
 };
 use crate::{
@@ -42,7 +42,7 @@ impl Registry {
     /// Checks all caches, one after the other, about every `interval`.
     pub(super) async fn check_all(self: Arc<Self>, interval: Duration) {
         // Replicas that were started together do not check together.
-        sleep(interval.mul_f64(generator().random_range(0.5..1.0))).await;
+        sleep(interval.mul_f64(self.shared.generator().random_range(0.5..1.0))).await;
         loop {
             let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
             for cache in caches {

@@ -62,12 +62,14 @@ pub struct History {
     parser: Arc<ObjectParser>,
     ring: EventRing,
     residue: Residue,
+    /// What it may take of its usual size.
+    share: f64,
 }
 
 impl History {
     /// A history that starts after `floor`, of objects that `parser` reads.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor) }
+        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor), share: 1.0 }
     }
 
     /// A history to be restored: what is older than `ring_floor` was reduced elsewhere, and nothing is known from before
@@ -77,7 +79,7 @@ impl History {
         (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
         parser: Arc<ObjectParser>,
     ) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, ring_floor), residue: Residue::new(residue_floor) }
+        Self { limits, parser, ring: EventRing::new(limits, ring_floor), residue: Residue::new(residue_floor), share: 1.0 }
     }
 
     /// Where changes are restored to, before the first record is pushed.
@@ -108,12 +110,15 @@ impl History {
 
     /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let gone = self.ring.evict(now, store_bytes, log_bytes);
-        if !gone.is_empty() {
-            gone.iter().for_each(|record| self.residue.push(record, &self.parser));
-            self.residue.evict(self.limits.residue_bytes_max(store_bytes));
-        }
+        let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        gone.iter().for_each(|record| self.residue.push(record, &self.parser));
+        self.residue.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
         gone
+    }
+
+    /// Keeps a share of its usual size from the next eviction on.
+    pub fn keep(&mut self, share: f64) {
+        self.share = share;
     }
 
     /// The oldest version that something leads on from.
@@ -126,11 +131,11 @@ impl History {
         let Err(expired) = self.ring.since(version) else { return Ok(Way::Ring) };
         // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
         let inside_a_gap = version >= self.ring.floor();
-        if inside_a_gap || !self.residue.knows(version) {
-            let oldest = if inside_a_gap { expired.oldest } else { self.oldest() };
-            return Err(Expired { requested: version, oldest });
+        let oldest = if inside_a_gap { expired.oldest } else { self.residue.known_from(version) };
+        match oldest == version {
+            true => Ok(Way::Residue),
+            false => Err(Expired { requested: version, oldest }),
         }
-        Ok(Way::Residue)
     }
 
     /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring

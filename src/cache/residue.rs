@@ -8,10 +8,13 @@
 use std::{collections::VecDeque, ops::Bound, sync::Arc};
 
 use super::{history::is_within, ring::Record};
-use crate::model::{
-    ObjectKey, ResourceVersion,
-    event::EventType,
-    object::{Object, ObjectParser},
+use crate::{
+    model::{
+        ObjectKey, ResourceVersion,
+        event::EventType,
+        object::{Object, ObjectParser},
+    },
+    planted::{self, Bug},
 };
 
 /// What was there before a change.
@@ -51,9 +54,13 @@ impl Residue {
         let version = record.version();
         for event in record.events() {
             let (object, previous) = (event.object(), event.previous());
+            if planted::is(Bug::TombstoneForgotten) && event.kind() == EventType::Deleted {
+                continue;
+            }
             let before = match previous {
                 Some(previous) => {
-                    let stays = event.kind() != EventType::Deleted && previous.is_seen_as(&object);
+                    let same = planted::is(Bug::LeaveForgotten) || previous.is_seen_as(&object);
+                    let stays = event.kind() != EventType::Deleted && same;
                     // With a new schema an object may have changed without its version, which nothing else would tell.
                     if stays && previous.version() < object.version() {
                         continue;
@@ -67,7 +74,9 @@ impl Residue {
             self.bytes += change.cost_bytes();
             self.changes.push_back(change);
         }
-        if let Record::Gap(gap) = record {
+        if let Record::Gap(gap) = record
+            && !planted::is(Bug::GapForgotten)
+        {
             self.gaps.push_back((gap.from, gap.to));
         }
     }
@@ -85,6 +94,7 @@ impl Residue {
 
     /// Lets go of what is over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
+        let floor = self.floor;
         while self.bytes > bytes_max
             && let Some(oldest) = self.changes.front()
         {
@@ -96,6 +106,9 @@ impl Residue {
         while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
             self.gaps.pop_front();
         }
+        if planted::is(Bug::ResidueFloorStays) {
+            self.floor = floor;
+        }
     }
 
     /// The oldest version whose later changes are all known.
@@ -103,9 +116,11 @@ impl Residue {
         self.floor
     }
 
-    /// Whether `version` lies at or above the floor, and not inside a gap.
-    pub fn knows(&self, version: ResourceVersion) -> bool {
-        version >= self.floor && !self.gaps.iter().any(|(from, to)| *from < version && version < *to)
+    /// The oldest version, not before this one, whose later changes are all known: at or above the floor, and not inside a gap.
+    pub fn known_from(&self, version: ResourceVersion) -> ResourceVersion {
+        let version = version.max(self.floor);
+        let gap = self.gaps.iter().find(|(from, to)| *from < version && version < *to);
+        gap.map_or(version, |(_, to)| *to)
     }
 
     /// The spans inside of which nothing is exact, in order.

@@ -112,7 +112,8 @@ mod tests {
             assert_eq!(
                 named.contains(&id),
                 help.contains("[default:")
-                    && !["ring_bytes_max", "residue_bytes_max", "on_demand", "max_staleness"].contains(&id),
+                    && !["ring_bytes_max", "residue_bytes_max", "memory_max", "max_staleness", "on_demand"]
+                        .contains(&id),
                 "{id}: {help}"
             );
         }

@@ -24,6 +24,7 @@ use crate::{
     backoff::{Backoff, BackoffOptions},
     encoding::{chunk, delta},
     model::format::Encoding,
+    planted::{self, Bug},
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
 
@@ -320,6 +321,9 @@ impl WatchStream {
             }
             Some(Message::Event(mut event)) => {
                 self.resolve(&mut event)?;
+                if planted::is(Bug::ClientKeepsObjectVersion) && response.resume_version.is_empty() {
+                    self.resume_version.clone_from(&event.resource_version);
+                }
                 Some(WatchItem::Event(event))
             }
             Some(Message::GapBegin(begin)) => {

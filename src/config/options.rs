@@ -81,6 +81,22 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_SNAPSHOT_STALL_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub snapshot_stall_timeout: Option<Duration>,
+    /// Snapshots, lists and catch-ups sent at a time; the others wait for their turn.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SNAPSHOTS_MAX", help_heading = "Serving", value_name = "COUNT")
+    )]
+    pub snapshots_max: Option<usize>,
+    /// How long a snapshot waits for its turn before its reader is told to come back.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SNAPSHOT_QUEUE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub snapshot_queue_timeout: Option<Duration>,
+    /// What the process may take in memory; near it, kubefan keeps less and lets fewer snapshots in
+    /// [default: 80% of the limit of its cgroup, if there is one]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_MEMORY_MAX", help_heading = "Serving", value_name = "SIZE"))]
+    pub memory_max: Option<ByteSize>,
     /// On SIGTERM, streams have this long to end.
     #[cfg_attr(
         feature = "cli",
@@ -297,7 +313,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -325,6 +341,16 @@ impl ServeOptions {
                 .zip(self.tls_private_key_file)
                 .map(|(cert_file, private_key_file)| TlsFiles { cert_file, private_key_file }),
             connections_max: at_least("--connections-max", self.connections_max, 1, default.connections_max)?,
+            snapshots_max: at_least("--snapshots-max", self.snapshots_max, 1, default.snapshots_max)?,
+            snapshot_queue_timeout: span(
+                "--snapshot-queue-timeout",
+                self.snapshot_queue_timeout,
+                default.snapshot_queue_timeout,
+            )?,
+            memory_bytes_max: self
+                .memory_max
+                .map(|given| size("--memory-max", Some(given), 64 << 20, 64 << 20))
+                .transpose()?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(
                 "--max-concurrent-streams",

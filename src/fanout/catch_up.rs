@@ -18,6 +18,7 @@ use super::{
 use crate::{
     cache::{Replaced, Store},
     model::{ObjectKey, ResourceVersion, event::EventType, object::Object, selection::Selection},
+    planted::{self, Bug},
     proto::v1alpha1::DeleteReason,
 };
 
@@ -56,6 +57,9 @@ impl CatchUp {
     /// Takes in a part of history, newest first, and where the next one ends.
     pub(super) fn read(&mut self, part: Vec<Replaced>, rest: Option<ResourceVersion>, selection: &Selection) {
         for Replaced { key, before, .. } in part {
+            if planted::is(Bug::NewestChangeCounts) && self.before.contains_key(&key) {
+                continue;
+            }
             // An older change outranks the newer ones: what counts is what was there at the very start.
             match before.filter(|before| selection.matches(before)) {
                 Some(before) => drop(self.before.insert(key, Some(before))),
@@ -77,7 +81,8 @@ impl CatchUp {
 
     fn is_gone(&self, was: &Object, selection: &Selection) -> bool {
         let now = self.store.get(was.key().as_str());
-        now.is_none_or(|now| now.uid() != was.uid() || !selection.matches(now))
+        let remade = |now: &Object| now.uid() != was.uid() && !planted::is(Bug::RemadeIsModified);
+        now.is_none_or(|now| remade(now) || !selection.matches(now))
     }
 
     /// Writes the next events, about `bytes_max` bytes of them; tells how many, and whether that was all.
@@ -113,12 +118,13 @@ impl CatchUp {
             }
             let kind = match before {
                 Some(None) => EventType::Added,
-                Some(Some(was)) if was.uid() != object.uid() => EventType::Added,
+                Some(Some(was)) if was.uid() != object.uid() && !planted::is(Bug::RemadeIsModified) => EventType::Added,
                 // Whatever changed, it was selected all along.
                 Some(Some(_)) | None => EventType::Modified,
             };
+            let resume = planted::is(Bug::ResumeInsideCatchUp).then(|| object.version());
             frames.event(
-                &EventHead { kind, ..EventHead::of_snapshot(object) },
+                &EventHead { resume, kind, ..EventHead::of_snapshot(object) },
                 Body::object(encoder.snapshot_bytes(object)),
             );
             last = Some(object.key().clone());

@@ -23,6 +23,7 @@ use crate::{
         format::{Encoding, Format},
         object::Object,
     },
+    planted::{self, Bug},
     proto::v1alpha1::DeleteReason,
 };
 
@@ -125,6 +126,12 @@ impl Encoder {
         &self.budgets
     }
 
+    /// Lets go of everything that it keeps to save work.
+    pub fn forget(&self) {
+        *lock(&self.recent) = Recent::default();
+        *lock(&self.projected) = Projected::default();
+    }
+
     /// The format.
     pub fn format(&self) -> &Format {
         &self.format
@@ -154,7 +161,10 @@ impl Encoder {
             Seen::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
             Seen::Event(event, seen) => return self.event(event, *seen, Some(event.version()), holds, sink),
             // Only its end is exact: what a client holds is not looked at inside a gap.
-            Seen::GapEvent(event, seen) => return self.full_event(event, *seen, None, sink),
+            Seen::GapEvent(event, seen) => {
+                let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
+                return self.full_event(event, *seen, resume, sink);
+            }
         }
         Written { messages: 1, base: None }
     }
@@ -255,12 +265,13 @@ impl Encoder {
     /// From the object's previous bytes to those that the event tells; `None` where that is not shorter.
     fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> MadeDelta {
         // Leaving tells the old state again, which is another delta than the change is.
-        let shared = seen != Transition::Leave;
+        let leaves = seen == Transition::Leave;
+        let shared = !leaves || planted::is(Bug::LeaveDeltaShared);
         if shared && let Some(known) = recall(&lock(&self.recent).deltas, event.version()) {
             return known.value.clone();
         }
         let base = self.bytes(previous);
-        let new = if shared { self.event_bytes(event) } else { base.clone() };
+        let new = if leaves { base.clone() } else { self.event_bytes(event) };
         let known = Base { version: previous.version(), crc32: delta::base_crc32(&base) };
         let made = delta::encode(&base, &new).map(|zstd| (zstd, known));
         if shared {

@@ -10,10 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use tracing::info;
 
@@ -21,6 +18,7 @@ use super::{
     bell::Bell,
     budget::Budgets,
     catch_up::CatchUp,
+    gate::{Gate, Pass},
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
     prelude::{Head, Part, Prelude, Stuck},
@@ -38,8 +36,10 @@ use crate::{
         GroupVersionResource, ResourceVersion, event::Transition, format::Format, object::ObjectParser,
         selection::Selection,
     },
+    planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
+    watch,
 };
 
 /// Whether a resource is served.
@@ -105,6 +105,7 @@ pub struct Hub {
     resource: ResolvedResource,
     parser: Arc<ObjectParser>,
     limits: RingLimits,
+    gate: Arc<Gate>,
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
@@ -181,6 +182,17 @@ impl Cached {
     }
 }
 
+/// What the hubs of one kubefan share.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// How much history is kept.
+    pub limits: RingLimits,
+    /// How long a wave of wake-ups may be held back under load.
+    pub coalesce_max: Duration,
+    /// Who may pin state.
+    pub gate: Arc<Gate>,
+}
+
 /// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
 
@@ -192,10 +204,10 @@ impl Hub {
     pub fn new(
         resource: ResolvedResource,
         parser: Arc<ObjectParser>,
-        limits: RingLimits,
-        coalesce_max: Duration,
+        options: HubOptions,
         metrics: CacheMetrics,
     ) -> Arc<Self> {
+        let HubOptions { limits, coalesce_max, gate } = options;
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
@@ -214,6 +226,7 @@ impl Hub {
             resource,
             parser,
             limits,
+            gate,
             metrics,
             head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
@@ -268,7 +281,7 @@ impl Hub {
                     Change::Start { because } => (fresh(), because),
                     Change::Record(_) | Change::Version => (fresh(), String::new()),
                 };
-                if cache.is_some() {
+                if cache.is_some() && !planted::is(Bug::RewoundSilently) {
                     closed = views.drain();
                     let end = StreamEnd::Rewritten(because);
                     closed.iter().for_each(|view| view.close(&end));
@@ -327,6 +340,21 @@ impl Hub {
         let now = Instant::now();
         let woken = views.iter().map(|view| view.wake()).sum();
         self.inner().pacer.begin(woken, records, now);
+    }
+
+    /// Keeps less, or as much as ever: of its usual size history keeps a `share`, from 0 to 1, and what only saves work is kept or not.
+    pub fn shed(&self, share: f64, keeps: bool) {
+        let mut inner = self.inner();
+        let Inner { cache, views, .. } = &mut *inner;
+        if let Some(cached) = cache {
+            cached.history.keep(share);
+            let (store, version) = (cached.store.clone(), cached.version);
+            cached.advance(store, version, views, &self.view_bytes, Instant::now());
+        }
+        self.view_bytes.kept.open(keeps);
+        if !keeps {
+            views.forget();
+        }
     }
 
     /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.
@@ -461,7 +489,9 @@ impl Hub {
                         return Err(Expired { requested: version, oldest }.into());
                     }
                     Some(backfill) => {
-                        let then = self.way_on(&view, cached, backfill.reached)?.0;
+                        let from =
+                            if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached };
+                        let then = self.way_on(&view, cached, from)?.0;
                         let part = Part::Backfill { backfill: backfill.clone(), after: version };
                         let prelude = Prelude::new(part).followed_by(then.prelude);
                         (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
@@ -471,6 +501,7 @@ impl Hub {
                 Place { resume: Some(version), ..place }
             }
         };
+        let place = self.admit(place, terms.pass.clone()).map_err(Refusal::Exhausted)?;
         let at_view = view.join(bell.clone());
         if views.get(&key).is_none() {
             views.insert(view.clone());
@@ -500,12 +531,32 @@ impl Hub {
         } else {
             (view.end(), Part::Objects { head: head(cached.version), store: cached.store.clone(), last: None })
         };
-        Place { cursor, prelude: Some(Prelude::new(part)), resume: None }
+        Place { cursor, prelude: Some(Prelude::new(part)), resume: None, pass: None }
+    }
+
+    /// Sees to it that whoever is sent more than events has leave for it.
+    fn admit(&self, place: Place, pass: Option<Arc<Pass>>) -> Result<Place, String> {
+        let pass = match (&place.prelude, pass) {
+            (None, _) => None,
+            (Some(_), Some(pass)) => Some(pass),
+            (Some(_), None) => Some(Arc::new(self.gate.enter_now()?)),
+        };
+        Ok(Place { pass, ..place })
+    }
+
+    /// Who may pin state.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// What leads on from `version`, where anything held here does.
+    pub fn way_from(&self, version: ResourceVersion) -> Option<Way> {
+        self.inner().cache.as_ref()?.history.way_from(version).ok()
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
     fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(Place, Resume), Expired> {
-        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version) };
+        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version), pass: None };
         match cached.history.way_from(version)? {
             Way::Ring => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
             Way::Residue => {
@@ -528,20 +579,20 @@ impl Hub {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
         let (on_lag, on_expired) = terms;
-        let place = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent)) {
-            Some(Ok((place, _))) => {
-                self.metrics.lag(Lag::CatchUp);
-                place
-            }
+        let sent = if planted::is(Bug::LaggardFromFloor) { sent.map(|_| expired.oldest) } else { sent };
+        let (place, lag) = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent))
+        {
+            Some(Ok((place, _))) => (place, Lag::CatchUp),
             _ if on_expired == OnExpired::Restart => {
-                self.metrics.lag(Lag::Restart);
-                self.snapshot_for(view, cached, Some(expired.requested))
+                (self.snapshot_for(view, cached, Some(expired.requested)), Lag::Restart)
             }
             _ => {
                 self.metrics.lag(Lag::Expired);
                 return Err(expired.into());
             }
         };
+        let place = self.admit(place, None).map_err(StreamEnd::Overloaded)?;
+        self.metrics.lag(lag);
         Ok(place)
     }
 

@@ -9,11 +9,14 @@ use std::{
     sync::Arc,
 };
 
-use crate::model::{
-    event::WatchEvent,
-    fields::FieldRef,
-    object::{Object, ObjectParser},
-    selection::{Equality, Selection},
+use crate::{
+    model::{
+        event::WatchEvent,
+        fields::FieldRef,
+        object::{Object, ObjectParser},
+        selection::{Equality, Selection},
+    },
+    planted::{self, Bug},
 };
 
 /// The number of a view.
@@ -112,7 +115,9 @@ impl SelectorIndex {
         candidates.extend_from_slice(&self.rest);
         self.collect(&event.object(), candidates);
         // What an object was decides who sees it leave.
-        if let Some(previous) = event.previous() {
+        if let Some(previous) = event.previous()
+            && !planted::is(Bug::IndexForgetsWhatWas)
+        {
             self.collect(&previous, candidates);
         }
         candidates.sort_unstable();

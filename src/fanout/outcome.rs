@@ -90,6 +90,9 @@ pub enum StreamEnd {
         "the snapshot made no progress for {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
     )]
     SnapshotStalled(Duration),
+    /// The subscriber fell behind what is held, and there is no room to send what leads on just now.
+    #[error("{0}; come back with the last version")]
+    Overloaded(String),
     /// The subscriber fell behind what is held.
     #[error(transparent)]
     Expired(#[from] Expired),
@@ -112,11 +115,12 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 10] = [
+    pub const ALL: [&str; 11] = [
         "timeout",
         "deadline",
         "cancelled",
         "snapshot_stalled",
+        "overloaded",
         "expired",
         "not_found",
         "forbidden",
@@ -132,6 +136,7 @@ impl StreamEnd {
             Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
             Self::SnapshotStalled(_) => "snapshot_stalled",
+            Self::Overloaded(_) => "overloaded",
             Self::Expired(_) => "expired",
             Self::NotFound(_) => "not_found",
             Self::Forbidden(_) => "forbidden",

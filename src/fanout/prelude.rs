@@ -18,6 +18,7 @@ use super::{
 use crate::{
     cache::{Backfill, Expired, Store},
     model::{ObjectKey, ResourceVersion},
+    planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
 };
 
@@ -101,6 +102,9 @@ impl Prelude {
                     written = Some(object);
                 }
                 *last = written.map(|object| object.key().clone()).or(last.take());
+                if planted::is(Bug::SnapshotEndsAtHead) {
+                    head.version = hub.head().unwrap_or(head.version);
+                }
                 taken.end_of_snapshot(head.version, self.sent, &mut frames);
                 taken.pieces = frames.finish();
             }
@@ -144,7 +148,8 @@ impl Prelude {
             }
             Part::Backfill { backfill, after } => {
                 // Without the state before them nothing is known that a delta could be made from.
-                let holds = if backfill.has_state { holds } else { Holds::Nothing };
+                let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
+                let holds = if has_bases { holds } else { Holds::Nothing };
                 let mut frames = FrameWriter::default();
                 for record in backfill.since(*after).map_err(Stuck::Expired)? {
                     if frames.len() >= bytes_max {
@@ -161,7 +166,15 @@ impl Prelude {
                 taken.pieces = frames.finish();
             }
         }
-        hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
+        match &self.part {
+            Part::Objects { .. } | Part::Chunks { .. } => {
+                hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
+            }
+            // No snapshot: an operator who sees none sent wants to rely on it.
+            Part::CatchUp { .. } | Part::Backfill { .. } => {
+                hub.metrics().sent(taken.pieces.messages(), taken.pieces.len(), None);
+            }
+        }
         Ok(taken)
     }
 }

@@ -8,6 +8,7 @@ use super::{
     bell::{Bell, Rung},
     encoder::Holds,
     frame::{FrameWriter, Sink, control},
+    gate::Pass,
     hub::Hub,
     log::{LogEntry, Seen},
     outcome::StreamEnd,
@@ -16,7 +17,11 @@ use super::{
     terms::{OnExpired, OnLag, Start, Terms},
     view::{Run, RunError, View},
 };
-use crate::{cache::Expired, model::ResourceVersion};
+use crate::{
+    cache::Expired,
+    model::ResourceVersion,
+    planted::{self, Bug},
+};
 
 /// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
 /// nothing.
@@ -34,6 +39,8 @@ pub struct Subscription {
     holds: Holds,
     /// In a box: most of its life a subscription has none.
     prelude: Option<Box<Prelude>>,
+    /// Leave to send it.
+    pass: Option<Arc<Pass>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
     /// A gap was begun and not ended: what was sent is the state at no version.
@@ -51,6 +58,8 @@ pub(super) struct Place {
     pub(super) prelude: Option<Prelude>,
     /// Everything at or below this version was sent.
     pub(super) resume: Option<ResourceVersion>,
+    /// Leave to send the prelude.
+    pub(super) pass: Option<Arc<Pass>>,
 }
 
 impl Subscription {
@@ -63,13 +72,28 @@ impl Subscription {
         terms: &Terms,
     ) -> Self {
         let holds = match terms.start {
-            Start::After(version) => Holds::Since(version),
-            Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
+            Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => Holds::Since(version),
+            Start::After(_) | Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
         };
-        let Place { cursor, prelude, resume } = place;
+        let Place { cursor, prelude, resume, pass } = place;
         let &Terms { on_lag, on_expired, .. } = terms;
         let (prelude, waited, inside_gap, end) = (prelude.map(Box::new), None, false, None);
-        Self { hub, view, at_view, bell, cursor, waited, holds, prelude, resume, inside_gap, on_lag, on_expired, end }
+        Self {
+            hub,
+            view,
+            at_view,
+            bell,
+            cursor,
+            waited,
+            holds,
+            prelude,
+            pass,
+            resume,
+            inside_gap,
+            on_lag,
+            on_expired,
+            end,
+        }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
@@ -82,6 +106,7 @@ impl Subscription {
                         self.resume = taken.resume.or(self.resume);
                         if taken.complete {
                             self.prelude = self.prelude.take().and_then(|prelude| prelude.into_next());
+                            self.pass = self.pass.take().filter(|_| self.prelude.is_some());
                         }
                         if !taken.pieces.is_empty() {
                             return Ok(Some(taken.pieces));
@@ -108,14 +133,14 @@ impl Subscription {
 
     /// It has fallen behind the events that are held.
     fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
-        let sent = self.resume.filter(|_| !self.inside_gap);
+        let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggardInsideGap));
         let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired))?;
         // A snapshot leaves nothing of what was sent.
         if place.resume.is_none() {
             self.holds = Holds::All;
         }
-        (self.cursor, self.prelude, self.waited, self.inside_gap) =
-            (place.cursor, place.prelude.map(Box::new), None, false);
+        (self.cursor, self.prelude, self.pass) = (place.cursor, place.prelude.map(Box::new), place.pass);
+        (self.waited, self.inside_gap) = (None, false);
         Ok(())
     }
 
@@ -150,7 +175,7 @@ impl Subscription {
         }
         // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more.
         let head = self.hub.head()?;
-        let sent_all = self.view.end() == self.cursor;
+        let sent_all = self.view.end() == self.cursor || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
             let mut frames = FrameWriter::default();

@@ -23,6 +23,7 @@ use crate::{
         format::Format,
         selection::{Selection, SelectionSpec},
     },
+    planted::{self, Bug},
 };
 
 /// What makes subscriptions equal.
@@ -223,6 +224,7 @@ impl View {
             && let Some(joined) = generation.join(version, now)
             && let Ok(cursor) = self.cursor_after(generation.version(), ring)
         {
+            let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (joined, generation.version(), cursor);
         }
         let store = Arc::new(store.clone());
@@ -237,8 +239,8 @@ impl View {
         let records = ring.since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
-        if version < floor {
-            let older = records.take_while(|record| record.version() <= floor);
+        if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
+            let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
             let older = older.flat_map(|record| entries(record, &self.selection, None)).collect();
             state.log.extend_back(version, older);
         }

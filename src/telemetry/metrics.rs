@@ -20,6 +20,10 @@ const CACHE: [&str; 3] = ["group", "resource", "namespace"];
 
 /// All metrics of one kubefan.
 pub struct Metrics {
+    gate: GateMetrics,
+    memory_used: IntGauge,
+    memory_max: IntGauge,
+    memory_step: IntGauge,
     registry: Registry,
     events_received: IntCounterVec,
     events_dispatched: IntCounterVec,
@@ -259,6 +263,20 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        let gate = GateMetrics {
+            in_flight: IntGauge::new(
+                "kubefan_snapshots",
+                "Snapshots, lists, catch-ups and backfills that are being sent now.",
+            )?,
+            waiting: IntGauge::new("kubefan_snapshots_waiting", "Those that wait for their turn now.")?,
+            refused: IntCounter::new(
+                "kubefan_snapshots_refused_total",
+                "Those that were told to come back, because others took too long or memory was short.",
+            )?,
+        };
+        registry.register(Box::new(gate.in_flight.clone()))?;
+        registry.register(Box::new(gate.waiting.clone()))?;
+        registry.register(Box::new(gate.refused.clone()))?;
         let connections = IntGauge::new("kubefan_connections", "Connections to the data port now.")?;
         registry.register(Box::new(connections.clone()))?;
         let connections_started =
@@ -272,7 +290,22 @@ impl Metrics {
         for end in ConnectionEnd::ALL {
             connections_finished.with_label_values(&[end.as_str()]);
         }
+        let single = |name: &str, help: &str| -> Registered<IntGauge> {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
         Ok(Self {
+            memory_used: single(
+                "kubefan_memory_used_bytes",
+                "Resident memory, as it was last compared with the budget.",
+            )?,
+            memory_max: single("kubefan_memory_budget_bytes", "What the process may take; 0 where there is no limit.")?,
+            memory_step: single(
+                "kubefan_memory_pressure_step",
+                "How far kubefan has gone to take less memory: 0 not at all, 4 letting no snapshot in.",
+            )?,
+            gate,
             connections,
             connections_started,
             connections_finished,
@@ -401,6 +434,19 @@ impl Metrics {
     /// Counts a request to upstream.
     pub fn upstream_request(&self, verb: &str, code: &str) {
         self.upstream_requests.with_label_values(&[verb, code]).inc();
+    }
+
+    /// What the process takes and may take, in bytes, and how many steps were taken to take less.
+    pub fn memory(&self, used: usize, bytes_max: usize, step: usize) {
+        let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        self.memory_used.set(number(used));
+        self.memory_max.set(number(bytes_max));
+        self.memory_step.set(number(step));
+    }
+
+    /// Those of the gate for snapshots.
+    pub fn gate(&self) -> GateMetrics {
+        self.gate.clone()
     }
 
     /// The metrics of one cache, with their labels filled in.
@@ -588,6 +634,17 @@ impl CacheMetrics {
         self.version.set(gauges.version as f64);
         self.staleness.set(gauges.staleness.as_secs_f64());
     }
+}
+
+/// What a gate counts.
+#[derive(Clone)]
+pub struct GateMetrics {
+    /// What was let in and pins state now.
+    pub in_flight: IntGauge,
+    /// Who waits.
+    pub waiting: IntGauge,
+    /// Who waited in vain.
+    pub refused: IntCounter,
 }
 
 /// One open upstream watch.

@@ -54,12 +54,12 @@ async fn assert_starts_over(rig: &Rig) {
 
 async fn a_restored_state_resets_every_stream_with_the_reason() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let backup = rig.sim.revision();
+    let (backup, version) = (rig.sim.backup(), rig.sim.revision());
     let told = write(&rig, "b");
     watch.until(told[2]).await;
-    assert!(rig.sim.rewind(backup));
+    rig.sim.restore(&backup);
     let status = end_of(&mut watch).await;
-    assert_rewritten(&status, &format!("version {} was followed by a list at {backup}", told[2]));
+    assert_rewritten(&status, &format!("version {} was followed by a list at {version}", told[2]));
     assert_eq!(versions(&watch.events), told, "nothing of what came after is mixed in");
     assert_eq!(relists_for(&rig, "rewritten"), 1.0);
     let ahead = rig.watch(target("pods"), &told[2].to_string()).await.err().unwrap();
@@ -78,7 +78,7 @@ async fn a_restored_state_that_caught_up_resets_them_too() {
         for name in ["kept", "gone"] {
             rig.sim.create(&pods(), pod(name, "new")).unwrap();
         }
-        let backup = rig.sim.revision();
+        let backup = rig.sim.backup();
         match what {
             "made again" => drop(rig.sim.create(&pods(), pod("b", "new"))),
             "older" => drop(rig.sim.update(&pods(), pod("kept", "changed"))),
@@ -89,7 +89,7 @@ async fn a_restored_state_that_caught_up_resets_them_too() {
         // Nobody gets through before the cluster has caught up.
         rig.network.refuse(true);
         rig.cut().await;
-        assert!(rig.sim.rewind(backup));
+        rig.sim.restore(&backup);
         // What takes the version that was told before.
         match what {
             "made again" => drop(rig.sim.create(&pods(), pod("b", "new"))),

@@ -24,7 +24,9 @@ mod memory;
 mod metrics;
 mod on_demand;
 mod peers;
+mod recovery;
 mod relists;
+mod restarts;
 mod resume;
 mod scopes;
 mod self_check;
@@ -58,7 +60,9 @@ fn main() -> std::process::ExitCode {
         metrics::TESTS,
         on_demand::TESTS,
         peers::TESTS,
+        recovery::TESTS,
         relists::TESTS,
+        restarts::TESTS,
         resume::TESTS,
         scopes::TESTS,
         self_check::TESTS,

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{SelectorError, check_length, validate};
+use crate::planted::{self, Bug};
 
 /// Which objects, by their labels: all requirements must hold. The default selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -56,6 +57,7 @@ impl Requirement {
         let among = |value: &str| self.values.binary_search_by(|v| (**v).cmp(value)).is_ok();
         match self.operator {
             Operator::In => value.is_some_and(among),
+            Operator::NotIn if planted::is(Bug::NotInWantsLabel) => value.is_some_and(|value| !among(value)),
             Operator::NotIn => !value.is_some_and(among),
             Operator::Exists => value.is_some(),
             Operator::DoesNotExist => value.is_none(),

@@ -26,6 +26,7 @@ use std::{
 };
 
 use ::http::Request;
+use bytes::Bytes;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -91,6 +92,10 @@ impl Default for SimOptions {
         }
     }
 }
+
+/// All objects at one version. Costs little: it shares what the server holds.
+#[derive(Clone)]
+pub struct Backup(store::Backup);
 
 /// A simulated kube-apiserver. Clones are handles to the same one.
 #[derive(Clone)]
@@ -161,6 +166,7 @@ impl SimApiserver {
         tokio::pin!(shutdown);
         loop {
             let stream = tokio::select! {
+                biased;
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
                 accepted = listener.accept() => accepted?.0,
@@ -226,6 +232,12 @@ impl SimApiserver {
         Ok(self.revision())
     }
 
+    /// An object as a watch sends it.
+    pub fn object(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Option<Bytes> {
+        let object = self.inner.store.cell(gvr)?.get(&ObjectKey::new(namespace, name))?;
+        Some(object.bytes().clone())
+    }
+
     /// The version of the last write, of any resource.
     pub fn revision(&self) -> u64 {
         self.inner.store.revision()
@@ -277,12 +289,16 @@ impl SimApiserver {
         self.drop_connections();
     }
 
-    /// What restoring etcd from a backup and restarting the apiserver does: the state of an older version, at that version; what is
-    /// written next takes the versions that were given before a second time. `false` where the version is no longer held.
-    pub fn rewind(&self, version: u64) -> bool {
-        let rewound = self.inner.store.rewind(version);
+    /// Everything as it is now, to be put back later by [`Self::restore`].
+    pub fn backup(&self) -> Backup {
+        Backup(self.inner.store.backup())
+    }
+
+    /// What restoring etcd from a backup does: versions go back, and are given again to other writes; connections drop, and nothing
+    /// from before the restore can be watched. Resources stay as they are served now.
+    pub fn restore(&self, backup: &Backup) {
+        self.inner.store.restore(&backup.0);
         self.drop_connections();
-        rewound
     }
 
     /// What was done so far.

@@ -11,12 +11,13 @@ use std::{
     },
 };
 
+use super::{object::Object, resource::SimResource, status::Status};
+use crate::{
+    model::{GroupVersionResource, ObjectKey},
+    watch,
+};
 use imbl::OrdMap;
 use serde_json::Value;
-use tokio::sync::watch;
-
-use super::{object::Object, resource::SimResource, status::Status};
-use crate::model::{GroupVersionResource, ObjectKey};
 
 /// The objects at one version, in key order.
 pub(super) type Snapshot = OrdMap<ObjectKey, Arc<Object>>;
@@ -223,25 +224,6 @@ impl Store {
         cell.schema.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Restores the state of an older version, as from a backup: the revision goes back, what came after is as if it had never been, and
-    /// no history before it is left. `false`, and nothing is changed, where that version is no longer held.
-    pub(super) fn rewind(&self, version: u64) -> bool {
-        let mut shared = lock(&self.shared);
-        let states: Option<Vec<_>> =
-            shared.cells.values().map(|cell| cell.at(version).map(|objects| (cell.clone(), objects))).collect();
-        let Some(states) = states.filter(|_| version <= shared.revision) else { return false };
-        for (cell, objects) in states {
-            let mut state = lock(&cell.state);
-            state.objects = objects;
-            state.window.clear();
-            (state.listed, state.lost, state.progress) = (version, 0, version);
-            cell.changed.send_replace(version);
-        }
-        shared.revision = version;
-        self.revision.send_replace(version);
-        true
-    }
-
     /// Forgets all history: what was before can be neither watched from nor read.
     pub(super) fn compact(&self) {
         let shared = lock(&self.shared);
@@ -254,6 +236,36 @@ impl Store {
             state.listed = shared.revision;
             state.progress = shared.revision;
         }
+    }
+}
+
+/// All objects at one version.
+#[derive(Clone)]
+pub(super) struct Backup {
+    revision: u64,
+    cells: BTreeMap<GroupVersionResource, Snapshot>,
+}
+
+impl Store {
+    pub(super) fn backup(&self) -> Backup {
+        let shared = lock(&self.shared);
+        let objects =
+            |(gvr, cell): (&GroupVersionResource, &Arc<Cell>)| (gvr.clone(), lock(&cell.state).objects.clone());
+        Backup { revision: shared.revision, cells: shared.cells.iter().map(objects).collect() }
+    }
+
+    /// Puts everything back as it was, its version too, and forgets all history.
+    pub(super) fn restore(&self, backup: &Backup) {
+        let mut shared = lock(&self.shared);
+        shared.revision = backup.revision;
+        for (gvr, cell) in &shared.cells {
+            let mut state = lock(&cell.state);
+            state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
+            state.window.clear();
+            (state.listed, state.lost, state.progress) = (backup.revision, 0, backup.revision);
+            cell.changed.send_replace(backup.revision);
+        }
+        self.revision.send_replace(backup.revision);
     }
 }
 

@@ -13,6 +13,7 @@ use kubefan::{
     },
     cache::RingLimits,
     config::ServeConfig,
+    fanout::GateLimits,
     model::GroupVersionResource,
     peer::Peers,
     proto::v1alpha1::{
@@ -77,6 +78,7 @@ impl Setup {
                     residue_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
+                gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
                 staleness_max: None,
                 self_check_interval: None,
@@ -158,6 +160,7 @@ impl Rig {
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
             peers: setup.peers,
+            seed: None,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
