@@ -6,6 +6,7 @@
 //! ```text
 //!   kube-apiserver (or another kubefan)
 //!       │ list + watch, once per resource and scope      upstream   reflector: a state machine, one step function
+//!       │  ◀── or, at the begin, what a replica holds    peer       encode, sender → receiver, decode
 //!       ▼
 //!   objects, parsed once, bytes in canonical form
 //!       │ apply / replace, one writer per resource       cache      store (state) + ring (history)

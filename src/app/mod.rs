@@ -115,6 +115,7 @@ impl App {
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
         let tls = config.tls.as_ref().map(tls::read).transpose()?;
+        peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
@@ -129,9 +130,6 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
             None => None,
         };
-        if let Some(tls) = peers::tls(&config) {
-            tls.check()?;
-        }
         Ok(Self { config, upstream, metrics, data, admin, peer, tls })
     }
 

@@ -79,7 +79,13 @@ impl History {
         (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
         parser: Arc<ObjectParser>,
     ) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, ring_floor), residue: Residue::new(residue_floor), share: 1.0 }
+        Self {
+            limits,
+            parser,
+            ring: EventRing::new(limits, ring_floor),
+            residue: Residue::new(residue_floor),
+            share: 1.0,
+        }
     }
 
     /// Where changes are restored to, before the first record is pushed.

@@ -8,23 +8,33 @@ use hyper_util::rt::TokioIo;
 use kubefan::{
     app::registry::Registry,
     peer::{Dial, PeerError, Peers, Sender},
-    proto::v1alpha1::{Target, peer_service_server::PeerServiceServer},
+    proto::v1alpha1::{
+        Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
+    },
     sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb},
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Code,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
 use tower::service_fn;
 
 use crate::harness::{
     Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
     network::{Asked, answer},
-    record::assert_equal,
+    pki::Authority,
+    process::free_port,
+    record::{Query, Watch, assert_equal, connect},
     rig::{PODS, Rig, Setup, pod, pods, target},
     tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: two_processes_with_certificates_hand_over_and_without_them_do_not;
     paused: a_warm_replica_serves_every_resume_as_the_first_did, a_state_that_has_lost_an_event_is_not_taken,
         a_peer_of_another_cluster_is_refused, slow_dying_and_absent_peers_are_passed_by,
         a_version_that_upstream_no_longer_holds_is_compared_with_the_present, a_stale_or_unsynced_peer_gives_nothing,
@@ -312,4 +322,111 @@ async fn what_changes_during_a_transfer_is_watched_for() {
     watch.until(churn(&sim, from, 5)).await;
     assert_eq!(watch.state, second.truth(PODS).await);
     assert_eq!(object_lists(&second), Vec::<String>::new());
+}
+
+/// Writes a replica's certificate, key and CA, and gives the flags that name them.
+fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
+    let (certificate, key) = of.peer();
+    let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
+    let write = |(what, text): (&str, String)| {
+        let path = dir.join(format!("{name}-{what}.pem"));
+        std::fs::write(&path, text).unwrap();
+        format!("--peer-{what}-file={}", path.display())
+    };
+    texts.into_iter().map(write).collect()
+}
+
+async fn metric(kubefan: &Kubefan, line: &str) -> f64 {
+    let (_, text) = kubefan.admin("/metrics").await.expect("it answers");
+    let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
+    value.map_or(0.0, |value| value.parse().unwrap())
+}
+
+async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
+    let api = ApiServer::shared().await;
+    let namespace = api.unique("peers");
+    api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+    let collection = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let write = async |round: usize| {
+        let stage = ["on", "off"][round % 2];
+        let map = json!({ "metadata": { "name": format!("map-{round}"), "labels": { "stage": stage } } });
+        let made = api.create(&collection, &map).await;
+        made["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
+    };
+    write(0).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (ours, others) = (Authority::new(), Authority::new());
+    let cache = ["--resource=configmaps".to_owned(), format!("--namespace={namespace}")];
+    let start = async |args: &[&[String]]| {
+        let args = [&[&cache[..]], args].concat().concat();
+        Kubefan::start(&api, &args.iter().map(String::as_str).collect::<Vec<_>>()).await
+    };
+    let warm_starts = async |kubefan: &Kubefan, result: &str| {
+        let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps",result="{result}""#);
+        metric(kubefan, &format!("kubefan_warm_starts_total{{{labels}}}")).await
+    };
+    let first = start(&[&files(dir.path(), "first", &ours, &ours), &["--peer-listen=127.0.0.1:0".to_owned()]]).await;
+    let port = |kubefan: &Kubefan| {
+        let log = kubefan.process.log();
+        let address = log.lines().find_map(|line| line.strip_prefix("kubefan: serving peers on ")).expect("it is told");
+        address.trim().parse::<SocketAddr>().unwrap().port()
+    };
+    let peers_at = port(&first);
+    let peers = [format!("--peers=127.0.0.1:{peers_at}")];
+    let left_at = write(1).await;
+    let mut last = left_at;
+    for round in 2..12 {
+        last = write(round).await;
+    }
+    let query = Query { labels: "stage=on", ..Query::default() };
+    let target = Target { namespace: namespace.clone(), ..query.target("configmaps") };
+    let resume = async |kubefan: &Kubefan| {
+        let mut client = connect(kubefan.grpc_addr).await;
+        let mut watch = Watch::start(&mut client, target.clone(), &left_at.to_string()).await.unwrap();
+        watch.until(last).await;
+        assert!(watch.snapshot.is_empty() && watch.gaps.is_empty() && watch.catch_ups.is_empty());
+        watch.events
+    };
+    let expected = resume(&first).await;
+    assert_eq!(expected.len(), 5);
+
+    let second = start(&[&files(dir.path(), "second", &ours, &ours), &peers]).await;
+    assert_eq!(warm_starts(&second, "warm").await, 1.0, "{}", second.process.log());
+    assert_equal("on the second", &resume(&second).await, &expected);
+    let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps""#);
+    let initial =
+        format!(r#"kubefan_relists_total{{group="",namespace="{namespace}",reason="initial",resource="configmaps"}}"#);
+    let relists = metric(&second, &initial).await;
+    let rings = metric(&second, &format!(r#"kubefan_resumes_total{{{labels},result="ring"}}"#)).await;
+    assert_eq!((relists, rings), (0.0, 1.0), "from what the first one gave");
+
+    let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["--cold".to_owned()]]).await;
+    assert_eq!(metric(&cold, &initial).await, 1.0);
+    for result in ["warm", "failed", "alone", "timeout", "unconfirmed"] {
+        assert_eq!(warm_starts(&cold, result).await, 0.0);
+    }
+    // Of another CA, and one that believes in another.
+    for (name, of, trusts) in [("stranger", &others, &ours), ("doubter", &ours, &others)] {
+        let third = start(&[&files(dir.path(), name, of, trusts), &peers]).await;
+        assert_eq!(warm_starts(&third, "failed").await, 1.0, "{name}");
+        assert!(third.process.log().contains("no warm start from this peer"), "{}", third.process.log());
+    }
+    let own = free_port();
+    let own = [format!("--peers=127.0.0.1:{own}"), format!("--peer-listen=127.0.0.1:{own}")];
+    let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
+    assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
+
+    // Without a certificate, in plain text, and on the port of subscribers.
+    let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };
+    let ca = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.ca_pem)).domain_name("127.0.0.1");
+    let endpoint = |scheme: &str, port: u16| Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}")).unwrap();
+    let anonymous = endpoint("https", peers_at).tls_config(ca).unwrap().connect_lazy();
+    let plain = endpoint("http", peers_at).connect_lazy();
+    for channel in [anonymous, plain] {
+        let refused = PeerServiceClient::new(channel).transfer(request()).await.unwrap_err();
+        assert!(matches!(refused.code(), Code::Unavailable | Code::Unknown | Code::Cancelled), "{refused}");
+    }
+    let data = endpoint("http", first.grpc_addr.port()).connect_lazy();
+    let refused = PeerServiceClient::new(data).transfer(request()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
 }
