@@ -47,7 +47,7 @@ enum ColdStart {
 impl ColdStart {
     fn result(&self) -> WarmStart {
         match self {
-            Self::Peer(PeerError::Alone(_)) => WarmStart::Alone,
+            Self::Peer(PeerError::Alone) => WarmStart::Alone,
             Self::Peer(_) | Self::Identity(_) | Self::Unidentified => WarmStart::Failed,
             Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
             Self::Timeout(_) => WarmStart::Timeout,
@@ -117,7 +117,7 @@ pub(super) async fn warm_start(
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
             Some(restored)
         }
-        Err(error @ ColdStart::Peer(PeerError::Alone(_))) => {
+        Err(error @ ColdStart::Peer(PeerError::Alone)) => {
             info!(%resource, scope, %error, "cold start");
             None
         }

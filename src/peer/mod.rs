@@ -59,8 +59,8 @@ pub enum PeerError {
         message: String,
     },
     /// There is none but this one itself.
-    #[error("--peers {0}: no other replica is there")]
-    Alone(String),
+    #[error("no other replica is there")]
+    Alone,
     /// A certificate, a key or the peers' CA cannot be used.
     #[error("--peer-cert-file, --peer-key-file, --peer-ca-file: {0}")]
     Tls(String),

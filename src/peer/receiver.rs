@@ -64,7 +64,7 @@ impl DnsDial {
         // Every address of a pod is its own.
         let local = stream.local_addr().map_err(|error| connect(&error))?;
         if local.ip() == address.ip() && self.own_port == Some(address.port()) {
-            return Err(PeerError::Alone(self.name()));
+            return Err(PeerError::Alone);
         }
         let io = self.tls.connect(&self.host, stream).await?;
         let mut io = Some(TokioIo::new(io));
@@ -85,7 +85,7 @@ impl Dial for DnsDial {
             addresses.sort();
             addresses.dedup();
             match addresses.is_empty() {
-                true => Err(PeerError::Alone(self.name())),
+                true => Err(PeerError::Alone),
                 false => Ok(addresses),
             }
         })
@@ -124,11 +124,11 @@ impl Peers {
     ) -> Result<(SocketAddr, Restored), PeerError> {
         let mut addresses = self.dial.addresses().await?;
         addresses.shuffle(random);
-        let mut last = PeerError::Alone("its name".to_owned());
+        let mut last = PeerError::Alone;
         for address in addresses.into_iter().take(ADDRESSES_MAX) {
             match self.fetch_from(address, wanted, decoder()).await {
                 Ok(restored) => return Ok((address, restored)),
-                Err(error @ PeerError::Alone(_)) => last = error,
+                Err(PeerError::Alone) => {}
                 Err(error) => {
                     info!(resource = %wanted.gvr, scope = wanted.scope.namespace(), peer = %address, %error, "no warm start from this peer");
                     last = error;

@@ -155,7 +155,7 @@ async fn send(
     identity: &CacheIdentity,
 ) {
     let (resource, scope) = (&identity.gvr, identity.scope.namespace());
-    while let Some(part) = encoder.next() {
+    for part in encoder.by_ref() {
         let part = part.map_err(|error| Status::internal(error.to_string()));
         match timeout_at(until, parts.send(part)).await {
             Ok(Ok(())) => {}

@@ -424,7 +424,7 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     let plain = endpoint("http", peers_at).connect_lazy();
     for channel in [anonymous, plain] {
         let refused = PeerServiceClient::new(channel).transfer(request()).await.unwrap_err();
-        assert!(matches!(refused.code(), Code::Unavailable | Code::Unknown | Code::Cancelled), "{refused}");
+        assert!(std::error::Error::source(&refused).is_some(), "the connection, not the service: {refused}");
     }
     let data = endpoint("http", first.grpc_addr.port()).connect_lazy();
     let refused = PeerServiceClient::new(data).transfer(request()).await.unwrap_err();
