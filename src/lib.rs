@@ -6,6 +6,7 @@
 //! ```text
 //!   kube-apiserver (or another kubefan)
 //!       │ list + watch, once per resource and scope      upstream   reflector: a state machine, one step function
+//!       │  ◀── or, at the begin, what a replica holds    peer       encode, sender → receiver, decode
 //!       ▼
 //!   objects, parsed once, bytes in canonical form
 //!       │ apply / replace, one writer per resource       cache      store (state) + ring (history)
@@ -43,6 +44,8 @@ pub mod config;
 pub mod encoding;
 #[cfg(feature = "server")]
 pub mod fanout;
+#[cfg(feature = "server")]
+pub mod peer;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "sim")]

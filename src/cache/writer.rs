@@ -7,6 +7,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
+    history::History,
     ring::{Gap, Record},
     store::Store,
 };
@@ -63,6 +64,8 @@ pub enum Change {
         /// Why, for those who followed what was before.
         because: String,
     },
+    /// The state came with its history.
+    Restored(Box<History>),
     /// One more record.
     Record(Record),
     /// Only the version has moved.
@@ -190,6 +193,11 @@ impl CacheWriter {
     /// The version reached; `None` before the first list is complete.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
+    }
+
+    /// What everything is packed by.
+    pub fn packer(&self) -> &Arc<Packer> {
+        &self.rest.packer
     }
 
     /// Objects and JSON bytes held, those of a list under way included: what the limits of a first sync are checked against.
@@ -422,7 +430,7 @@ mod tests {
         match &commit.change {
             Change::Record(Record::Event(event)) => vec![line(event)],
             Change::Record(Record::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
-            Change::Start { .. } | Change::Version => vec![],
+            Change::Start { .. } | Change::Restored(_) | Change::Version => vec![],
         }
     }
 

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     cache::{
-        Expired, History, Record, Replaced, RingLimits, Store, Way,
+        Expired, History, HistoryCopy, Record, Replaced, RingLimits, Store, Way,
         writer::{Change, Commit},
     },
     model::{
@@ -275,14 +275,17 @@ impl Hub {
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (change, cache) => {
-                if let (Some(_), Change::Start { because }) = (&cache, change)
-                    && !planted::is(Bug::RewoundSilently)
-                {
-                    let end = StreamEnd::Rewritten(because);
+                let fresh = || History::new(self.limits, version, self.parser.clone());
+                let (history, because) = match change {
+                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
+                    Change::Start { because } => (fresh(), because),
+                    Change::Record(_) | Change::Version => (fresh(), String::new()),
+                };
+                if cache.is_some() && !planted::is(Bug::RewoundSilently) {
                     closed = views.drain();
+                    let end = StreamEnd::Rewritten(because);
                     closed.iter().for_each(|view| view.close(&end));
                 }
-                let history = History::new(self.limits, version, self.parser.clone());
                 *epochs += 1;
                 *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
@@ -629,6 +632,18 @@ impl Hub {
         let inner = self.inner();
         let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
         Some((cached.history.way_from(version).is_ok(), cached.version))
+    }
+
+    /// Goes on with a copy of the history of this epoch, as [`History::copy`]; `None` where it is another by now.
+    pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
+        let inner = self.inner();
+        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
+        Some(cached.history.copy(copy, entries_max))
+    }
+
+    /// How much history is kept.
+    pub fn limits(&self) -> RingLimits {
+        self.limits
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.
