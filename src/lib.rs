@@ -48,6 +48,8 @@ pub mod server;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "server")]
+mod sync;
+#[cfg(feature = "server")]
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;

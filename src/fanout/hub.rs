@@ -6,7 +6,7 @@
 
 use std::{
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -40,6 +40,7 @@ use crate::{
     },
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    sync::{Mutex, MutexGuard},
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
 };
 
@@ -240,6 +241,9 @@ impl Hub {
         }
         inner.message.clear();
         let Inner { cache, views, epochs, .. } = &mut *inner;
+        if planted::is(Bug::HeadBeforeAppend) {
+            self.head.send_replace(Some(version));
+        }
         let (mut dispatched, mut closed) = (0, Vec::new());
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
@@ -347,11 +351,17 @@ impl Hub {
         inner.cache = None;
         inner.synced_since = None;
         let views = inner.views.drain();
+        if planted::is(Bug::WokenBeforeTheEnd) {
+            views.iter().for_each(|view| {
+                view.wake();
+            });
+        }
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
         self.enter(phase);
         drop(inner);
-        views.iter().for_each(|view| {
+        let wakes = !planted::is(Bug::WokenBeforeTheEnd);
+        views.iter().filter(|_| wakes).for_each(|view| {
             view.wake();
         });
         // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
@@ -439,9 +449,13 @@ impl Hub {
                 Place { resume: Some(version), ..place }
             }
         };
+        if planted::is(Bug::SubscribedInTwoSections) {
+            drop(inner);
+            inner = self.inner();
+        }
         let at_view = view.join(bell.clone());
-        if views.get(&key).is_none() {
-            views.insert(view.clone());
+        if inner.views.get(&key).is_none() {
+            inner.views.insert(view.clone());
         }
         inner.subscribers += 1;
         inner.used_at = Instant::now();
