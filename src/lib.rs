@@ -53,3 +53,10 @@ mod sync;
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
+
+#[cfg(test)]
+extern crate self as kubefan;
+
+#[cfg(all(test, feature = "server", feature = "client"))]
+#[path = "../fuzz/checks.rs"]
+mod fuzz;
