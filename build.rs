@@ -7,7 +7,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What tests plant to see that it is found: src/planted.rs.
     println!("cargo:rustc-check-cfg=cfg(planted_bugs)");
     println!("cargo:rerun-if-env-changed=KUBEFAN_PLANTED_BUGS");
-    if env::var_os("KUBEFAN_PLANTED_BUGS").is_some_and(|set| !set.is_empty()) {
+    let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    // Its tests plant bugs too.
+    println!("cargo:rustc-check-cfg=cfg(shuttle)");
+    println!("cargo:rerun-if-env-changed=KUBEFAN_SHUTTLE");
+    if set("KUBEFAN_SHUTTLE") {
+        println!("cargo:rustc-cfg=shuttle");
+    }
+    if set("KUBEFAN_PLANTED_BUGS") || set("KUBEFAN_SHUTTLE") {
         println!("cargo:rustc-cfg=planted_bugs");
     }
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);

@@ -51,8 +51,17 @@ pub mod server;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "server")]
+mod sync;
+#[cfg(feature = "server")]
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
 #[cfg(feature = "server")]
 pub mod watch;
+
+#[cfg(test)]
+extern crate self as kubefan;
+
+#[cfg(all(test, feature = "server", feature = "client"))]
+#[path = "../fuzz/checks.rs"]
+mod fuzz;

@@ -6,7 +6,7 @@
 
 use std::{
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -38,6 +38,7 @@ use crate::{
     },
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    sync::{Mutex, MutexGuard},
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
     watch,
 };
@@ -266,6 +267,9 @@ impl Hub {
         }
         inner.message.clear();
         let Inner { cache, views, epochs, .. } = &mut *inner;
+        if planted::is(Bug::HeadBeforeAppend) {
+            self.head.send_replace(Some(version));
+        }
         let (mut dispatched, mut closed) = (0, Vec::new());
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
@@ -404,11 +408,17 @@ impl Hub {
         inner.proven_at = None;
         inner.synced_since = None;
         let views = inner.views.drain();
+        if planted::is(Bug::WokenBeforeTheEnd) {
+            views.iter().for_each(|view| {
+                view.wake();
+            });
+        }
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
         self.enter(phase);
         drop(inner);
-        views.iter().for_each(|view| {
+        let wakes = !planted::is(Bug::WokenBeforeTheEnd);
+        views.iter().filter(|_| wakes).for_each(|view| {
             view.wake();
         });
         // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
@@ -502,9 +512,13 @@ impl Hub {
             }
         };
         let place = self.admit(place, terms.pass.clone()).map_err(Refusal::Exhausted)?;
+        if planted::is(Bug::SubscribedInTwoSections) {
+            drop(inner);
+            inner = self.inner();
+        }
         let at_view = view.join(bell.clone());
-        if views.get(&key).is_none() {
-            views.insert(view.clone());
+        if inner.views.get(&key).is_none() {
+            inner.views.insert(view.clone());
         }
         inner.subscribers += 1;
         inner.used_at = Instant::now();
