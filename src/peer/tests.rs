@@ -317,3 +317,12 @@ async fn another_cache_is_refused_and_so_is_too_much() {
     let taken = parts(&cache, 10, 1000, now).into_iter().try_for_each(|part| small.take(part));
     assert!(matches!(taken, Err(PeerError::TooLarge(100))), "{taken:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_record_is_as_old_here_as_it_is_there() {
+    let cache = cache(&[Step::Put { name: 1, label: 1, filler: 1 }], 10, false, Instant::now());
+    tokio::time::advance(Duration::from_secs(600)).await;
+    let now = Instant::now();
+    let (_, history, _) = restored(decode(parts(&cache, 10, 1000, now), limits(10), false).unwrap());
+    assert_eq!(history.ring().age(now), Duration::from_secs(600), "it is let go of when it would have been");
+}
