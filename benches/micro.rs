@@ -109,7 +109,7 @@ mod ring {
         let ((mut ring, mut cache), now) = (full(), Instant::now());
         bencher.with_inputs(|| cache.events(1).swap_remove(0)).bench_local_values(|event| {
             ring.push(Record::Event(event), now);
-            ring.evict(now, 0, 0)
+            ring.evict(now, 0, 0, 1.0)
         });
     }
 
@@ -253,6 +253,7 @@ mod upstream {
         let target = Target {
             gvr: kind.gvr.clone(),
             kind: "Pod".to_owned(),
+            namespaced: true,
             scope: Scope::Cluster,
             field_selector: String::new(),
         };
@@ -298,7 +299,7 @@ mod upstream {
             .counter(bytes)
             .with_inputs(|| {
                 let mut reflector = reflector(&kind, &page(&[]), &watch);
-                steps(&runtime, &mut reflector, |step| matches!(step, Step::Watching));
+                steps(&runtime, &mut reflector, |step| matches!(step, Step::Watching { .. }));
                 reflector
             })
             .bench_local_refs(|reflector| {
@@ -413,7 +414,7 @@ mod snapshot {
         let (_, created) = Pods::new(50, &[]);
         let objects = created.iter().map(|json| kind.parse(json)).collect();
         match list(&mut CacheWriter::default(), objects, 1000) {
-            Some(Commit { store, change: Change::Start, .. }) => store,
+            Some(Commit { store, change: Change::Start { .. }, .. }) => store,
             _ => Store::default(),
         }
     }

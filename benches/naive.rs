@@ -75,6 +75,9 @@ enum Command {
         /// Taken and not used
         #[arg(long)]
         admin_listen: Option<String>,
+        /// The same
+        #[arg(long)]
+        ring_events_max: Option<usize>,
         /// pods, and nothing else
         #[arg(long, value_parser = ["pods"])]
         resource: String,
@@ -102,6 +105,8 @@ impl Hub {
     fn apply(&self, update: Update) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match update {
+            // A list follows.
+            Update::WentBack { .. } => {}
             Update::ListBegin { .. } => *state = State::default(),
             Update::ListItem(object) => {
                 let event = event(Kind::Added, &object);
@@ -220,7 +225,8 @@ async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::e
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])));
     let metrics = Arc::new(Metrics::new(prometheus::Registry::new())?).cache(&gvr, &Scope::Cluster);
-    let target = Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, field_selector: String::new() };
+    let target =
+        Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
     let options = ReflectorOptions {
         page_size: 500,
         watch_list: true,

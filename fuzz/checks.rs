@@ -86,7 +86,8 @@ pub(crate) fn upstream(data: &[u8]) {
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
     let metrics =
         Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(&gvr, &Scope::Cluster);
-    let target = Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, field_selector: String::new() };
+    let target =
+        Target { gvr, namespaced: true, kind: "Pod".to_owned(), scope: Scope::Cluster, field_selector: String::new() };
     let options = ReflectorOptions {
         page_size: 2,
         watch_list: flags & 1 != 0,
@@ -100,13 +101,13 @@ pub(crate) fn upstream(data: &[u8]) {
         for _ in 0..STEPS_MAX {
             let update = match reflector.step().await {
                 Ok(Step::Update { update, .. }) => update,
-                Ok(Step::Watching | Step::Ended { .. }) => continue,
+                Ok(Step::Watching { .. } | Step::Ended { .. }) => continue,
                 Err(_) => return,
             };
             let reached = writer.version();
             match writer.apply(update) {
                 Ok(Some(commit)) => {
-                    let is_start = matches!(commit.change, Change::Start);
+                    let is_start = matches!(commit.change, Change::Start { .. });
                     assert!(is_start || reached.is_none_or(|reached| reached <= commit.version), "{reached:?}");
                     commit.store.iter().for_each(|object| reads_back(object, &parser));
                 }
@@ -175,8 +176,8 @@ impl Catalog for Nothing {
         std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
     }
 
-    fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
-        tokio::sync::watch::Sender::new(0).subscribe()
+    fn changes(&self) -> kubefan::watch::Receiver<u64> {
+        kubefan::watch::Sender::new(0).subscribe()
     }
 
     fn list(&self) -> Vec<ResourceStatus> {

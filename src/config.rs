@@ -75,10 +75,18 @@ pub struct ServeConfig {
     pub keepalive_timeout: time::Duration,
     /// A snapshot that makes no progress for so long ends.
     pub snapshot_stall_timeout: time::Duration,
+    /// Snapshots, lists and catch-ups that are sent at a time.
+    pub snapshots_max: usize,
+    /// How long others wait for their turn.
+    pub snapshot_queue_timeout: time::Duration,
+    /// What the process may take in memory, in bytes; `None`: four fifths of the limit of its cgroup, if that has one.
+    pub memory_bytes_max: Option<u64>,
     /// Streams have so long to end when the process is to stop.
     pub drain_timeout: time::Duration,
     /// How long events may wait for more under load.
     pub coalesce_max: time::Duration,
+    /// Beyond this age of upstream's last proof nobody reads; `None`: whatever the age.
+    pub staleness_max: Option<time::Duration>,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -123,6 +131,8 @@ pub struct UpstreamConfig {
     pub request_timeout: time::Duration,
     /// How often schema and server version are compared.
     pub schema_check_interval: time::Duration,
+    /// How often each cache is compared with upstream; `None`: never.
+    pub self_check_interval: Option<time::Duration>,
     /// Exit when the apiserver cannot be reached at the start.
     pub required: bool,
 }
@@ -165,6 +175,9 @@ impl Default for ServeConfig {
             tls: None,
             connections_max: 50_000,
             subscribers_max: 50_000,
+            snapshots_max: 256,
+            snapshot_queue_timeout: seconds(10),
+            memory_bytes_max: None,
             max_concurrent_streams: 1000,
             // Requests are a target and a version: anything long is a mistake or an attack.
             message_bytes_max: 64 << 10,
@@ -174,6 +187,7 @@ impl Default for ServeConfig {
             // Well below the 30 s that a pod is given.
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
+            staleness_max: None,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -183,6 +197,7 @@ impl Default for ServeConfig {
                 idle_timeout: seconds(90),
                 request_timeout: seconds(60),
                 schema_check_interval: seconds(30),
+                self_check_interval: Some(seconds(5 * 60)),
                 required: false,
             },
             resources: Vec::new(),
@@ -242,6 +257,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("admin_listen", default.admin_listen.to_string()),
         ("connections_max", default.connections_max.to_string()),
         ("subscribers_max", default.subscribers_max.to_string()),
+        ("snapshots_max", default.snapshots_max.to_string()),
+        ("snapshot_queue_timeout", span(default.snapshot_queue_timeout)),
         ("max_concurrent_streams", default.max_concurrent_streams.to_string()),
         ("max_message_size", ByteSize(default.message_bytes_max as u64).to_string()),
         ("keepalive_interval", span(default.keepalive_interval)),
@@ -254,6 +271,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),
         ("request_timeout", span(default.upstream.request_timeout)),
         ("schema_check_interval", span(default.upstream.schema_check_interval)),
+        ("self_check_interval", span(default.upstream.self_check_interval.unwrap_or_default())),
         ("cache_compression", "off".to_owned()),
         ("ring_events_max", default.ring.events_max.to_string()),
         ("ring_age_max", span(default.ring.age_max)),

@@ -53,6 +53,8 @@ mod sync;
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
+#[cfg(feature = "server")]
+pub mod watch;
 
 #[cfg(test)]
 extern crate self as kubefan;

@@ -11,7 +11,7 @@ use kubefan::{
         writer::{Change, Commit},
     },
     fanout::{
-        Bell, Hub, Line, Rung, Start, Subscription,
+        Bell, Gate, GateLimits, Hub, HubOptions, Line, Rung, Start, Subscription,
         log::{LogEntry, Seen},
     },
     model::{
@@ -147,7 +147,10 @@ impl Cache {
             ring_age_max: Duration::from_secs(3600),
             residue_bytes_max: None,
         };
-        let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), limits, Duration::ZERO, kind.metrics());
+        let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
+        let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
+        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate: Gate::new(gate, all.gate()) };
+        let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics());
         let (pods, created) = Pods::new(count, left_out);
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };
         let objects: Vec<_> = created.iter().map(|json| cache.kind.parse(json)).collect();

@@ -8,13 +8,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::informer::{Shared, generator};
+use super::informer::Shared;
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
     fanout::{Ahead, Refusal, Served},
@@ -28,6 +25,7 @@ use crate::{
         Reflector, UpstreamError,
         reflector::{ReflectorError, Step, Target},
     },
+    watch,
 };
 
 /// How long it is waited for others who come back: the oldest version that they ask for is where it begins.
@@ -69,13 +67,15 @@ struct Inner {
 #[derive(Clone)]
 struct Run {
     from: ResourceVersion,
+    /// Not below this: who asked from here is not told again what came before.
+    to: ResourceVersion,
     needs_state: bool,
     outcome: Arc<watch::Sender<Option<Outcome>>>,
 }
 
 impl Run {
     fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
-        self.from <= version && (self.needs_state || !needs_state)
+        self.from <= version && version <= self.to && (self.needs_state || !needs_state)
     }
 }
 
@@ -133,8 +133,9 @@ impl Backfiller {
             return Ok(Joined::Waits(running.clone()));
         }
         let first = inner.running.is_none() && inner.next.is_none();
-        let next = inner.next.get_or_insert_with(|| Run { from: version, needs_state, outcome: Arc::default() });
-        next.from = next.from.min(version);
+        let next =
+            inner.next.get_or_insert_with(|| Run { from: version, to: version, needs_state, outcome: Arc::default() });
+        (next.from, next.to) = (next.from.min(version), next.to.max(version));
         next.needs_state |= needs_state;
         let next = next.clone();
         drop(inner);
@@ -154,7 +155,7 @@ impl Backfiller {
                 inner.running.clone()
             };
             let Some(run) = run else { return };
-            let outcome = match timeout(BACKFILL_TIMEOUT, self.read(run.from, run.needs_state)).await {
+            let outcome = match timeout(BACKFILL_TIMEOUT, self.confirmed((run.from, run.to), run.needs_state)).await {
                 Ok(outcome) => outcome.map(Arc::new),
                 Err(_) => {
                     let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", run.from);
@@ -200,7 +201,24 @@ impl Backfiller {
         });
     }
 
-    async fn read(&self, from: ResourceVersion, needs_state: bool) -> Result<Backfill, Refusal> {
+    /// What upstream tells, if it is still the cluster that the cache is of.
+    async fn confirmed(
+        &self,
+        span: (ResourceVersion, ResourceVersion),
+        needs_state: bool,
+    ) -> Result<Backfill, Refusal> {
+        let upstream = &self.shared.upstream;
+        let doubt = upstream.doubt();
+        let backfill = self.read(span, needs_state).await?;
+        upstream.confirm(doubt).await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        Ok(backfill)
+    }
+
+    async fn read(
+        &self,
+        (from, to): (ResourceVersion, ResourceVersion),
+        needs_state: bool,
+    ) -> Result<Backfill, Refusal> {
         let Served { gvr, scope, parser, hub, .. } = &self.served;
         let Some(Ahead { epoch, store, .. }) = hub.ahead() else {
             return Err(Refusal::Unavailable(format!("{gvr} is not synced")));
@@ -208,14 +226,16 @@ impl Backfiller {
         let target = Target {
             gvr: gvr.clone(),
             kind: hub.resource().kind.clone(),
+            namespaced: self.served.namespaced,
             scope: scope.clone(),
             field_selector: self.shared.upstream_field_selector.clone(),
         };
         let counted = hub.clone();
         let open_watch = Arc::new(move || counted.metrics().upstream_watch(WatchPurpose::Backfill));
         let (upstream, options) = (self.shared.upstream.clone(), self.shared.reflector);
-        let mut reflector = Reflector::new(upstream, target, parser.clone(), options, open_watch, generator())
-            .backfilling(from, needs_state);
+        let mut reflector =
+            Reflector::new(upstream, target, parser.clone(), options, open_watch, self.shared.generator())
+                .backfilling(from, needs_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::new(LIMITS, from);
         loop {
@@ -224,7 +244,7 @@ impl Backfiller {
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),
                 Update::Bookmark(version) => Some(*version),
-                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) => None,
+                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) | Update::WentBack { .. } => None,
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
@@ -244,12 +264,12 @@ impl Backfiller {
                     && !(leads_on && planted::is(Bug::SpliceDrops))
                 {
                     ring.push(record, received);
-                    ring.evict(received, 0, 0);
+                    ring.evict(received, 0, 0, 1.0);
                 }
                 if ring.floor() != from {
                     return Err(self.expired(from).into());
                 }
-                if leads_on {
+                if leads_on && at >= to {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: needs_state });
                 }
                 continue;
@@ -284,7 +304,7 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
         let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         return Ok(match commit.map(|commit| commit.change) {
             Some(Change::Record(record)) => Some(record),
-            Some(Change::Start | Change::Version) | None => None,
+            Some(Change::Start { .. } | Change::Version) | None => None,
         });
     }
     let Update::Event(kind, object) = update else { return Ok(None) };

@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use tokio::sync::watch;
-
 use super::registry::{Cache, Registry};
 use crate::{
     cache::Backfill,
@@ -11,6 +9,7 @@ use crate::{
     model::{GroupVersionResource, ResourceVersion, Scope},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
+    watch,
 };
 
 impl Catalog for Arc<Registry> {

@@ -21,6 +21,7 @@ use crate::{
         Reflector, Upstream, UpstreamError,
         backoff::{Backoff, BackoffOptions},
         discovery::{Discovery, DiscoveryError, SchemaFingerprint},
+        identity::Doubt,
         reflector::{ReflectorError, ReflectorOptions, Step, Target},
     },
 };
@@ -47,6 +48,16 @@ pub struct Shared {
     pub schema_check_interval: Duration,
     /// Whether the current objects are kept packed too.
     pub cache_compression: bool,
+    /// Decides the jitter, for simulations; unset means by chance.
+    pub seed: Option<u64>,
+}
+
+impl Shared {
+    /// A generator for jitter, for one retry loop.
+    #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+    pub(super) fn generator(&self) -> StdRng {
+        self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
+    }
 }
 
 /// Why an informer stopped by itself.
@@ -68,6 +79,10 @@ pub struct Informer {
     backoff: Backoff,
     random: StdRng,
     forbidden_since: Option<Instant>,
+    /// Why the list under way has begun, and as of when it is true.
+    listing: Option<(&'static str, Instant)>,
+    /// Set where a connection may have broken: nothing that came after it is believed before upstream was asked who it is.
+    doubt: Option<Doubt>,
 }
 
 /// How often the task that reads upstream's socket gets its turn before it is believed that there is nothing more.
@@ -81,6 +96,7 @@ impl Informer {
         let target = Target {
             gvr: served.gvr.clone(),
             kind: served.hub.resource().kind.clone(),
+            namespaced: served.namespaced,
             scope: served.scope.clone(),
             field_selector: shared.upstream_field_selector.clone(),
         };
@@ -91,9 +107,10 @@ impl Informer {
             served.parser.clone(),
             shared.reflector,
             Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
-            generator(),
+            shared.generator(),
         );
-        let writer = CacheWriter::new(shared.cache_compression);
+        let (writer, random) = (CacheWriter::new(shared.cache_compression), shared.generator());
+        let doubt = Some(shared.upstream.doubt());
         Self {
             shared,
             served,
@@ -101,8 +118,10 @@ impl Informer {
             reflector,
             writer,
             backoff: Backoff::new(BackoffOptions::default()),
-            random: generator(),
+            random,
             forbidden_since: None,
+            listing: None,
+            doubt,
         }
     }
 
@@ -122,16 +141,23 @@ impl Informer {
         loop {
             let stopped = match self.step(&mut untold).await {
                 Ok(Step::Update { update, received }) => self.apply(update, received).await,
-                Ok(Step::Watching) => {
+                Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
-                    self.served.hub.live();
+                    if self.is_believed(None).await {
+                        self.served.hub.live();
+                        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
+                    }
                     None
                 }
                 Ok(Step::Ended { reason }) => {
+                    self.doubt = Some(self.shared.upstream.doubt());
                     self.served.hub.metrics().watch_restart(reason);
                     None
                 }
-                Err(error) => self.handle(error).await,
+                Err(error) => {
+                    self.doubt = Some(self.shared.upstream.doubt());
+                    self.handle(error).await
+                }
             };
             if let Some(stopped) = stopped {
                 return stopped;
@@ -156,14 +182,49 @@ impl Informer {
         step.await
     }
 
+    /// Whether what was read is of the cluster that this cache is of. If not, or if that cannot be told, it is as if it had not been
+    /// read, and after a wait it is read again. `list` is why a list has just begun.
+    async fn is_believed(&mut self, list: Option<&'static str>) -> bool {
+        let Some(doubt) = self.doubt else { return true };
+        let Err(error) = self.shared.upstream.confirm(doubt).await else {
+            self.doubt = None;
+            return true;
+        };
+        let hub = &self.served.hub;
+        hub.wake();
+        hub.metrics().watch_restart(error.reason());
+        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "not believed");
+        hub.trouble(error.to_string());
+        match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
+            (None, Some(version)) => self.reflector.go_on_from(version),
+            (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
+        }
+        self.wait(error.retry_after()).await;
+        self.doubt = Some(self.shared.upstream.doubt());
+        false
+    }
+
     async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {
+        let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
+        if !matches!(update, Update::ListItem(_)) && !self.is_believed(list).await {
+            return None;
+        }
         let hub = &self.served.hub;
         match &update {
             Update::ListBegin { reason } => {
                 hub.metrics().relist(reason);
+                self.listing = Some((reason, received));
+                // Its pages may come from more than one connection: it is asked about again when they are all there.
+                self.doubt = Some(self.shared.upstream.doubt());
                 info!(resource = %self.served.gvr, reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
+            Update::WentBack { reached } => {
+                let message = format!("the cluster is at version {reached}, below what it had told; listing again");
+                warn!(resource = %self.served.gvr, message);
+                hub.wake();
+                hub.trouble(message);
+            }
             _ => {}
         }
         let first = self.writer.version().is_none();
@@ -173,7 +234,17 @@ impl Informer {
                 tokio::task::yield_now().await;
             }
         }
-        match self.writer.apply(update) {
+        let proven_at = match &update {
+            Update::Event(..) | Update::Bookmark(_) => Some(received),
+            // Consistent when it was asked for; it may have taken long.
+            Update::ListEnd(_) => self.listing.take().map(|(_, begun)| begun),
+            Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
+        };
+        let applied = self.writer.apply(update);
+        if let (Some(at), Ok(_)) = (proven_at, &applied) {
+            hub.proved(at);
+        }
+        match applied {
             Ok(Some(commit)) => {
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
@@ -208,7 +279,12 @@ impl Informer {
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {
                 let resource = &self.served.gvr;
-                return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}")));
+                let doubt = self.doubt.unwrap_or_else(|| self.shared.upstream.doubt());
+                match self.shared.upstream.confirm(doubt).await {
+                    Ok(()) => return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}"))),
+                    // What another cluster does not serve says nothing about this one.
+                    Err(error) => hub.trouble(error.to_string()),
+                }
             }
             Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
             _ => {
@@ -244,12 +320,6 @@ async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.doubt();
     let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
-}
-
-/// A generator for jitter, for one retry loop.
-#[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
-pub(super) fn generator() -> StdRng {
-    StdRng::from_rng(&mut rand::rng())
 }
 
 /// Completes when the schema of a resource, or the server's version, is another than `known`, or than when it was first asked for:

@@ -2,9 +2,11 @@
 
 mod backfill;
 mod catalog;
+mod governor;
 pub mod informer;
 pub mod on_demand;
 pub mod registry;
+mod self_check;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -23,6 +25,7 @@ use self::{
 use crate::{
     cache::RingLimits,
     config::{CacheCompression, ServeConfig, WatchListMode},
+    fanout::GateLimits,
     proto::DESCRIPTORS,
     server::{
         Server, ServerOptions,
@@ -134,6 +137,11 @@ impl App {
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let registry = registry(&config, &upstream, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
+        let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
+        if let Some(bytes_max) = memory_max.or_else(governor::default_budget) {
+            let governor = governor::govern(registry.clone(), metrics.clone(), bytes_max);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
+        }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
         info!(apiserver = upstream.server(), "started");
@@ -178,6 +186,7 @@ fn registry(
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
+        seed: None,
     };
     let options = RegistryOptions {
         resources: config.resources.clone(),
@@ -189,6 +198,9 @@ fn registry(
             residue_bytes_max: config.ring.residue_bytes_max.map(limit),
         },
         coalesce_max: config.coalesce_max,
+        gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
+        staleness_max: config.staleness_max,
+        self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {

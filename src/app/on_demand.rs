@@ -186,6 +186,7 @@ impl Registry {
         let cache = self.start(resolved, &id)?;
         let mut phase = cache.served.hub.phase();
         tokio::select! {
+            biased;
             // Not synced by then: the reader is told so, with a delay.
             _ = timeout(FIRST_SYNC_TIMEOUT, phase.wait_for(|phase| *phase != Phase::Syncing)) => {}
             () = cache.stop.cancelled() => {}

@@ -10,7 +10,7 @@ use std::{
 
 use dashmap::DashMap;
 use tokio::{
-    sync::watch,
+    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -19,12 +19,12 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
-    informer::{Informer, Shared, Stopped, generator, schema_changed},
+    informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
 };
 use crate::{
-    cache::RingLimits,
-    fanout::{Hub, HubStatus, Phase, Served, StreamEnd},
+    cache::{RingLimits, writer::SELF_CHECK},
+    fanout::{Gate, GateLimits, Hub, HubOptions, HubStatus, Phase, Served, StreamEnd},
     model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
     server::admin::Readiness,
@@ -33,6 +33,7 @@ use crate::{
         backoff::Backoff,
         discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
     },
+    watch,
 };
 
 /// What the registry is told.
@@ -46,8 +47,14 @@ pub struct RegistryOptions {
     pub ring: RingLimits,
     /// How long a wave of wake-ups may be held back under load.
     pub coalesce_max: Duration,
+    /// How many may pin state at once.
+    pub gate: GateLimits,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
+    /// How old the proof of a state may be that is read; `None`: as old as it gets.
+    pub staleness_max: Option<Duration>,
+    /// How often each cache is compared with upstream; `None`: never.
+    pub self_check_interval: Option<Duration>,
 }
 
 /// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
@@ -64,6 +71,8 @@ pub(super) struct Cache {
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
+    /// Told when a self-check has found a difference.
+    pub(super) suspect: Notify,
 }
 
 /// A resource that was found, and the fields it can be selected by.
@@ -92,6 +101,7 @@ pub struct Registry {
     pub(super) shared: Shared,
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
     pub(super) caches: DashMap<CacheId, Arc<Cache>>,
     pub(super) missing: DashMap<String, Missing>,
     /// What readers asked for in vain, when, and why.
@@ -111,9 +121,11 @@ impl Registry {
             (name.clone(), Missing { phase: Phase::Syncing, message: "the apiserver was not asked yet".to_owned() })
         });
         let missing = missing.collect();
+        let gate = Gate::new(options.gate, metrics.gate());
         Arc::new(Self {
             shared,
             options,
+            gate,
             metrics,
             caches: DashMap::new(),
             missing,
@@ -123,6 +135,15 @@ impl Registry {
             changes: watch::Sender::new(0),
             stop,
         })
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        HubOptions { limits: self.options.ring, coalesce_max: self.options.coalesce_max, gate: self.gate.clone() }
+    }
+
+    /// Who may pin state.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Keeps every configured resource cached, and drops idle ones, until the registry is stopped.
@@ -136,7 +157,11 @@ impl Registry {
         if let Some(on_demand) = self.options.on_demand {
             tasks.spawn(self.clone().drop_idle(on_demand.on_demand_idle_timeout));
         }
+        if let Some(interval) = self.options.self_check_interval {
+            tasks.spawn(self.clone().check_all(interval));
+        }
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => {}
             () = async { while tasks.join_next().await.is_some() {} } => self.stop.cancelled().await,
         }
@@ -144,7 +169,7 @@ impl Registry {
 
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
-        let (mut backoff, mut random) = (Backoff::default(), generator());
+        let (mut backoff, mut random) = (Backoff::default(), self.shared.generator());
         loop {
             let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
@@ -276,13 +301,14 @@ impl Registry {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
             fields: fields.clone(),
-            hub: Hub::new(resource, parser.clone(), self.options.ring, self.options.coalesce_max, metrics),
+            hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
             parser,
             scope: scope.clone(),
         };
+        served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
-        let stop = self.stop.child_token();
-        let cache = Arc::new(Cache { name: name.to_owned(), served, backfiller, on_demand, stop });
+        let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
+        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -312,15 +338,27 @@ impl Registry {
         let mut informer = Informer::new(self.shared.clone(), served.clone(), allowance);
         loop {
             let stopped = tokio::select! {
+                biased;
                 () = cache.stop.cancelled() => {
                     let message = format!("{} is no longer cached on demand", served.gvr);
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
                     return ended(Phase::Syncing, message, false);
                 }
                 stopped = informer.run() => stopped,
+                () = cache.suspect.notified() => {
+                    hub.wake();
+                    informer.relist(SELF_CHECK);
+                    continue;
+                }
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     known = Some(now);
                     hub.wake();
+                    let upstream = &self.shared.upstream;
+                    if upstream.confirm(upstream.doubt()).await.is_err() {
+                        // Another cluster's schema, or nobody's: the list tells when it can be had.
+                        informer.relist("schema_changed");
+                        continue;
+                    }
                     if self.is_same(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
                         informer.relist("schema_changed");
@@ -375,14 +413,20 @@ impl Registry {
     pub fn readiness(&self) -> Readiness {
         let mut lines = Vec::new();
         for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
-            let HubStatus { phase, message, .. } = cache.served.hub.status();
+            let HubStatus { phase, message, age, .. } = cache.served.hub.status();
+            let proven = age.map(|age| format!("; proven {}s ago", age.as_secs())).unwrap_or_default();
             // An outage after the first sync does not take a replica out: it serves, and the others are no better off.
-            lines.push((phase.serves(), line(&title(&cache.name, &cache.served.scope), phase, &message)));
+            let refused = self.options.staleness_max.is_some_and(|max| age.is_some_and(|age| age > max));
+            lines.push((
+                phase.serves() && !refused,
+                line(&title(&cache.name, &cache.served.scope), phase, &message) + &proven,
+            ));
         }
         for missing in self.missing.iter() {
             // A resource that does not exist is answered with NOT_FOUND, which is an answer.
             lines.push((missing.phase == Phase::NotFound, line(missing.key(), missing.phase, &missing.message)));
         }
+        lines.extend(self.shared.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
         lines.sort_by(|(_, a), (_, b)| a.cmp(b));
         (lines.iter().all(|(ok, _)| *ok), lines)
     }

@@ -36,12 +36,14 @@ pub struct History {
     parser: Arc<ObjectParser>,
     ring: EventRing,
     residue: Residue,
+    /// What it may take of its usual size.
+    share: f64,
 }
 
 impl History {
     /// A history that starts after `floor`, of objects that `parser` reads.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor) }
+        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor), share: 1.0 }
     }
 
     /// The recent events.
@@ -61,12 +63,15 @@ impl History {
 
     /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let gone = self.ring.evict(now, store_bytes, log_bytes);
-        if !gone.is_empty() {
-            gone.iter().for_each(|record| self.residue.push(record, &self.parser));
-            self.residue.evict(self.limits.residue_bytes_max(store_bytes));
-        }
+        let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        gone.iter().for_each(|record| self.residue.push(record, &self.parser));
+        self.residue.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
         gone
+    }
+
+    /// Keeps a share of its usual size from the next eviction on.
+    pub fn keep(&mut self, share: f64) {
+        self.share = share;
     }
 
     /// The oldest version that something leads on from.
@@ -79,11 +84,11 @@ impl History {
         let Err(expired) = self.ring.since(version) else { return Ok(Way::Ring) };
         // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
         let inside_a_gap = version >= self.ring.floor();
-        if inside_a_gap || !self.residue.knows(version) {
-            let oldest = if inside_a_gap { expired.oldest } else { self.oldest() };
-            return Err(Expired { requested: version, oldest });
+        let oldest = if inside_a_gap { expired.oldest } else { self.residue.known_from(version) };
+        match oldest == version {
+            true => Ok(Way::Residue),
+            false => Err(Expired { requested: version, oldest }),
         }
-        Ok(Way::Residue)
     }
 
     /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes

@@ -3,6 +3,7 @@
 //! Everything here is plain data without locks, clocks or I/O; [`crate::fanout::Hub`] publishes it to readers.
 
 pub mod backfill;
+pub mod comparison;
 pub mod history;
 pub mod residue;
 pub mod ring;

@@ -105,9 +105,11 @@ impl Residue {
         self.floor
     }
 
-    /// Whether `version` lies at or above the floor, and not inside a gap.
-    pub fn knows(&self, version: ResourceVersion) -> bool {
-        version >= self.floor && !self.gaps.iter().any(|(from, to)| *from < version && version < *to)
+    /// The oldest version, not before this one, whose later changes are all known: at or above the floor, and not inside a gap.
+    pub fn known_from(&self, version: ResourceVersion) -> ResourceVersion {
+        let version = version.max(self.floor);
+        let gap = self.gaps.iter().find(|(from, to)| *from < version && version < *to);
+        gap.map_or(version, |(_, to)| *to)
     }
 
     /// The changes from after one version up to another, newest first.

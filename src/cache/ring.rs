@@ -187,12 +187,12 @@ impl EventRing {
         changes.binary_search_by_key(&version, |event| event.version()).ok().map(|at| &changes[at])
     }
 
-    /// Lets go of what is over the limits by `now`; gives the records that are gone, oldest first.
+    /// Lets go of what is over the limits by `now`, of which the bytes count by `share`, from 0 to 1; gives the records that are gone, oldest first.
     ///
     /// `log_bytes` is what all views' logs of these records take. Where that is over [`RingLimits::LOG_BYTES_MAX`], history is
     /// shortened in proportion: subscribers with selectors of their own must not be able to fill the memory.
-    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let mut bytes_max = self.limits.bytes_max(store_bytes);
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize, share: f64) -> Vec<Record> {
+        let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
         // What is held plainly for convenience is no reason to forget.
         while self.bytes > bytes_max && self.fresh > 0 {
             self.settle_next();
@@ -306,7 +306,7 @@ mod tests {
 
     fn push(ring: &mut EventRing, record: Record) {
         ring.push(record, Instant::now());
-        ring.evict(Instant::now(), 0, 0);
+        ring.evict(Instant::now(), 0, 0, 1.0);
     }
 
     fn since(ring: &EventRing, number: u64) -> Result<Vec<u64>, u64> {
@@ -433,7 +433,7 @@ mod tests {
             for _ in 0..40_000 {
                 number += 1;
                 ring.push(event(number), Instant::now());
-                ring.evict(Instant::now(), json_bytes, 0);
+                ring.evict(Instant::now(), json_bytes, 0, 1.0);
             }
             assert!((bytes_max - 1024..=bytes_max).contains(&ring.bytes()), "{} of {bytes_max}", ring.bytes());
         }
@@ -456,8 +456,8 @@ mod tests {
         for number in 11..31 {
             push(&mut ring, event(number));
         }
-        assert_eq!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2).len(), 10);
+        assert_eq!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX * 2, 1.0).len(), 10);
         assert_eq!(ring.len(), 10, "twice the limit leaves half of the history");
-        assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX).is_empty());
+        assert!(ring.evict(Instant::now(), 0, RingLimits::LOG_BYTES_MAX, 1.0).is_empty());
     }
 }

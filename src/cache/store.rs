@@ -10,7 +10,7 @@ use std::{
 
 use imbl::OrdMap;
 
-use crate::model::{ObjectKey, object::Object, selection::Selection};
+use crate::model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
 
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
@@ -77,6 +77,11 @@ impl Store {
     /// All objects, in key order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.values()
+    }
+
+    /// Key and version of every object, in key order.
+    pub fn into_versions(self) -> impl Iterator<Item = (ObjectKey, ResourceVersion)> + Send + use<> {
+        self.objects.into_iter().map(|(key, object)| (key, object.version()))
     }
 
     /// The selected objects from one key to another, both included, in key order.

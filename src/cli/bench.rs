@@ -56,7 +56,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=1_000_000))]
     object_bytes: Option<u32>,
 
-    /// paced: changes per second [default: 200]. snapshot: changes per second meanwhile [default: none]
+    /// paced, stalled: changes per second [default: 200]. snapshot: changes per second meanwhile [default: none]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: Option<u32>,
 
@@ -79,6 +79,10 @@ pub(super) struct BenchArgs {
     /// resume-storm: changes that every subscriber has missed
     #[arg(long, value_name = "COUNT", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     missed: u32,
+
+    /// stalled: how many of the subscribers stop reading, for as long as is measured [default: a twentieth]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    stalled: Option<u32>,
 
     /// Serve and receive over TLS, with a certificate made for the occasion; the floor stays plain
     #[arg(long)]
@@ -199,6 +203,7 @@ impl BenchArgs {
             clients: count(self.clients),
             views: counts(self.views),
             missed: count(self.missed),
+            stalled: self.stalled.map(count),
             tls: self.tls,
             encoding: self.encoding,
             projection: self.projection,

@@ -23,6 +23,8 @@ mod serve;
 mod shutdown;
 #[cfg(feature = "client")]
 mod table;
+#[cfg(all(feature = "client", feature = "server"))]
+mod verify;
 mod version;
 #[cfg(feature = "client")]
 mod watch;
@@ -57,6 +59,8 @@ enum Command {
     Get(get::GetArgs),
     #[cfg(feature = "client")]
     Watch(watch::WatchArgs),
+    #[cfg(all(feature = "client", feature = "server"))]
+    Verify(verify::VerifyArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
 }
@@ -74,6 +78,10 @@ pub enum CliError {
     /// Writing the output failed.
     #[error("error: cannot write the output: {0}")]
     Output(#[from] io::Error),
+    /// Whether what was asked holds could not be told; why, where that was not printed.
+    #[cfg(all(feature = "client", feature = "server"))]
+    #[error("{}", .0.as_deref().unwrap_or_default())]
+    Undetermined(Option<String>),
     /// The errors were printed as they came.
     #[error("")]
     Printed,
@@ -93,8 +101,8 @@ impl CliError {
     }
 }
 
-/// Runs the command line; 0 where it did what was asked, 1 on an error, 2 where the arguments make no sense,
-/// 130 after ctrl-C.
+/// Runs the command line; 0 where it did what was asked, 1 on an error (in `verify`: a difference), 2 where the arguments make no sense
+/// (in `verify`: or where nothing can be told), 130 after ctrl-C.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
@@ -110,6 +118,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(CliError::Printed) => ExitCode::FAILURE,
         // As a shell counts it: 128 and SIGINT.
         Err(CliError::Interrupted) => ExitCode::from(130),
+        #[cfg(all(feature = "client", feature = "server"))]
+        Err(CliError::Undetermined(why)) => {
+            why.into_iter().for_each(|why| eprintln!("{}", why.trim_end().replace('\n', " ")));
+            ExitCode::from(2)
+        }
         Err(error) => {
             eprintln!("{}", error.to_string().trim_end().replace('\n', " "));
             ExitCode::FAILURE
@@ -133,6 +146,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
         #[cfg(feature = "client")]
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
+        #[cfg(all(feature = "client", feature = "server"))]
+        Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }

@@ -111,7 +111,9 @@ mod tests {
             assert!(help.matches("[default:").count() <= 1, "{id}: {help}");
             assert_eq!(
                 named.contains(&id),
-                help.contains("[default:") && !["ring_bytes_max", "residue_bytes_max", "on_demand"].contains(&id),
+                help.contains("[default:")
+                    && !["ring_bytes_max", "residue_bytes_max", "memory_max", "max_staleness", "on_demand"]
+                        .contains(&id),
                 "{id}: {help}"
             );
         }

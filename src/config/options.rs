@@ -81,6 +81,22 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_SNAPSHOT_STALL_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub snapshot_stall_timeout: Option<Duration>,
+    /// Snapshots, lists and catch-ups sent at a time; the others wait for their turn.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SNAPSHOTS_MAX", help_heading = "Serving", value_name = "COUNT")
+    )]
+    pub snapshots_max: Option<usize>,
+    /// How long a snapshot waits for its turn before its reader is told to come back.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SNAPSHOT_QUEUE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub snapshot_queue_timeout: Option<Duration>,
+    /// What the process may take in memory; near it, kubefan keeps less and lets fewer snapshots in
+    /// [default: 80% of the limit of its cgroup, if there is one]
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_MEMORY_MAX", help_heading = "Serving", value_name = "SIZE"))]
+    pub memory_max: Option<ByteSize>,
     /// On SIGTERM, streams have this long to end.
     #[cfg_attr(
         feature = "cli",
@@ -93,6 +109,13 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_COALESCE_MAX", help_heading = "Serving", value_name = "DURATION")
     )]
     pub coalesce_max: Option<Duration>,
+    /// Refuse lists, gets and new watches (UNAVAILABLE) when the apiserver has not proved the state for this long; streams that are
+    /// open go on. At least 90s more than --upstream-idle-timeout [default: never]
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_MAX_STALENESS", help_heading = "Serving", value_name = "DURATION")
+    )]
+    pub max_staleness: Option<Duration>,
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_KUBECONFIG", help_heading = "Upstream", value_name = "FILE"))]
     pub kubeconfig: Option<PathBuf>,
@@ -132,6 +155,12 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_SCHEMA_CHECK_INTERVAL", help_heading = "Upstream", value_name = "DURATION")
     )]
     pub schema_check_interval: Option<Duration>,
+    /// How often each cache is compared with the apiserver's metadata at the same version, and listed again if it differs. 0s: never.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_SELF_CHECK_INTERVAL", help_heading = "Upstream", value_name = "DURATION")
+    )]
+    pub self_check_interval: Option<Duration>,
     /// Exit when the apiserver cannot be reached at the start, instead of trying again.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_REQUIRE_UPSTREAM", help_heading = "Upstream", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub require_upstream: Option<bool>,
@@ -245,7 +274,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, drain_timeout, coalesce_max, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -263,6 +292,7 @@ impl ServeOptions {
                     .to_owned(),
             ));
         }
+        let idle_timeout = span("--upstream-idle-timeout", self.upstream_idle_timeout, default.upstream.idle_timeout)?;
         Ok(ServeConfig {
             listen,
             admin_listen: self.admin_listen.unwrap_or(default.admin_listen),
@@ -271,6 +301,16 @@ impl ServeOptions {
                 .zip(self.tls_private_key_file)
                 .map(|(cert_file, private_key_file)| TlsFiles { cert_file, private_key_file }),
             connections_max: at_least("--connections-max", self.connections_max, 1, default.connections_max)?,
+            snapshots_max: at_least("--snapshots-max", self.snapshots_max, 1, default.snapshots_max)?,
+            snapshot_queue_timeout: span(
+                "--snapshot-queue-timeout",
+                self.snapshot_queue_timeout,
+                default.snapshot_queue_timeout,
+            )?,
+            memory_bytes_max: self
+                .memory_max
+                .map(|given| size("--memory-max", Some(given), 64 << 20, 64 << 20))
+                .transpose()?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(
                 "--max-concurrent-streams",
@@ -294,22 +334,24 @@ impl ServeOptions {
             )?,
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
             coalesce_max: self.coalesce_max.map_or(default.coalesce_max, |given| given.0),
+            staleness_max: self.max_staleness.map(|given| staleness(given, idle_timeout)).transpose()?,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings { kubeconfig: self.kubeconfig, context: self.context },
                 field_selector: self.upstream_field_selector.map(check_field_selector).transpose()?,
                 watch_list: self.watch_list.unwrap_or(default.upstream.watch_list),
                 page_size: at_least("--page-size", self.page_size, 1, default.upstream.page_size)?,
-                idle_timeout: span(
-                    "--upstream-idle-timeout",
-                    self.upstream_idle_timeout,
-                    default.upstream.idle_timeout,
-                )?,
+                idle_timeout,
                 request_timeout: span("--request-timeout", self.request_timeout, default.upstream.request_timeout)?,
                 schema_check_interval: span(
                     "--schema-check-interval",
                     self.schema_check_interval,
                     default.upstream.schema_check_interval,
                 )?,
+                self_check_interval: match self.self_check_interval {
+                    None => default.upstream.self_check_interval,
+                    Some(given) if given.0.is_zero() => None,
+                    given => Some(span("--self-check-interval", given, time::Duration::ZERO)?),
+                },
                 required: self.require_upstream.unwrap_or(default.upstream.required),
             },
             resources,
@@ -406,6 +448,22 @@ fn span(flag: &'static str, given: Option<Duration>, default: time::Duration) ->
         }
         given => Ok(given.map_or(default, |value| value.0)),
     }
+}
+
+/// A resource that was quiet since it was listed is asked about after the idle timeout, and its bookmark comes about a minute later:
+/// below that it would look stale although all is well.
+fn staleness(given: Duration, idle_timeout: time::Duration) -> Result<time::Duration, ConfigError> {
+    const BOOKMARK: time::Duration = time::Duration::from_secs(90);
+    let (least, most) = (idle_timeout + BOOKMARK, time::Duration::from_secs(24 * 3600).max(idle_timeout + BOOKMARK));
+    if given.0 < least || given.0 > most {
+        let (least, most) = (Duration(least), Duration(most));
+        let problem = format!(
+            "must be from {least} to {most}: a quiet resource is proved by bookmarks, about once a minute, the first of them after \
+             --upstream-idle-timeout; with less it would look stale"
+        );
+        return Err(ConfigError::Value { flag: "--max-staleness", value: given.to_string(), problem });
+    }
+    Ok(given.0)
 }
 
 fn names(
@@ -560,6 +618,10 @@ mod tests {
                 "--ring-age-max \"10ms\": must be from 1s to 24h",
             ),
             (
+                ServeOptions { max_staleness: Some("2m".parse().unwrap()), ..Default::default() },
+                "--max-staleness \"2m\": must be from 3m to 24h: a quiet resource",
+            ),
+            (
                 ServeOptions { upstream_field_selector: Some("spec.nodeName".into()), ..Default::default() },
                 "--upstream-field-selector \"spec.nodeName\": \"spec.nodeName\" is no term of a field selector",
             ),
@@ -568,6 +630,8 @@ mod tests {
             let problem = problem(options);
             assert!(problem.starts_with(expected), "{problem}");
         }
+        let enough = ServeOptions { max_staleness: Some("3m".parse().unwrap()), ..Default::default() };
+        assert_eq!(enough.validate().unwrap().staleness_max, Some(time::Duration::from_secs(180)));
         for good in ["pods", "pods.v1.", "widgets.v1.example.com", "Pod"] {
             assert!(is_resource_name(good), "{good}");
         }

@@ -4,13 +4,14 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 /// Bytes that may be kept. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Budget {
     used: Arc<AtomicUsize>,
+    closed: Arc<AtomicBool>,
     bytes_max: usize,
 }
 
@@ -24,11 +25,14 @@ pub struct Share {
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        Self { used: Arc::default(), bytes_max }
+        Self { used: Arc::default(), closed: Arc::default(), bytes_max }
     }
 
     /// Room for so many bytes more; `None` where there is none.
     pub fn take(&self, bytes: usize) -> Option<Share> {
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
         let fits = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.bytes_max);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
         Some(Share { used: self.used.clone(), bytes })
@@ -53,6 +57,14 @@ pub struct Budgets {
     pub projected: Budget,
     /// Compressed snapshots.
     pub chunks: Budget,
+}
+
+impl Budgets {
+    /// Lets nothing more be kept, or lets it again.
+    pub fn open(&self, open: bool) {
+        self.projected.closed.store(!open, Ordering::Relaxed);
+        self.chunks.closed.store(!open, Ordering::Relaxed);
+    }
 }
 
 impl Default for Budgets {

@@ -2,13 +2,12 @@
 
 use std::{future::Future, sync::Arc};
 
-use tokio::sync::watch;
-
 use super::{hub::Hub, outcome::Refusal};
 use crate::{
     cache::Backfill,
     model::{GroupVersionResource, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResourceStatus,
+    watch,
 };
 
 /// A resource that is served, in one scope.

@@ -126,6 +126,12 @@ impl Encoder {
         &self.budgets
     }
 
+    /// Lets go of everything that it keeps to save work.
+    pub fn forget(&self) {
+        *lock(&self.recent) = Recent::default();
+        *lock(&self.projected) = Projected::default();
+    }
+
     /// The format.
     pub fn format(&self) -> &Format {
         &self.format

@@ -10,10 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use tracing::info;
 
@@ -21,6 +18,7 @@ use super::{
     bell::Bell,
     budget::Budgets,
     catch_up::CatchUp,
+    gate::{Gate, Pass},
     outcome::{Refusal, StreamEnd},
     pacer::Pacer,
     prelude::{Head, Part, Prelude, Stuck},
@@ -42,6 +40,7 @@ use crate::{
     proto::v1alpha1::ResolvedResource,
     sync::{Mutex, MutexGuard},
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
+    watch,
 };
 
 /// Whether a resource is served.
@@ -98,6 +97,8 @@ pub struct HubStatus {
     pub subscribers: usize,
     /// When there was last a subscriber or a reader.
     pub used_at: Instant,
+    /// How long ago upstream proved the version ([`Hub::proved`]).
+    pub age: Option<Duration>,
 }
 
 /// State, history and views of one resource and scope.
@@ -105,6 +106,7 @@ pub struct Hub {
     resource: ResolvedResource,
     parser: Arc<ObjectParser>,
     limits: RingLimits,
+    gate: Arc<Gate>,
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
@@ -124,6 +126,10 @@ struct Inner {
     scheduled: bool,
     subscribers: usize,
     used_at: Instant,
+    /// As of when upstream has proved the version.
+    proven_at: Option<Instant>,
+    /// Beyond this age of the proof nobody reads; `None`: whatever the age.
+    staleness_max: Option<Duration>,
     /// When the views last let go of what has served its time.
     tidied_at: Instant,
 }
@@ -134,6 +140,12 @@ struct Cached {
     store: Store,
     history: History,
     version: ResourceVersion,
+}
+
+impl Inner {
+    fn age(&self) -> Option<Duration> {
+        self.proven_at.map(|at| at.elapsed())
+    }
 }
 
 /// Where a cache stands, for a backfill that is to lead up to it.
@@ -171,6 +183,17 @@ impl Cached {
     }
 }
 
+/// What the hubs of one kubefan share.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// How much history is kept.
+    pub limits: RingLimits,
+    /// How long a wave of wake-ups may be held back under load.
+    pub coalesce_max: Duration,
+    /// Who may pin state.
+    pub gate: Arc<Gate>,
+}
+
 /// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
 
@@ -182,10 +205,10 @@ impl Hub {
     pub fn new(
         resource: ResolvedResource,
         parser: Arc<ObjectParser>,
-        limits: RingLimits,
-        coalesce_max: Duration,
+        options: HubOptions,
         metrics: CacheMetrics,
     ) -> Arc<Self> {
+        let HubOptions { limits, coalesce_max, gate } = options;
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
@@ -196,12 +219,15 @@ impl Hub {
             scheduled: false,
             subscribers: 0,
             used_at: Instant::now(),
+            proven_at: None,
+            staleness_max: None,
             tidied_at: Instant::now(),
         };
         Arc::new(Self {
             resource,
             parser,
             limits,
+            gate,
             metrics,
             head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
@@ -252,12 +278,11 @@ impl Hub {
                 cached.advance(store, version, views, &self.view_bytes, received);
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
-            (_, cache) => {
-                if let Some(before) = cache
+            (change, cache) => {
+                if let (Some(_), Change::Start { because }) = (&cache, change)
                     && !planted::is(Bug::RewoundSilently)
                 {
-                    let was = before.version;
-                    let end = StreamEnd::Rewritten(format!("version {was} was followed by a list at {version}"));
+                    let end = StreamEnd::Rewritten(because);
                     closed = views.drain();
                     closed.iter().for_each(|view| view.close(&end));
                 }
@@ -318,6 +343,21 @@ impl Hub {
         self.inner().pacer.begin(woken, records, now);
     }
 
+    /// Keeps less, or as much as ever: of its usual size history keeps a `share`, from 0 to 1, and what only saves work is kept or not.
+    pub fn shed(&self, share: f64, keeps: bool) {
+        let mut inner = self.inner();
+        let Inner { cache, views, .. } = &mut *inner;
+        if let Some(cached) = cache {
+            cached.history.keep(share);
+            let (store, version) = (cached.store.clone(), cached.version);
+            cached.advance(store, version, views, &self.view_bytes, Instant::now());
+        }
+        self.view_bytes.kept.open(keeps);
+        if !keeps {
+            views.forget();
+        }
+    }
+
     /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.
     pub fn trouble(&self, message: String) {
         let mut inner = self.inner();
@@ -332,6 +372,19 @@ impl Hub {
             inner.message.clear();
             self.enter(Phase::Synced);
         }
+    }
+
+    /// From here on nobody reads what upstream has not proved for longer than `staleness_max`. Streams that are open go on.
+    pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
+        self.inner().staleness_max = staleness_max;
+    }
+
+    /// Upstream's word, as of `at`, that the version reached is not behind: an event, a bookmark (one that repeats the version too), a
+    /// complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch alone
+    /// is none: from a version that its apiserver has not reached it would be just as silent.
+    pub fn proved(&self, at: Instant) {
+        let mut inner = self.inner();
+        inner.proven_at = inner.proven_at.max(Some(at));
     }
 
     /// Called inside the critical section, so that phase and state agree.
@@ -349,6 +402,7 @@ impl Hub {
         let mut inner = self.inner();
         inner.message = end.to_string();
         inner.cache = None;
+        inner.proven_at = None;
         inner.synced_since = None;
         let views = inner.views.drain();
         if planted::is(Bug::WokenBeforeTheEnd) {
@@ -392,6 +446,11 @@ impl Hub {
         inner.used_at = Instant::now();
         let cached = self.serving(&inner)?;
         Ok((cached.store.clone(), cached.version))
+    }
+
+    /// The state, for who looks after the cache and is no reader of it; `None` before the first list.
+    pub fn state(&self) -> Option<(Store, ResourceVersion)> {
+        self.inner().cache.as_ref().map(|cached| (cached.store.clone(), cached.version))
     }
 
     /// Registers a subscription; state and position are taken in one critical section.
@@ -449,6 +508,7 @@ impl Hub {
                 Place { resume: Some(version), ..place }
             }
         };
+        let place = self.admit(place, terms.pass.clone()).map_err(Refusal::Exhausted)?;
         if planted::is(Bug::SubscribedInTwoSections) {
             drop(inner);
             inner = self.inner();
@@ -482,12 +542,33 @@ impl Hub {
         } else {
             (view.end(), Part::Objects { head: head(cached.version), store: cached.store.clone(), last: None })
         };
-        Place { cursor, prelude: Some(Prelude::new(part)), resume: None }
+        Place { cursor, prelude: Some(Prelude::new(part)), resume: None, pass: None }
+    }
+
+    /// Sees to it that whoever is sent more than events has leave for it.
+    fn admit(&self, place: Place, pass: Option<Arc<Pass>>) -> Result<Place, String> {
+        let pass = match (&place.prelude, pass) {
+            (None, _) => None,
+            (Some(_), Some(pass)) => Some(pass),
+            (Some(_), None) => Some(Arc::new(self.gate.enter_now()?)),
+        };
+        Ok(Place { pass, ..place })
+    }
+
+    /// Who may pin state.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// What leads on from `version`, where anything held here does.
+    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Refusal> {
+        let inner = self.inner();
+        Ok(self.serving(&inner)?.history.way_from(version)?)
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
     fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(Place, Resume), Expired> {
-        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version) };
+        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version), pass: None };
         match cached.history.way_from(version)? {
             Way::Ring => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
             Way::Residue => {
@@ -511,20 +592,19 @@ impl Hub {
         let cached = self.current(&inner, view)?;
         let (on_lag, on_expired) = terms;
         let sent = if planted::is(Bug::LaggardFromFloor) { sent.map(|_| expired.oldest) } else { sent };
-        let place = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent)) {
-            Some(Ok((place, _))) => {
-                self.metrics.lag(Lag::CatchUp);
-                place
-            }
+        let (place, lag) = match sent.filter(|_| on_lag == OnLag::Conflate).map(|sent| self.way_on(view, cached, sent))
+        {
+            Some(Ok((place, _))) => (place, Lag::CatchUp),
             _ if on_expired == OnExpired::Restart => {
-                self.metrics.lag(Lag::Restart);
-                self.snapshot_for(view, cached, Some(expired.requested))
+                (self.snapshot_for(view, cached, Some(expired.requested)), Lag::Restart)
             }
             _ => {
                 self.metrics.lag(Lag::Expired);
                 return Err(expired.into());
             }
         };
+        let place = self.admit(place, None).map_err(StreamEnd::Overloaded)?;
+        self.metrics.lag(lag);
         Ok(place)
     }
 
@@ -589,6 +669,7 @@ impl Hub {
             synced_since: inner.synced_since,
             subscribers: inner.subscribers,
             used_at: inner.used_at,
+            age: inner.age(),
         }
     }
 
@@ -624,6 +705,7 @@ impl Hub {
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
+            gauges.staleness = inner.age().unwrap_or_default();
         }
         drop(inner);
         self.metrics.set(gauges);
@@ -631,7 +713,13 @@ impl Hub {
 
     fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
         match (*self.phase.borrow(), &inner.cache) {
-            (_, Some(cached)) => Ok(cached),
+            (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
+                (Some(age), Some(staleness_max)) if age > staleness_max => {
+                    let message = inner.message.clone();
+                    Err(Refusal::Stale { resource: self.name(), age, staleness_max, message })
+                }
+                _ => Ok(cached),
+            },
             (Phase::NotFound, None) => Err(Refusal::NotFound(inner.message.clone())),
             (Phase::Forbidden, None) => Err(Refusal::Forbidden(inner.message.clone())),
             (_, None) => Err(self.not_synced(&inner.message)),
@@ -639,8 +727,11 @@ impl Hub {
     }
 
     fn not_synced(&self, message: &str) -> Refusal {
+        Refusal::NotSynced { resource: self.name(), message: message.to_owned() }
+    }
+
+    fn name(&self) -> String {
         let ResolvedResource { group, version, resource, .. } = &self.resource;
-        let name = GroupVersionResource::new(group, version, resource);
-        Refusal::NotSynced { resource: name.to_string(), message: message.to_owned() }
+        GroupVersionResource::new(group, version, resource).to_string()
     }
 }

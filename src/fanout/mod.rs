@@ -10,6 +10,7 @@ pub mod catalog;
 mod catch_up;
 pub mod encoder;
 pub mod frame;
+pub mod gate;
 pub mod generation;
 pub mod hub;
 pub mod index;
@@ -28,7 +29,8 @@ mod tests;
 
 pub use bell::{Bell, Line, Rung};
 pub use catalog::{Catalog, Served};
-pub use hub::{Ahead, Hub, HubStatus, Phase};
+pub use gate::{Gate, GateLimits, Pass};
+pub use hub::{Ahead, Hub, HubOptions, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};
 pub use pieces::Pieces;
 pub use subscription::Subscription;

@@ -1,5 +1,7 @@
 //! Every way a request can be refused and a stream can end, each once: logs, metrics and status codes share these names.
 
+use std::time::Duration;
+
 use crate::{cache::Expired, model::ResourceVersion};
 
 /// Why a subscription or a read cannot be served.
@@ -11,6 +13,21 @@ pub enum Refusal {
         /// The resource.
         resource: String,
         /// What is under way, or the last error upstream.
+        message: String,
+    },
+    /// Upstream has not proved the state for too long.
+    #[error(
+        "the state of {resource} was last proved by the apiserver {}s ago, and --max-staleness is {staleness_max:?}{}",
+        .age.as_secs(), because(.message)
+    )]
+    Stale {
+        /// The resource.
+        resource: String,
+        /// How long ago.
+        age: Duration,
+        /// How long ago it may be.
+        staleness_max: Duration,
+        /// The last error upstream; may be empty.
         message: String,
     },
     /// The apiserver does not serve the resource.
@@ -52,6 +69,10 @@ pub enum Refusal {
     Draining,
 }
 
+fn because(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(": {message}") }
+}
+
 /// Why a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StreamEnd {
@@ -68,7 +89,10 @@ pub enum StreamEnd {
     #[error(
         "the snapshot made no progress for {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
     )]
-    SnapshotStalled(std::time::Duration),
+    SnapshotStalled(Duration),
+    /// The subscriber fell behind what is held, and there is no room to send what leads on just now.
+    #[error("{0}; come back with the last version")]
+    Overloaded(String),
     /// The subscriber fell behind what is held.
     #[error(transparent)]
     Expired(#[from] Expired),
@@ -91,11 +115,12 @@ pub enum StreamEnd {
 
 impl StreamEnd {
     /// Every label, for pre-created metrics.
-    pub const ALL: [&str; 10] = [
+    pub const ALL: [&str; 11] = [
         "timeout",
         "deadline",
         "cancelled",
         "snapshot_stalled",
+        "overloaded",
         "expired",
         "not_found",
         "forbidden",
@@ -111,6 +136,7 @@ impl StreamEnd {
             Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
             Self::SnapshotStalled(_) => "snapshot_stalled",
+            Self::Overloaded(_) => "overloaded",
             Self::Expired(_) => "expired",
             Self::NotFound(_) => "not_found",
             Self::Forbidden(_) => "forbidden",

@@ -166,7 +166,15 @@ impl Prelude {
                 taken.pieces = frames.finish();
             }
         }
-        hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
+        match &self.part {
+            Part::Objects { .. } | Part::Chunks { .. } => {
+                hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
+            }
+            // No snapshot: an operator who sees none sent wants to rely on it.
+            Part::CatchUp { .. } | Part::Backfill { .. } => {
+                hub.metrics().sent(taken.pieces.messages(), taken.pieces.len(), None);
+            }
+        }
         Ok(taken)
     }
 }

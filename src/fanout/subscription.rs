@@ -8,6 +8,7 @@ use super::{
     bell::{Bell, Rung},
     encoder::Holds,
     frame::{FrameWriter, Sink, control},
+    gate::Pass,
     hub::Hub,
     log::{LogEntry, Seen},
     outcome::StreamEnd,
@@ -38,6 +39,8 @@ pub struct Subscription {
     holds: Holds,
     /// In a box: most of its life a subscription has none.
     prelude: Option<Box<Prelude>>,
+    /// Leave to send it.
+    pass: Option<Arc<Pass>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
     /// A gap was begun and not ended: what was sent is the state at no version.
@@ -55,6 +58,8 @@ pub(super) struct Place {
     pub(super) prelude: Option<Prelude>,
     /// Everything at or below this version was sent.
     pub(super) resume: Option<ResourceVersion>,
+    /// Leave to send the prelude.
+    pub(super) pass: Option<Arc<Pass>>,
 }
 
 impl Subscription {
@@ -70,10 +75,25 @@ impl Subscription {
             Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => Holds::Since(version),
             Start::After(_) | Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
         };
-        let Place { cursor, prelude, resume } = place;
+        let Place { cursor, prelude, resume, pass } = place;
         let &Terms { on_lag, on_expired, .. } = terms;
         let (prelude, waited, inside_gap, end) = (prelude.map(Box::new), None, false, None);
-        Self { hub, view, at_view, bell, cursor, waited, holds, prelude, resume, inside_gap, on_lag, on_expired, end }
+        Self {
+            hub,
+            view,
+            at_view,
+            bell,
+            cursor,
+            waited,
+            holds,
+            prelude,
+            pass,
+            resume,
+            inside_gap,
+            on_lag,
+            on_expired,
+            end,
+        }
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
@@ -86,6 +106,7 @@ impl Subscription {
                         self.resume = taken.resume.or(self.resume);
                         if taken.complete {
                             self.prelude = self.prelude.take().and_then(|prelude| prelude.into_next());
+                            self.pass = self.pass.take().filter(|_| self.prelude.is_some());
                         }
                         if !taken.pieces.is_empty() {
                             return Ok(Some(taken.pieces));
@@ -118,8 +139,8 @@ impl Subscription {
         if place.resume.is_none() {
             self.holds = Holds::All;
         }
-        (self.cursor, self.prelude, self.waited, self.inside_gap) =
-            (place.cursor, place.prelude.map(Box::new), None, false);
+        (self.cursor, self.prelude, self.pass) = (place.cursor, place.prelude.map(Box::new), place.pass);
+        (self.waited, self.inside_gap) = (None, false);
         Ok(())
     }
 

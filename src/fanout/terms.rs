@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::gate::Pass;
 use crate::{cache::Backfill, model::ResourceVersion};
 
 /// Where a subscription starts.
@@ -48,10 +49,12 @@ pub struct Terms {
     pub on_expired: OnExpired,
     /// The events up to a version that something leads on from, read again from upstream.
     pub backfill: Option<Arc<Backfill>>,
+    /// Leave to be sent more than events; where there is none, and the gate has room, it is given then.
+    pub pass: Option<Arc<Pass>>,
 }
 
 impl From<Start> for Terms {
     fn from(start: Start) -> Self {
-        Self { start, on_lag: OnLag::default(), on_expired: OnExpired::default(), backfill: None }
+        Self { start, on_lag: OnLag::default(), on_expired: OnExpired::default(), backfill: None, pass: None }
     }
 }

@@ -174,6 +174,12 @@ impl Views {
         self.slots.len()
     }
 
+    /// Lets go of everything that is kept only to save work.
+    pub(super) fn forget(&self) {
+        self.slots.iter().for_each(|(_, slot)| slot.view.forget());
+        self.encoders.values().filter_map(Weak::upgrade).for_each(|encoder| encoder.forget());
+    }
+
     /// Lets each go of what has served its time.
     pub(super) fn tidy(&self, now: Instant) {
         self.slots.iter().for_each(|(_, slot)| slot.view.tidy(now));

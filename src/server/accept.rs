@@ -151,6 +151,7 @@ impl<C: Catalog> Server<C> {
     /// Finds out what the peer speaks.
     async fn greet<T: Io>(self: Arc<Self>, io: T, peer: Peer) -> Result<Spoken<C, T>, ConnectionEnd> {
         let detected = tokio::select! {
+            biased;
             detected = in_time(preface::detect(io)) => detected,
             () = self.drain.cancelled() => return Err(ConnectionEnd::Draining),
         };

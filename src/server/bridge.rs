@@ -48,6 +48,7 @@ pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Paylo
     let request = request.map(RequestBody);
     let answer = pin!(router.call(request));
     let answer = tokio::select! {
+        biased;
         answer = call::within(deadline_at, answer) => answer,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
@@ -79,6 +80,7 @@ pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Paylo
 async fn pump(mut body: axum::body::Body, send: &mut SendStream<Payload>) -> Result<(), Option<axum::Error>> {
     loop {
         let frame = tokio::select! {
+            biased;
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
             _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(None),
         };

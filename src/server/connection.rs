@@ -194,7 +194,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 self.deadlines.push(keepalive.due_at(), CONNECTION);
             } else if let Some(stream) = self.streams.get_mut(&owner) {
                 match stream.tick(now) {
-                    None => self.deadlines.push(stream.due_at(), owner),
+                    None => self.deadlines.push(stream.due_at(now), owner),
                     Some(end) => self.finish(owner, end),
                 }
             }
@@ -225,7 +225,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
         stream.queued = true;
         self.queue.push(id);
-        self.deadlines.push(stream.due_at(), id);
+        self.deadlines.push(stream.due_at(Instant::now()), id);
         self.seldom.woke.store(true, Ordering::SeqCst);
         self.streams.insert(id, stream);
         let streams = &self.streams;
@@ -347,6 +347,7 @@ async fn open<C: Catalog>(
         server.service.open(request, bell).await.map(Some)
     });
     let opened = tokio::select! {
+        biased;
         opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
     };

@@ -15,6 +15,7 @@ use super::{
     status,
 };
 use crate::{
+    cache::Way,
     fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
     model::{ObjectKey, ResourceVersion, format::Format, object::Object, selection::Selection},
     planted::{self, Bug},
@@ -30,6 +31,9 @@ const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long one who comes back waits for the first list.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often one who comes back may find that history has moved on since it was looked at.
+const TRIES_MAX: usize = 3;
 
 /// About how much a chunk of a list holds, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -124,23 +128,35 @@ impl<C: Catalog> Service<C> {
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
         let needs_state = selection.can_change() && !planted::is(Bug::BackfillWithoutMembership);
-        match hub.subscribe(selection.clone(), format.clone(), terms.clone(), bell.clone()) {
-            Err(Refusal::Expired(_)) => {}
-            other => return other,
-        }
-        let expired = match self.catalog.backfill(served, version, needs_state).await {
-            Ok(backfill) => {
-                let terms = Terms { backfill: Some(backfill), ..terms.clone() };
-                match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
-                    Err(Refusal::Expired(expired)) => expired,
-                    other => return other,
-                }
+        let mut tries = 0;
+        let expired = loop {
+            let (backfill, way) = match hub.way_from(version) {
+                Ok(way) => (None, Some(way)),
+                // Where upstream has nothing either, what is held here is named.
+                Err(Refusal::Expired(expired)) => match self.catalog.backfill(served, version, needs_state).await {
+                    Ok(backfill) => (Some(backfill), None),
+                    Err(Refusal::Expired(_)) => break expired,
+                    Err(other) => return Err(other),
+                },
+                Err(other) => return Err(other),
+            };
+            // Not before the backfill: whoever waits here has been heard there.
+            let pass = match way {
+                Some(Way::Ring) => None,
+                _ => Some(Arc::new(hub.gate().enter().await?)),
+            };
+            let terms = Terms { backfill, pass, ..terms.clone() };
+            tries += 1;
+            match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
+                // History has moved on meanwhile.
+                Err(Refusal::Expired(_)) if tries < TRIES_MAX => {}
+                Err(Refusal::Expired(expired)) => break expired,
+                other => return other,
             }
-            Err(Refusal::Expired(expired)) => expired,
-            Err(other) => return Err(other),
         };
         if terms.on_expired == OnExpired::Restart {
-            return hub.subscribe(selection, format, Terms { start: Start::Over(version), ..terms }, bell);
+            let pass = Some(Arc::new(hub.gate().enter().await?));
+            return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
         }
         hub.metrics().resume(Resume::Expired);
         Err(expired.into())
@@ -165,9 +181,12 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::After(version),
                 (Some(version), true) => Start::Kept(version),
             };
-            let terms = Terms { start, on_lag, on_expired, backfill: None };
+            let terms = Terms { on_lag, on_expired, ..start.into() };
             let subscription = match version {
-                None => served.hub.subscribe(selection, format, terms, bell)?,
+                None => {
+                    let pass = Some(Arc::new(served.hub.gate().enter().await?));
+                    served.hub.subscribe(selection, format, Terms { pass, ..terms }, bell)?
+                }
                 Some(version) => self.resume(&served, selection, format, (terms, version), bell).await?,
             };
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
@@ -198,13 +217,14 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.select(target).await?;
             self.fresh(&selected, version).await?;
+            let pass = selected.served.hub.gate().enter().await?;
             let (store, version) = selected.served.hub.snapshot()?;
-            Ok((selected, store, version))
+            Ok((selected, store, version, pass))
         };
-        let (selected, store, version) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
+        let (selected, store, version, pass) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
         let resource = Some(selected.served.hub.resource().clone());
         let chunks = stream::unfold(Some((resource, None::<ObjectKey>)), move |place| {
-            let _held = &permit;
+            let _held = (&permit, &pass);
             let chunk = place.map(|(resource, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {

@@ -5,11 +5,10 @@
 
 use std::collections::HashMap;
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use crate::proto::v1alpha1::watch_service_server::SERVICE_NAME;
+use crate::{proto::v1alpha1::watch_service_server::SERVICE_NAME, watch};
 
 /// What the health service says: whether all is well, and each resource.
 pub type Health = (bool, HashMap<String, bool>);
@@ -39,6 +38,7 @@ pub async fn follow(
         }
         told = resources;
         tokio::select! {
+            biased;
             changed = changes.changed() => if changed.is_err() { break },
             () = drain.cancelled() => break,
         }

@@ -26,6 +26,7 @@ pub async fn serve(
         .serve_connection(TokioIo::new(io), service);
     tokio::pin!(connection);
     tokio::select! {
+        biased;
         result = connection.as_mut() => return result,
         () = drain.cancelled() => connection.as_mut().graceful_shutdown(),
     }

@@ -24,6 +24,7 @@ pub fn refused(refusal: &Refusal) -> Status {
     let message = shortened(refusal.to_string());
     match refusal {
         Refusal::NotSynced { .. } => retriable(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::Stale { .. } => retriable(Code::Unavailable, "STALE", message),
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
         Refusal::Expired(expired) => too_old(expired),
@@ -48,6 +49,7 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
         StreamEnd::Timeout | StreamEnd::Cancelled => None,
         StreamEnd::Deadline => Some(deadline_exceeded()),
         StreamEnd::SnapshotStalled(_) => Some(retriable(Code::ResourceExhausted, "SNAPSHOT_STALLED", message)),
+        StreamEnd::Overloaded(_) => Some(retriable(Code::ResourceExhausted, "LIMIT_REACHED", message)),
         StreamEnd::Expired(expired) => Some(too_old(expired)),
         StreamEnd::NotFound(_) => Some(failed(Code::NotFound, "RESOURCE_NOT_FOUND", message)),
         StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),

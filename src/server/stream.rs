@@ -122,14 +122,16 @@ impl WatchStream {
         turn
     }
 
-    /// When it must be looked at, whatever happens.
-    pub fn due_at(&self) -> Instant {
-        let silence = match self.opened.subscription.in_prelude() {
-            true => self.stall_timeout,
-            false => self.opened.bookmark_interval,
+    /// When it must be looked at, whatever happens. Nobody is told when a snapshot or a catch-up is over: it is looked for, so that the
+    /// first bookmark does not wait for the end of what that may take.
+    pub fn due_at(&self, now: Instant) -> Instant {
+        let interval = self.opened.bookmark_interval;
+        let silent = match self.opened.subscription.in_prelude() {
+            true => (self.last_sent + self.stall_timeout).min(now + interval),
+            false => self.last_sent + interval,
         };
         let ends = [self.opened.timeout_at, self.deadline_at];
-        ends.into_iter().flatten().fold(self.last_sent + silence, Instant::min)
+        ends.into_iter().flatten().fold(silent, Instant::min)
     }
 
     /// Looks at its clocks; tells if it ends.

@@ -20,6 +20,10 @@ const CACHE: [&str; 3] = ["group", "resource", "namespace"];
 
 /// All metrics of one kubefan.
 pub struct Metrics {
+    gate: GateMetrics,
+    memory_used: IntGauge,
+    memory_max: IntGauge,
+    memory_step: IntGauge,
     registry: Registry,
     events_received: IntCounterVec,
     events_dispatched: IntCounterVec,
@@ -31,6 +35,7 @@ pub struct Metrics {
     resumes: IntCounterVec,
     lags: IntCounterVec,
     relists: IntCounterVec,
+    self_checks: IntCounterVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
@@ -44,6 +49,7 @@ pub struct Metrics {
     object_bytes: IntGaugeVec,
     object_memory: IntGaugeVec,
     version: GaugeVec,
+    staleness: GaugeVec,
     synced: IntGaugeVec,
     upstream_watches: IntGaugeVec,
     upstream_watches_started: IntCounterVec,
@@ -145,6 +151,33 @@ impl Lag {
     }
 }
 
+/// What a self-check has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SelfCheck {
+    /// The cache is what upstream has.
+    Equal,
+    /// It is not.
+    Different,
+    /// Upstream no longer holds the version of the cache.
+    Expired,
+    /// Upstream could not be read.
+    Failed,
+}
+
+impl SelfCheck {
+    /// Every label.
+    pub const ALL: [&str; 4] = ["equal", "different", "expired", "failed"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Different => "different",
+            Self::Expired => "expired",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a watch upstream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
@@ -198,6 +231,20 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        let gate = GateMetrics {
+            in_flight: IntGauge::new(
+                "kubefan_snapshots",
+                "Snapshots, lists, catch-ups and backfills that are being sent now.",
+            )?,
+            waiting: IntGauge::new("kubefan_snapshots_waiting", "Those that wait for their turn now.")?,
+            refused: IntCounter::new(
+                "kubefan_snapshots_refused_total",
+                "Those that were told to come back, because others took too long or memory was short.",
+            )?,
+        };
+        registry.register(Box::new(gate.in_flight.clone()))?;
+        registry.register(Box::new(gate.waiting.clone()))?;
+        registry.register(Box::new(gate.refused.clone()))?;
         let connections = IntGauge::new("kubefan_connections", "Connections to the data port now.")?;
         registry.register(Box::new(connections.clone()))?;
         let connections_started =
@@ -211,7 +258,22 @@ impl Metrics {
         for end in ConnectionEnd::ALL {
             connections_finished.with_label_values(&[end.as_str()]);
         }
+        let single = |name: &str, help: &str| -> Registered<IntGauge> {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
         Ok(Self {
+            memory_used: single(
+                "kubefan_memory_used_bytes",
+                "Resident memory, as it was last compared with the budget.",
+            )?,
+            memory_max: single("kubefan_memory_budget_bytes", "What the process may take; 0 where there is no limit.")?,
+            memory_step: single(
+                "kubefan_memory_pressure_step",
+                "How far kubefan has gone to take less memory: 0 not at all, 4 letting no snapshot in.",
+            )?,
+            gate,
             connections,
             connections_started,
             connections_finished,
@@ -257,6 +319,11 @@ impl Metrics {
                 &with(&["result"]),
             )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
+            self_checks: counter(
+                "kubefan_self_checks_total",
+                "Comparisons of the cache with upstream, by result.",
+                &with(&["result"]),
+            )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
                 "Times the upstream watch ended and was started again from its last version, by reason.",
@@ -287,6 +354,11 @@ impl Metrics {
             version: gauge(
                 "kubefan_resource_version",
                 "The resource version of the cache. Compare between replicas, not between resources.",
+                &CACHE,
+            )?,
+            staleness: gauge(
+                "kubefan_staleness_seconds",
+                "Time since upstream last proved the version of the cache.",
                 &CACHE,
             )?,
             synced: int_gauge("kubefan_synced", "1 if the resource is served.", &CACHE)?,
@@ -327,6 +399,19 @@ impl Metrics {
         self.upstream_requests.with_label_values(&[verb, code]).inc();
     }
 
+    /// What the process takes and may take, in bytes, and how many steps were taken to take less.
+    pub fn memory(&self, used: usize, bytes_max: usize, step: usize) {
+        let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        self.memory_used.set(number(used));
+        self.memory_max.set(number(bytes_max));
+        self.memory_step.set(number(step));
+    }
+
+    /// Those of the gate for snapshots.
+    pub fn gate(&self) -> GateMetrics {
+        self.gate.clone()
+    }
+
     /// The metrics of one cache, with their labels filled in.
     pub fn cache(self: &Arc<Self>, resource: &GroupVersionResource, scope: &Scope) -> CacheMetrics {
         let labels = [resource.group.clone(), resource.resource.clone(), scope.namespace().to_owned()];
@@ -341,6 +426,9 @@ impl Metrics {
         for result in Lag::ALL {
             self.lags.with_label_values(&with(result));
         }
+        for result in SelfCheck::ALL {
+            self.self_checks.with_label_values(&with(result));
+        }
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
         CacheMetrics {
@@ -353,6 +441,7 @@ impl Metrics {
             latency: self.latency.with_label_values(&base),
             ring_age: self.ring_age.with_label_values(&base),
             version: self.version.with_label_values(&base),
+            staleness: self.staleness.with_label_values(&base),
             all: self.clone(),
             labels,
         }
@@ -370,6 +459,7 @@ pub struct CacheMetrics {
     latency: Histogram,
     ring_age: Gauge,
     version: Gauge,
+    staleness: Gauge,
     all: Arc<Metrics>,
     labels: [String; 3],
 }
@@ -399,6 +489,8 @@ pub struct CacheGauges {
     pub object_memory_bytes: usize,
     /// The version; 0 before the first list.
     pub version: u64,
+    /// How long ago upstream proved it; 0 before the first list.
+    pub staleness: Duration,
     /// Whether it is served.
     pub synced: bool,
 }
@@ -458,6 +550,11 @@ impl CacheMetrics {
         self.all.relists.with_label_values(&self.with(reason)).inc();
     }
 
+    /// The cache was compared with upstream.
+    pub fn self_check(&self, result: SelfCheck) {
+        self.all.self_checks.with_label_values(&self.with(result.as_str())).inc();
+    }
+
     /// The upstream watch is started again.
     pub fn watch_restart(&self, reason: &str) {
         self.all.watch_restarts.with_label_values(&self.with(reason)).inc();
@@ -490,7 +587,19 @@ impl CacheMetrics {
         set(&self.all.synced, usize::from(gauges.synced));
         self.ring_age.set(gauges.ring_age.as_secs_f64());
         self.version.set(gauges.version as f64);
+        self.staleness.set(gauges.staleness.as_secs_f64());
     }
+}
+
+/// What a gate counts.
+#[derive(Clone)]
+pub struct GateMetrics {
+    /// What was let in and pins state now.
+    pub in_flight: IntGauge,
+    /// Who waits.
+    pub waiting: IntGauge,
+    /// Who waited in vain.
+    pub refused: IntCounter,
 }
 
 /// One open upstream watch.

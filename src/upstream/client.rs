@@ -24,6 +24,7 @@ use tower::ServiceExt;
 
 use super::{
     error::UpstreamError,
+    identity::{IdentityMemory, TrustedCa},
     lines::{LineOptions, Lines},
     settings::{SettingsError, UpstreamSettings},
     transport,
@@ -108,6 +109,8 @@ struct Inner {
     /// Where to read the credentials again, and when that was last done.
     settings: Option<UpstreamSettings>,
     renewed: Mutex<Option<Instant>>,
+    trusted_ca: ArcSwap<TrustedCa>,
+    identity: IdentityMemory,
 }
 
 impl Upstream {
@@ -119,8 +122,9 @@ impl Upstream {
         let config = settings.load().await?;
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
+        let trusted_ca = trusted_ca(&config);
         let service = build_blocking(config, &options).await?;
-        Ok(Self::new(service, &base, server, options, Some(settings)))
+        Ok(Self::new(service, &base, server, options, Some(settings), trusted_ca))
     }
 
     /// A client by a configuration made elsewhere. Runs an exec plugin where there is one, which blocks.
@@ -128,12 +132,12 @@ impl Upstream {
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
         let service = transport::build(&config, options.connect_timeout, &options.user_agent)?;
-        Ok(Self::new(service, &base, server, options, None))
+        Ok(Self::new(service, &base, server, options, None, trusted_ca(&config)))
     }
 
     /// A client over any HTTP service: for tests and simulation.
     pub fn from_service(service: HttpService, base: &Uri, options: UpstreamOptions) -> Self {
-        Self::new(service, base, transport::server_name(base), options, None)
+        Self::new(service, base, transport::server_name(base), options, None, TrustedCa::default())
     }
 
     fn new(
@@ -142,10 +146,13 @@ impl Upstream {
         server: String,
         options: UpstreamOptions,
         settings: Option<UpstreamSettings>,
+        trusted_ca: TrustedCa,
     ) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
         let service = ArcSwap::from_pointee(service);
-        let inner = Inner { service, base, server, options, settings, renewed: Mutex::new(None) };
+        let (renewed, identity) = (Mutex::new(None), IdentityMemory::default());
+        let trusted_ca = ArcSwap::from_pointee(trusted_ca);
+        let inner = Inner { service, base, server, options, settings, renewed, trusted_ca, identity };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -157,6 +164,15 @@ impl Upstream {
     /// Scheme, host and port, for messages.
     pub fn server(&self) -> &str {
         &self.inner.server
+    }
+
+    pub(super) fn identity_memory(&self) -> &IdentityMemory {
+        &self.inner.identity
+    }
+
+    /// What the server's certificate is checked against now.
+    pub(super) fn trusted_ca(&self) -> TrustedCa {
+        TrustedCa::clone(&self.inner.trusted_ca.load())
     }
 
     /// Reads JSON at a path below the server's, such as `/api/v1/pods?limit=500`.
@@ -289,13 +305,27 @@ impl Upstream {
             *renewed = Some(now);
         }
         let service = match settings.load().await {
-            Ok(config) => build_blocking(config, &self.inner.options).await,
+            Ok(config) => {
+                let trusted_ca = trusted_ca(&config);
+                build_blocking(config, &self.inner.options).await.map(|service| (service, trusted_ca))
+            }
             Err(error) => Err(error),
         };
         match service {
-            Ok(service) => self.inner.service.store(Arc::new(service)),
+            Ok((service, trusted_ca)) => {
+                // Before the way that it is for: what comes by it is then compared with this one.
+                self.inner.trusted_ca.store(Arc::new(trusted_ca));
+                self.inner.service.store(Arc::new(service));
+            }
             Err(error) => tracing::warn!(%error, "the credentials could not be read again; the old ones stay"),
         }
+    }
+}
+
+fn trusted_ca(config: &kube_client::Config) -> TrustedCa {
+    match &config.root_cert {
+        Some(bundle) if !config.accept_invalid_certs => TrustedCa::of(bundle),
+        _ => TrustedCa::default(),
     }
 }
 

@@ -3,7 +3,9 @@
 pub mod client;
 pub mod discovery;
 pub mod error;
+pub mod identity;
 pub mod lines;
+pub mod metadata;
 pub mod reflector;
 pub mod resource_index;
 pub mod settings;

@@ -34,6 +34,8 @@ pub struct Target {
     pub gvr: GroupVersionResource,
     /// Its kind, which list items lack.
     pub kind: String,
+    /// Whether its objects have a namespace.
+    pub namespaced: bool,
     /// The whole cluster, or one namespace.
     pub scope: Scope,
     /// Narrows what is cached; empty for everything.
@@ -62,6 +64,11 @@ const BACKFILL_WATCH_SECONDS: u64 = 3;
 /// asked in a tight loop (`VeryShortWatchError` in client-go, which a bookmark that says nothing new gets past).
 const WATCH_SHORT: Duration = Duration::from_secs(1);
 
+/// Why a list begins when the cluster's version is below the one reached.
+const REWRITTEN: &str = "rewritten";
+/// A name that no object has; if one has, no harm is done.
+const NO_NAME: &str = "kubefan-asks-for-the-version";
+
 /// Where the reflector stands.
 enum State {
     /// Nothing is known, or what is known is too old: list.
@@ -70,8 +77,9 @@ enum State {
     Paging { reason: &'static str, next: Option<String>, version: Option<ResourceVersion> },
     /// Receiving the initial state as a watch, begun because of `reason`.
     WatchListing { reason: &'static str, watch: OpenWatch },
-    /// Everything up to `version` was told; the next step watches from there.
-    Listed { version: ResourceVersion },
+    /// Everything up to `version` was told; the next step watches from there. In doubt it first asks how far the cluster is: from a
+    /// version that upstream has not reached a watch would be silent, not refused.
+    Listed { version: ResourceVersion, in_doubt: bool },
     /// Watching.
     Watching { watch: OpenWatch, version: ResourceVersion },
 }
@@ -100,11 +108,14 @@ pub enum Step {
     Update {
         /// What upstream said.
         update: Update,
-        /// When.
+        /// When; for the begin of a list, when it was asked for.
         received: Instant,
     },
     /// A watch was opened: upstream is reachable and answers.
-    Watching,
+    Watching {
+        /// As of then, a consistent read has found the cluster at the version from which the watch goes on.
+        proven_at: Option<Instant>,
+    },
     /// The watch ended as agreed, or was silent for too long; the next step opens another.
     Ended {
         /// Which of the two, as a metric's label: `timeout` or `idle`.
@@ -164,6 +175,8 @@ pub struct Reflector<R> {
     /// Receiving the initial state as a watch has failed: the next state comes by a list, or a server that cannot do the former
     /// (etcd without progress notifications, an extension apiserver that ignores the wish) would never be read.
     list_next: bool,
+    /// The server does not take the question how far the cluster is; then only its lists tell that versions went back.
+    question_refused: bool,
     /// A page expired under way: the next list is asked for in one piece.
     unpaged: bool,
     /// It only reads what came after this version, and has no standing watch.
@@ -183,6 +196,12 @@ struct ListMeta {
     resource_version: String,
     #[serde(default, rename = "continue")]
     next: Option<String>,
+}
+
+/// A list without what is in it.
+#[derive(Deserialize)]
+struct Head {
+    metadata: ListMeta,
 }
 
 #[derive(Deserialize)]
@@ -233,6 +252,7 @@ impl<R: Rng> Reflector<R> {
             ready: VecDeque::new(),
             watch_list_refused: false,
             list_next: false,
+            question_refused: false,
             unpaged: false,
             backfills_from: None,
         }
@@ -243,7 +263,7 @@ impl<R: Rng> Reflector<R> {
     pub fn backfilling(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: "backfill" },
-            false => State::Listed { version },
+            false => State::Listed { version, in_doubt: false },
         };
         // Only a list gives the state of an older version.
         self.watch_list_refused = true;
@@ -255,6 +275,12 @@ impl<R: Rng> Reflector<R> {
     pub fn relist(&mut self, reason: &'static str) {
         self.ready.clear();
         self.state = State::Empty { reason };
+    }
+
+    /// Forgets what was read after `version`: the next step goes on from there.
+    pub fn go_on_from(&mut self, version: ResourceVersion) {
+        self.ready.clear();
+        self.state = State::Listed { version, in_doubt: true };
     }
 
     /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
@@ -274,7 +300,7 @@ impl<R: Rng> Reflector<R> {
             }
             State::Paging { reason, next, version } => self.page(reason, next, version).await,
             State::WatchListing { reason, watch } => self.watch_list(reason, watch).await,
-            State::Listed { version } => self.begin_watch(version).await,
+            State::Listed { version, in_doubt } => self.begin_watch(version, in_doubt).await,
             State::Watching { watch, version } => self.watch(watch, version).await,
         }
     }
@@ -286,10 +312,11 @@ impl<R: Rng> Reflector<R> {
             ("resourceVersionMatch", "NotOlderThan"),
             ("allowWatchBookmarks", "true"),
         ];
+        let begun = Instant::now();
         match self.open(&query).await {
             Ok(watch) => {
                 self.state = State::WatchListing { reason, watch };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: begun })
             }
             // A server without the feature refuses the parameter (422), or the request (400) if it is older than the parameter.
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {
@@ -322,7 +349,7 @@ impl<R: Rng> Reflector<R> {
                 self.list_next = false;
                 self.state = State::Watching { watch, version };
                 self.ready.push_back((Update::ListEnd(version), received));
-                return Ok(Step::Watching);
+                return Ok(Step::Watching { proven_at: None });
             }
             // A server that ignores the parameters would send the state without an end, or events of a plain watch.
             Line::Event(..) | Line::Bookmark { .. } => {
@@ -367,7 +394,7 @@ impl<R: Rng> Reflector<R> {
             if let Some((update, received)) = self.ready.pop_front() {
                 self.state = match next {
                     Some(_) => State::Paging { reason, next, version },
-                    None => State::Listed { version: list_version },
+                    None => State::Listed { version: list_version, in_doubt: false },
                 };
                 return Ok(Step::Update { update, received });
             }
@@ -395,7 +422,27 @@ impl<R: Rng> Reflector<R> {
         result
     }
 
-    async fn begin_watch(&mut self, version: ResourceVersion) -> Result<Step, ReflectorError> {
+    async fn begin_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
+        let mut proven_at = None;
+        // What is looked at in the past is behind what the cache itself was told.
+        if in_doubt && !self.question_refused && self.backfills_from.is_none() {
+            let asked_at = Instant::now();
+            match self.cluster_version().await {
+                Ok(reached) if reached < version => {
+                    // Unlike a watch, a consistent read is never behind, whichever apiserver answers it.
+                    self.state = State::Empty { reason: REWRITTEN };
+                    return Ok(Step::Update { update: Update::WentBack { reached }, received: asked_at });
+                }
+                Ok(reached) => proven_at = (reached == version).then_some(asked_at),
+                Err(UpstreamError::Refused { message, .. }) => {
+                    tracing::warn!(resource = %self.target.gvr, message, "upstream does not tell the cluster's version");
+                    self.question_refused = true;
+                }
+                // Where this may not be asked, the watch itself tells what is wrong, if anything is.
+                Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => {}
+                Err(error) => return Err(self.watch_failed(version, error)),
+            }
+        }
         let from = version.to_string();
         let least = WATCH_TIMEOUT_LEAST.as_secs();
         let timeout = match self.backfills_from {
@@ -412,7 +459,7 @@ impl<R: Rng> Reflector<R> {
         match self.open(&query).await {
             Ok(watch) => {
                 self.state = State::Watching { watch, version };
-                Ok(Step::Watching)
+                Ok(Step::Watching { proven_at })
             }
             Err(error) => Err(self.watch_failed(version, error)),
         }
@@ -422,14 +469,14 @@ impl<R: Rng> Reflector<R> {
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => {
-                self.state = State::Listed { version };
+                self.state = State::Listed { version, in_doubt: true };
                 let short = !watch.moved && watch.opened.elapsed() < WATCH_SHORT;
                 return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended { reason: "timeout" }) };
             }
             // A half-open connection, or a resource that is quiet: an apiserver sends no bookmark before the version has moved beyond
             // the one that the watch began with. If it is the former, opening the next watch fails.
             Err(UpstreamError::Idle { .. }) => {
-                self.state = State::Listed { version };
+                self.state = State::Listed { version, in_doubt: true };
                 return Ok(Step::Ended { reason: "idle" });
             }
             Err(error) => return Err(self.watch_failed(version, error)),
@@ -459,9 +506,24 @@ impl<R: Rng> Reflector<R> {
             UpstreamError::LineTooLong { .. } => State::Empty { reason: "line_too_long" },
             UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
             UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
-            _ => State::Listed { version },
+            _ => State::Listed { version, in_doubt: true },
         };
         ReflectorError::Watch(error)
+    }
+
+    /// The version that the cluster has reached: a consistent list of one name, which is one look-up for the apiserver, and also moves
+    /// its watch cache of the resource, so that bookmarks can follow.
+    async fn cluster_version(&mut self) -> Result<ResourceVersion, UpstreamError> {
+        let Target { gvr, scope, namespaced, field_selector, .. } = &self.target;
+        // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
+        let default = Scope::Namespace("default".to_owned());
+        let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
+        let comma = if field_selector.is_empty() { "" } else { "," };
+        let selector = format!("metadata.name={NO_NAME}{comma}{field_selector}");
+        let path = gvr.collection_path(scope) + &encode_query([("limit", "1"), ("fieldSelector", &selector)]);
+        let body = self.upstream.get(Verb::List, &path).await?;
+        let Head { metadata } = parse(&body)?;
+        metadata.resource_version.parse().map_err(UpstreamError::invalid)
     }
 
     async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {

@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: after_a_restart_every_selection_gets_exactly_what_came_between, one_backfill_serves_all_who_come_back,
         what_upstream_no_longer_holds_is_refused_or_started_over, an_outage_upstream_is_no_reason_to_start_over,
         a_quiet_resource_is_backfilled_up_to_a_bookmark, inside_a_gap_upstream_tells_what_happened,
-        one_version_that_is_too_old_spoils_no_other;
+        one_version_that_is_too_old_spoils_no_other, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
 };
 
 const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
@@ -191,6 +191,34 @@ async fn inside_a_gap_upstream_tells_what_happened() {
     back.until(last).await;
     witness.until(last).await;
     assert!(back.gaps.is_empty() && back.snapshot.is_empty());
+    assert_equal("inside the gap", &back.events, &witness.events);
+}
+
+/// Together with one from before the cache began, for whom the cache leads on from where the gap begins.
+async fn who_comes_back_from_inside_a_gap_is_not_put_back_before_it() {
+    let sim = Setup::of(&["pods"]).sim();
+    let ancient = churn(&sim, 0, 10);
+    churn(&sim, 10, 5);
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let mut watch = rig.watch_all("pods").await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    let inside = churn(&sim, 15, 5);
+    churn(&sim, 20, 5);
+    rig.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
+    rig.network.refuse(false);
+    watch.until(churn(&sim, 25, 1)).await;
+    assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gap_reasons);
+    let (ancient, inside) = (ancient.to_string(), inside.to_string());
+    let (older, back) = futures::join!(rig.watch(stage("on"), &ancient), rig.watch(stage("on"), &inside));
+    let (mut older, mut back) = (older.unwrap(), back.unwrap());
+    let another = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let mut witness = another.watch(stage("on"), &inside).await.unwrap();
+    let last = churn(&sim, 30, 10);
+    for watch in [&mut older, &mut back, &mut witness] {
+        watch.until(last).await;
+        assert!(watch.gaps.is_empty() && watch.catch_ups.is_empty() && watch.snapshot.is_empty());
+    }
     assert_equal("inside the gap", &back.events, &witness.events);
 }
 

@@ -9,13 +9,13 @@ use crate::harness::{Test, apiserver::ApiServer, kubefan, process::Process, test
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_real_apiserver_is_measured_beside_kubefan, a_measurement_that_is_stopped_leaves_no_pods;
-    local: every_scenario_reports_every_field, a_table_is_for_people, streams_share_connections_over_tls,
+    local: every_scenario_reports_every_field, who_stops_reading_is_caught_up_and_ends_with_the_right_state, a_table_is_for_people, streams_share_connections_over_tls,
         too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
         two_servers_are_measured_side_by_side, a_measurement_that_is_killed_leaves_no_process;
 };
 
 /// Small enough for a machine that does other things.
-const SMALL: [&str; 10] = [
+const SMALL: [&str; 11] = [
     "--objects=40",
     "--subscribers=6",
     "--duration=100ms",
@@ -23,6 +23,7 @@ const SMALL: [&str; 10] = [
     "--clients=3",
     "--views=4",
     "--missed=5",
+    "--stalled=2",
     "--rate=50",
     "--batch=1,4",
     "--seed=7",
@@ -72,8 +73,8 @@ async fn every_scenario_reports_every_field() {
         assert_eq!((&row["server"], &row["runs"]), (&"kubefan".into(), &1.into()), "{row}");
     }
     // A row per batch, number of clients and kind of selector.
-    let counts = ["fanout", "paced", "snapshot", "selectors", "idle", "resume-storm"].map(|name| of(name).len());
-    assert_eq!(counts, [2, 1, 2, 2, 1, 1]);
+    let counts = ["fanout", "paced", "snapshot", "selectors", "idle", "resume-storm", "stalled"];
+    assert_eq!(counts.map(|name| of(name).len()), [2, 1, 2, 2, 1, 1, 3]);
 
     let is_set = |row: &Value, fields: &[&str]| fields.iter().all(|field| row[*field].as_f64().is_some());
     for row in of("fanout").into_iter().chain(of("paced")) {
@@ -87,6 +88,22 @@ async fn every_scenario_reports_every_field() {
     }
     assert!(of("selectors").iter().all(|row| is_set(row, &["cpu_us_per_event"])), "{rows:?}");
     assert!(is_set(of("idle")[0], &["rss_bytes_per_subscriber"]) && of("idle")[0]["floor_share"].is_null(), "{rows:?}");
+    for row in &of("stalled")[..2] {
+        assert!(is_set(row, &["rss_bytes_max"]) && is_set(&row["latency_ms"], &["p50", "p99"]), "{row}");
+    }
+    assert!(
+        is_set(of("stalled")[1], &["p99_ratio"]) && is_set(of("stalled")[2], &["catch_ups", "seconds"]),
+        "{rows:?}"
+    );
+}
+
+async fn who_stops_reading_is_caught_up_and_ends_with_the_right_state() {
+    // The measurement itself compares what they hold with what the apiserver lists, and fails where that differs.
+    let ran = bench(&["stalled", "--duration=2s", "--rate=200", "-o", "json"]).await;
+    let rows = rows(&ran);
+    let names: Vec<_> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
+    assert_eq!(names, ["all read", "some stalled", "caught up"]);
+    assert_eq!(rows[2]["catch_ups"], 2.0, "both had fallen behind: {rows:?}");
 }
 
 async fn a_real_apiserver_is_measured_beside_kubefan() {

@@ -29,6 +29,7 @@ macro_rules! for_each_row {
             list::a_version_means_not_older
             list::a_version_with_a_limit_means_exactly
             list::an_exact_list_is_the_state_of_then
+            list::a_list_of_metadata_has_the_same_names_and_versions
             list::not_older_than_with_a_limit_pages
             list::a_version_from_the_future_is_waited_for_then_504
             list::contradictions_are_refused_with_422

@@ -34,7 +34,8 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_hear_of_everything;
     paused: a_stream_that_is_not_read_stops_no_other, a_reset_frees_the_subscription, a_drain_tells_every_stream,
-        a_snapshot_that_nobody_reads_ends, a_bookmark_follows_silence_on_each_stream, a_peer_that_is_silent_is_dropped,
+        a_snapshot_that_nobody_reads_ends, a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_not_late,
+        a_peer_that_is_silent_is_dropped,
         a_call_ends_at_its_deadline, a_compressed_request_is_refused, http1_gets_an_answer,
         a_connection_that_says_nothing_is_closed;
 };
@@ -261,6 +262,17 @@ async fn a_bookmark_follows_silence_on_each_stream() {
     assert!(matches!(bookmark.message, Some(watch_response::Message::Bookmark(_))), "{bookmark:?}");
     assert_eq!(bookmark.resume_version, version.to_string());
     assert_eq!(start.elapsed().as_secs(), 3600);
+}
+
+async fn the_first_bookmark_after_a_snapshot_is_not_late() {
+    let rig = rig().await;
+    let nothing = Target { label_selector: "stage=never".into(), ..target("pods") };
+    let mut quiet = rig.watch(nothing, "").await.unwrap();
+    quiet.until_resumable().await;
+    let start = tokio::time::Instant::now();
+    let version = rig.sim.create(&pods(), pod("b", "new")).unwrap();
+    quiet.until(version).await;
+    assert!(start.elapsed() <= Duration::from_secs(2), "it asked for one every second: {:?}", start.elapsed());
 }
 
 async fn a_peer_that_is_silent_is_dropped() {

@@ -19,14 +19,20 @@ mod examples;
 mod failures;
 mod harness;
 mod harness_works;
+mod history;
 mod memory;
 mod metrics;
 mod on_demand;
+mod recovery;
 mod relists;
+mod restarts;
 mod resume;
 mod scopes;
+mod self_check;
 mod serve;
+mod staleness;
 mod upstream_faults;
+mod verify;
 
 fn main() -> std::process::ExitCode {
     harness::run(&[
@@ -48,13 +54,19 @@ fn main() -> std::process::ExitCode {
         failures::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,
+        history::TESTS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        recovery::TESTS,
         relists::TESTS,
+        restarts::TESTS,
         resume::TESTS,
         scopes::TESTS,
+        self_check::TESTS,
         serve::TESTS,
+        staleness::TESTS,
         upstream_faults::TESTS,
+        verify::TESTS,
     ])
 }

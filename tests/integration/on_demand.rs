@@ -66,7 +66,7 @@ async fn a_resource_is_cached_when_it_is_asked_for() {
     assert_eq!(versions(&watch.events), [last]);
     let resources = rig.resources().await;
     assert!(resources.len() == 1 && resources[0].on_demand && resources[0].subscribers == 1, "{resources:?}");
-    assert_eq!(rig.readyz(), "", "readiness is about what is configured");
+    assert_eq!(rig.readyz_states(), "", "readiness is about what is configured");
 }
 
 async fn every_name_of_a_resource_leads_to_one_cache() {
@@ -236,7 +236,7 @@ async fn what_nobody_reads_is_let_go_and_comes_back() {
         for gauge in gauges {
             assert_eq!(rig.metric(&format!("{gauge}{labels}")), 0.0, "{gauge}");
         }
-        assert_eq!(rig.readyz(), "nodes synced", "what was configured stays");
+        assert_eq!(rig.readyz_states(), "nodes synced", "what was configured stays");
     }
 }
 

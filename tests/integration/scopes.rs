@@ -44,7 +44,7 @@ fn in_namespace(namespace: &str, labels: &str) -> Target {
 async fn each_namespace_is_a_cache_of_its_own() {
     let (sim, setup) = setup(&["pods"]);
     let rig = Rig::synced(sim, setup).await;
-    assert_eq!(rig.readyz(), "pods/alpha synced\npods/beta synced");
+    assert_eq!(rig.readyz_states(), "pods/alpha synced\npods/beta synced");
     let mut alpha = rig.watch(in_namespace("alpha", ""), "").await.unwrap();
     let mut beta = rig.watch(in_namespace("beta", ""), "").await.unwrap();
     alpha.until_resumable().await;
@@ -129,7 +129,7 @@ async fn cluster_scoped_resources_are_cached_once() {
     let nodes = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
     let created = sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
     let rig = Rig::synced(sim, setup).await;
-    assert_eq!(rig.readyz(), "nodes synced\npods/alpha synced\npods/beta synced");
+    assert_eq!(rig.readyz_states(), "nodes synced\npods/alpha synced\npods/beta synced");
     let mut watch = rig.watch_all("nodes").await;
     watch.until(created).await;
     assert_eq!(watch.state.keys().collect::<Vec<_>>(), ["/n1"]);

@@ -7,9 +7,17 @@ use proptest::prelude::*;
 use super::*;
 use crate::fanout::{OnExpired, OnLag, Terms};
 
-const CONFLATE: Terms =
-    Terms { start: Start::Snapshot, on_lag: OnLag::Conflate, on_expired: OnExpired::Fail, backfill: None };
-const RESTART: Terms = Terms { on_lag: OnLag::Expire, on_expired: OnExpired::Restart, ..CONFLATE };
+fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> Terms {
+    Terms { on_lag, on_expired, ..start.into() }
+}
+
+fn conflate(start: Start) -> Terms {
+    terms(start, OnLag::Conflate, OnExpired::Fail)
+}
+
+fn restart(start: Start) -> Terms {
+    terms(start, OnLag::Expire, OnExpired::Restart)
+}
 
 impl Cache {
     /// A ring of four records, and a residue without bounds.
@@ -88,7 +96,7 @@ async fn below_the_residue_nothing_leads_on() {
     let expired = cache.after("", 10).err().unwrap();
     assert_eq!(expired.to_string(), format!("too old resource version: 10 ({oldest})"));
     assert_eq!(ready(&mut cache.after("", oldest.get()).unwrap()).await[0], format!("catch-up from {oldest}"));
-    let over = cache.with("", Terms { start: Start::Over(version(10)), ..RESTART }).unwrap();
+    let over = cache.with("", restart(Start::Over(version(10)))).unwrap();
     assert_eq!(ready(&mut { over }).await, ["snapshot@39 for 10", "+a@39", "end of 1 (39)"]);
 }
 
@@ -97,7 +105,8 @@ async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     let [mut conflates, mut restarts, mut expires] =
-        [CONFLATE, RESTART, Start::Snapshot.into()].map(|terms| cache.with("", terms).unwrap());
+        [conflate(Start::Snapshot), restart(Start::Snapshot), Start::Snapshot.into()]
+            .map(|terms| cache.with("", terms).unwrap());
     for each in [&mut conflates, &mut restarts, &mut expires] {
         assert_eq!(ready(each).await.len(), 4);
     }
@@ -116,9 +125,9 @@ async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
 async fn who_falls_behind_inside_a_gap_is_not_caught_up_from_there() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5)], 10);
-    let start = Terms { start: Start::After(version(10)), ..CONFLATE };
-    let mut fails = cache.with("", start.clone()).unwrap();
-    let mut restarts = cache.with("", Terms { on_expired: OnExpired::Restart, ..start }).unwrap();
+    let start = Start::After(version(10));
+    let mut fails = cache.with("", conflate(start)).unwrap();
+    let mut restarts = cache.with("", terms(start, OnLag::Conflate, OnExpired::Restart)).unwrap();
     cache.list(&[("a", "web", 5), ("b", "web", 15), ("c", "web", 16)], 20);
     for each in [&mut fails, &mut restarts] {
         let part = each.take(1).unwrap().unwrap();
@@ -151,7 +160,8 @@ async fn no_residue_leads_on_from_inside_a_gap() {
         ready(&mut cache.after("", 10).unwrap()).await,
         ["catch-up from 10", "~a@30", "+b@15", "end of catch-up (30)"]
     );
-    assert!(matches!(cache.after("", 17), Err(Refusal::Expired(_))));
+    let Err(Refusal::Expired(expired)) = cache.after("", 17) else { panic!("something leads on from inside a gap") };
+    assert_eq!(expired.to_string(), "too old resource version: 17 (20)", "where the gap ends something does");
     assert_eq!(ready(&mut cache.after("", 20).unwrap()).await, ["catch-up from 20", "~a@30", "end of catch-up (30)"]);
 }
 
@@ -159,7 +169,7 @@ async fn no_residue_leads_on_from_inside_a_gap() {
 async fn a_catch_up_never_leads_into_another_history() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5)], 10);
-    let mut slow = cache.with("", CONFLATE).unwrap();
+    let mut slow = cache.with("", conflate(Start::Snapshot)).unwrap();
     ready(&mut slow).await;
     (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
     cache.list(&[("x", "web", 3)], 7);

@@ -7,7 +7,9 @@ use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{Bell, Hub, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription};
+use super::{
+    Bell, Gate, GateLimits, Hub, HubOptions, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription,
+};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
     encoding::chunk,
@@ -56,9 +58,12 @@ impl Cache {
     fn within(limits: RingLimits) -> Self {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let fields = FieldTable::new(&gvr, true, &[]);
-        let metrics = Arc::new(Metrics::new(Registry::new()).unwrap()).cache(&gvr, &Scope::Cluster);
+        let all = Arc::new(Metrics::new(Registry::new()).unwrap());
+        let gate = GateLimits { snapshots_max: 10, snapshot_queue_timeout: Duration::from_secs(10) };
+        let (gate, metrics) = (Gate::new(gate, all.gate()), all.cache(&gvr, &Scope::Cluster));
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
-        let hub = Hub::new(ResolvedResource::default(), parser.clone(), limits, Duration::ZERO, metrics);
+        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate };
+        let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
     }
 

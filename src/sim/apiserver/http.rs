@@ -189,11 +189,7 @@ impl Inner {
     fn list_options(&self, request: &Parts, target: &Target) -> Result<ListOptions, Status> {
         let query = request.uri.query().unwrap_or_default();
         let options = ListOptions::read(query, &target.cell.resource, self.options.watch_list)?;
-        let json = |clause: &str| {
-            let media_type = clause.split(';').next().unwrap_or_default();
-            matches!(media_type, "application/json" | "application/*" | "*/*") && !clause.contains("as=")
-        };
-        if !accepts(request, json) {
+        if !accepts(request, |clause| is_json(clause) || (!options.watch && is_metadata_list(clause))) {
             return Err(Status::not_acceptable(options.watch));
         }
         if let (Some(name), true) = (&target.name, !options.fields.is_everything())
@@ -209,7 +205,8 @@ impl Inner {
         let list = self.list(&target.cell, &target.namespace, &options).await?;
         self.counters.lists.inc();
         self.counters.list_items.add(list.len());
-        let mut chunks = list.into_chunks(&target.cell.resource).peekable();
+        let metadata_only = asks_metadata(request);
+        let mut chunks = list.into_chunks(&target.cell.resource, metadata_only).peekable();
         let first = chunks.next().unwrap_or_default();
         // More than one chunk is too much to hold: it is compressed or sent as it is written.
         if chunks.peek().is_none() {
@@ -359,7 +356,7 @@ impl Inner {
                     // Another writer may have been faster.
                     let _ = self.delete(&target.cell, &key);
                 }
-                Ok(self.streamed(stream::iter(list.into_chunks(&target.cell.resource))))
+                Ok(self.streamed(stream::iter(list.into_chunks(&target.cell.resource, false))))
             }
             _ => Err(Status::method_not_allowed()),
         }
@@ -456,6 +453,25 @@ fn forbidden(request: &Parts, asked: Option<(Verb, &Target)>) -> Status {
 }
 
 /// Whether one of the media types the client takes will do. Without the header any does.
+fn is_json(clause: &str) -> bool {
+    let media_type = clause.split(';').next().unwrap_or_default();
+    matches!(media_type, "application/json" | "application/*" | "*/*") && !clause.contains("as=")
+}
+
+fn is_metadata_list(clause: &str) -> bool {
+    let mut parts = clause.split(';');
+    let wanted = ["as=PartialObjectMetadataList", "g=meta.k8s.io", "v=v1"];
+    parts.next() == Some("application/json")
+        && wanted.iter().all(|wanted| clause.split(';').any(|part| part == *wanted))
+}
+
+/// Whether a list of metadata is what is preferred of what is accepted.
+fn asks_metadata(request: &Parts) -> bool {
+    let accept = request.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accept = accept.replace(' ', "");
+    accept.split(',').find(|clause| is_json(clause) || is_metadata_list(clause)).is_some_and(is_metadata_list)
+}
+
 fn accepts(request: &Parts, will_do: impl Fn(&str) -> bool) -> bool {
     let Some(accept) = request.headers.get(header::ACCEPT) else { return will_do("*/*") };
     let accept = accept.to_str().unwrap_or_default();

@@ -175,8 +175,12 @@ impl List {
     }
 
     /// The answer's body, in chunks.
-    pub(super) fn into_chunks(self, resource: &SimResource) -> impl Iterator<Item = Bytes> + Send + use<> {
-        let (head, tail) = self.envelope(resource);
+    pub(super) fn into_chunks(
+        self,
+        resource: &SimResource,
+        metadata_only: bool,
+    ) -> impl Iterator<Item = Bytes> + Send + use<> {
+        let (head, tail) = self.envelope(resource, metadata_only);
         let mut items = self.items.into_iter();
         let mut head = Some(head);
         let mut tail = Some(tail);
@@ -190,7 +194,10 @@ impl List {
                     chunk.put_u8(b',');
                 }
                 separate = true;
-                item.put_item(&mut chunk);
+                match metadata_only {
+                    true => item.put_metadata(&mut chunk),
+                    false => item.put_item(&mut chunk),
+                }
                 if chunk.len() >= CHUNK_BYTES {
                     return Some(chunk.freeze());
                 }
@@ -201,10 +208,13 @@ impl List {
     }
 
     /// What stands before and after the items.
-    fn envelope(&self, resource: &SimResource) -> (String, String) {
+    fn envelope(&self, resource: &SimResource, metadata_only: bool) -> (String, String) {
         let Self { version, continue_token, remaining, .. } = self;
-        let (kind, api_version) = (resource.list_kind(), resource.gvr.api_version());
-        if resource.custom {
+        let (kind, api_version) = match metadata_only {
+            true => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+            false => (resource.list_kind(), resource.gvr.api_version()),
+        };
+        if resource.custom && !metadata_only {
             let remaining = remaining.map(|n| format!(r#","remainingItemCount":{n}"#)).unwrap_or_default();
             let head = format!(r#"{{"apiVersion":"{api_version}","items":["#);
             let metadata = format!(r#"{{"continue":"{continue_token}"{remaining},"resourceVersion":"{version}"}}"#);

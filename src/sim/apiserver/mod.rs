@@ -26,6 +26,7 @@ use std::{
 };
 
 use ::http::Request;
+use bytes::Bytes;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -91,6 +92,10 @@ impl Default for SimOptions {
         }
     }
 }
+
+/// All objects at one version. Costs little: it shares what the server holds.
+#[derive(Clone)]
+pub struct Backup(store::Backup);
 
 /// A simulated kube-apiserver. Clones are handles to the same one.
 #[derive(Clone)]
@@ -161,6 +166,7 @@ impl SimApiserver {
         tokio::pin!(shutdown);
         loop {
             let stream = tokio::select! {
+                biased;
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
                 accepted = listener.accept() => accepted?.0,
@@ -185,9 +191,11 @@ impl SimApiserver {
             let server = auto::Builder::new(TokioExecutor::new());
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
+                biased;
+                // What is dropped sends nothing more.
+                () = dropped.cancelled() => {}
                 // However it ends, it ends alone.
                 _ = connection => {}
-                () = dropped.cancelled() => {}
             }
         }
     }
@@ -222,6 +230,12 @@ impl SimApiserver {
     pub fn delete(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Result<u64, Status> {
         self.inner.delete(&*self.cell(gvr)?, &ObjectKey::new(namespace, name))?;
         Ok(self.revision())
+    }
+
+    /// An object as a watch sends it.
+    pub fn object(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Option<Bytes> {
+        let object = self.inner.store.cell(gvr)?.get(&ObjectKey::new(namespace, name))?;
+        Some(object.bytes().clone())
     }
 
     /// The version of the last write, of any resource.
@@ -272,6 +286,18 @@ impl SimApiserver {
     /// What a restart of the apiserver does: connections drop, and every version from before is too old to watch from.
     pub fn restart(&self) {
         self.compact();
+        self.drop_connections();
+    }
+
+    /// Everything as it is now, to be put back later by [`Self::restore`].
+    pub fn backup(&self) -> Backup {
+        Backup(self.inner.store.backup())
+    }
+
+    /// What restoring etcd from a backup does: versions go back, and are given again to other writes; connections drop, and nothing
+    /// from before the restore can be watched. Resources stay as they are served now.
+    pub fn restore(&self, backup: &Backup) {
+        self.inner.store.restore(&backup.0);
         self.drop_connections();
     }
 

@@ -86,6 +86,24 @@ impl Object {
         out.put_slice(&self.bytes[self.item_at..]);
     }
 
+    /// The object's metadata as it stands in a list of metadata.
+    pub(super) fn put_metadata(&self, out: &mut BytesMut) {
+        let value = self.value();
+        let metadata = value["metadata"].as_object();
+        let metadata = metadata.expect("an object has metadata");
+        let ordered = METADATA_ORDER.iter().filter_map(|name| metadata.get_key_value(*name));
+        let others = metadata.iter().filter(|(name, _)| !METADATA_ORDER.contains(&name.as_str()));
+        out.put_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#);
+        for (i, (name, value)) in ordered.chain(others).enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            out.put_slice(format!("{comma}\"{name}\":").as_bytes());
+            let mut json = Vec::new();
+            put_value(&mut json, value);
+            out.put_slice(&json);
+        }
+        out.put_slice(b"}}");
+    }
+
     /// The object with another version: the last state of one that was deleted or left a selector.
     pub(super) fn put_at_version(&self, version: u64, out: &mut BytesMut) {
         out.put_slice(&self.bytes[..self.version_at.start]);

@@ -11,12 +11,13 @@ use std::{
     },
 };
 
+use super::{object::Object, resource::SimResource, status::Status};
+use crate::{
+    model::{GroupVersionResource, ObjectKey},
+    watch,
+};
 use imbl::OrdMap;
 use serde_json::Value;
-use tokio::sync::watch;
-
-use super::{object::Object, resource::SimResource, status::Status};
-use crate::model::{GroupVersionResource, ObjectKey};
 
 /// The objects at one version, in key order.
 pub(super) type Snapshot = OrdMap<ObjectKey, Arc<Object>>;
@@ -235,6 +236,36 @@ impl Store {
             state.listed = shared.revision;
             state.progress = shared.revision;
         }
+    }
+}
+
+/// All objects at one version.
+#[derive(Clone)]
+pub(super) struct Backup {
+    revision: u64,
+    cells: BTreeMap<GroupVersionResource, Snapshot>,
+}
+
+impl Store {
+    pub(super) fn backup(&self) -> Backup {
+        let shared = lock(&self.shared);
+        let objects =
+            |(gvr, cell): (&GroupVersionResource, &Arc<Cell>)| (gvr.clone(), lock(&cell.state).objects.clone());
+        Backup { revision: shared.revision, cells: shared.cells.iter().map(objects).collect() }
+    }
+
+    /// Puts everything back as it was, its version too, and forgets all history.
+    pub(super) fn restore(&self, backup: &Backup) {
+        let mut shared = lock(&self.shared);
+        shared.revision = backup.revision;
+        for (gvr, cell) in &shared.cells {
+            let mut state = lock(&cell.state);
+            state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
+            state.window.clear();
+            (state.listed, state.lost, state.progress) = (backup.revision, 0, backup.revision);
+            cell.changed.send_replace(backup.revision);
+        }
+        self.revision.send_replace(backup.revision);
     }
 }
 

@@ -10,10 +10,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     Inner,
@@ -24,9 +21,12 @@ use super::{
     status::Status,
     store::{Cell, Entry, Since, Snapshot},
 };
-use crate::model::{
-    ObjectKey,
-    selector::{FieldOperator, FieldSelector, LabelSelector},
+use crate::{
+    model::{
+        ObjectKey,
+        selector::{FieldOperator, FieldSelector, LabelSelector},
+    },
+    watch,
 };
 
 /// Events or objects taken at once.
@@ -182,6 +182,7 @@ impl Watcher {
                     }
                     let wake = self.bookmark_at.map_or(self.deadline, |at| at.min(self.deadline));
                     tokio::select! {
+                        biased;
                         _ = self.changes.changed() => {}
                         () = sleep_until(wake) => {}
                     }

@@ -36,6 +36,8 @@ pub enum Figure {
     LatencyMean,
     /// The mean of the subscriber that waits longest.
     LatencySlowestSubscriber,
+    /// The 99th percentile as a multiple of what it was while everyone read.
+    LatencyP99Ratio,
     /// What the slowest subscriber had received, as a share of the mean, when the measured time ended.
     SlowestSubscriberShare,
     /// Resident memory that a subscriber adds while nothing happens.
@@ -44,13 +46,21 @@ pub enum Figure {
     RssPerSubscriberAfterLoad,
     /// How far the resident memory rises above what it was before the clients came.
     RssAddedPeak,
+    /// The largest resident memory that was seen.
+    RssMax,
+    /// The resident memory at the end.
+    RssEnd,
+    /// Subscribers that were sent a catch-up.
+    CatchUps,
+    /// Connections that subscribers had to make again.
+    Resumes,
     /// Until every subscriber had everything.
     Seconds,
 }
 
 impl Figure {
     /// All, in the order in which they are shown.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 24] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -66,9 +76,14 @@ impl Figure {
         Self::LatencyMax,
         Self::LatencyMean,
         Self::LatencySlowestSubscriber,
+        Self::LatencyP99Ratio,
         Self::RssPerSubscriber,
         Self::RssPerSubscriberAfterLoad,
         Self::RssAddedPeak,
+        Self::RssMax,
+        Self::RssEnd,
+        Self::CatchUps,
+        Self::Resumes,
         Self::Seconds,
     ];
 
@@ -92,7 +107,12 @@ impl Figure {
             Self::LatencySlowestSubscriber => "latency_ms_slowest_subscriber",
             Self::RssPerSubscriber => "rss_bytes_per_subscriber",
             Self::RssPerSubscriberAfterLoad => "rss_bytes_per_subscriber_after_load",
+            Self::LatencyP99Ratio => "p99_ratio",
             Self::RssAddedPeak => "rss_bytes_added_peak",
+            Self::RssMax => "rss_bytes_max",
+            Self::RssEnd => "rss_bytes_end",
+            Self::CatchUps => "catch_ups",
+            Self::Resumes => "resumes",
             Self::Seconds => "seconds",
         }
     }
@@ -117,7 +137,12 @@ impl Figure {
             Self::LatencySlowestSubscriber => ("slowest ms", 2),
             Self::RssPerSubscriber => ("RSS B/subscriber", 0),
             Self::RssPerSubscriberAfterLoad => ("after load", 0),
+            Self::LatencyP99Ratio => ("p99 ratio", 2),
             Self::RssAddedPeak => ("added RSS B", 0),
+            Self::RssMax => ("RSS B max", 0),
+            Self::RssEnd => ("RSS B end", 0),
+            Self::CatchUps => ("caught up", 0),
+            Self::Resumes => ("resumed", 0),
             Self::Seconds => ("seconds", 2),
         }
     }

@@ -9,6 +9,7 @@ pub mod child;
 mod cluster;
 pub mod figures;
 pub mod floor;
+mod laggards;
 mod latency;
 mod link;
 mod load;
@@ -60,12 +61,14 @@ pub enum Scenario {
     Idle,
     /// Everyone leaves, changes go on, everyone comes back at once
     ResumeStorm,
+    /// Some subscribers stop reading under load: the latencies of the others, and memory
+    Stalled,
 }
 
 impl Scenario {
     /// All, in the order in which they run.
-    pub const ALL: [Self; 6] =
-        [Self::Fanout, Self::Paced, Self::Snapshot, Self::Selectors, Self::Idle, Self::ResumeStorm];
+    pub const ALL: [Self; 7] =
+        [Self::Fanout, Self::Paced, Self::Snapshot, Self::Selectors, Self::Idle, Self::ResumeStorm, Self::Stalled];
 
     /// As on the command line.
     pub fn as_str(self) -> &'static str {
@@ -76,6 +79,7 @@ impl Scenario {
             Self::Selectors => "selectors",
             Self::Idle => "idle",
             Self::ResumeStorm => "resume-storm",
+            Self::Stalled => "stalled",
         }
     }
 
@@ -88,6 +92,7 @@ impl Scenario {
             Self::Selectors => "what an event costs where many watch and few want it",
             Self::Idle => "memory per subscriber",
             Self::ResumeStorm => "everyone comes back at once and has missed so many changes (batch)",
+            Self::Stalled => "everyone but those who stop reading receives every change, at a rate",
         }
     }
 }
@@ -156,7 +161,7 @@ pub struct BenchOptions {
     pub objects: Option<usize>,
     /// About how many bytes of JSON a pod has; `None` as the workload makes them, 3 to 6 kB.
     pub object_bytes: Option<usize>,
-    /// Changes per second in `paced`, and during `snapshot`; `None` for 200 and none.
+    /// Changes per second in `paced` and `stalled`, and during `snapshot`; `None` for 200 and none.
     pub rate: Option<u32>,
     /// What is measured in one run of one load.
     pub duration: Duration,
@@ -168,6 +173,8 @@ pub struct BenchOptions {
     pub views: Vec<usize>,
     /// Changes that a subscriber misses in `resume-storm`.
     pub missed: usize,
+    /// Subscribers that stop reading in `stalled`; `None` for a twentieth.
+    pub stalled: Option<usize>,
     /// Serve and receive over TLS.
     pub tls: bool,
     /// How objects are encoded.
@@ -203,6 +210,7 @@ impl Default for BenchOptions {
             clients: 50,
             views: vec![100, 1_000],
             missed: 500,
+            stalled: None,
             tls: false,
             encoding: Encoding::Json,
             projection: Projection::Full,
@@ -219,6 +227,10 @@ impl Default for BenchOptions {
 impl BenchOptions {
     fn warm_up(&self) -> Duration {
         (self.duration / 4).min(WARM_UP_MAX)
+    }
+
+    fn stalled(&self) -> usize {
+        self.stalled.unwrap_or_else(|| self.subscribers.div_ceil(20))
     }
 
     fn rate_of_paced(&self) -> u32 {
@@ -402,6 +414,9 @@ fn line(variant: &scenario::Variant, figures: &Figures) -> String {
         Figure::LatencyP99,
         Figure::RssPerSubscriber,
         Figure::RssPerSubscriberAfterLoad,
+        Figure::RssMax,
+        Figure::LatencyP99Ratio,
+        Figure::CatchUps,
         Figure::Seconds,
     ];
     for figure in shown {

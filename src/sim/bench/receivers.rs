@@ -37,7 +37,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// What a receiver of the floor reads at a time.
 const RAW_READ_BYTES: usize = 256 << 10;
 /// gRPC's UNAVAILABLE.
-const UNAVAILABLE: &str = "14";
+pub(super) const UNAVAILABLE: &str = "14";
 
 /// How much a server may send before it is told to go on, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -284,7 +284,7 @@ async fn grpc(
 }
 
 /// Opens a watch; `None` where the server is not ready for it.
-async fn open(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStream>, String> {
+pub(super) async fn open(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStream>, String> {
     let failed = |error: h2::Error| format!("request: {error}");
     let request = Request::post("http://localhost/kubefan.v1alpha1.WatchService/Watch")
         .header("content-type", "application/grpc")
@@ -307,7 +307,8 @@ async fn open(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStr
     }
 }
 
-fn status(headers: &HeaderMap) -> String {
+/// What a server says of the end, for people.
+pub(super) fn status(headers: &HeaderMap) -> String {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     format!("status {} {}", text("grpc-status"), text("grpc-message"))
 }

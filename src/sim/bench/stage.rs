@@ -48,7 +48,7 @@ pub(super) struct Stage<'a> {
 
 /// The server under test.
 pub(super) struct Server {
-    connector: Connector,
+    pub(super) connector: Connector,
     pub(super) meter: Meter,
     pid: u32,
     /// Of the state it began with, which may be later than the last change made here: others write too.
@@ -83,8 +83,13 @@ impl Server {
 impl Stage<'_> {
     /// Starts the server where it does not run yet, and waits until it serves the pods.
     pub(super) async fn server(&self, source: &Source) -> Result<Server, BenchError> {
+        self.server_with(source, &[]).await
+    }
+
+    /// The same with flags of the scenario's own. One that runs already has those it was started with.
+    pub(super) async fn server_with(&self, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
         let mut server = match &self.contender.kind {
-            ContenderKind::Program(program) => self.start(program, source).await?,
+            ContenderKind::Program(program) => self.start(program, source, flags).await?,
             ContenderKind::Running { address, pid } => {
                 let connector = Connector { address: *address, tls: None };
                 Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint: None, process: None }
@@ -114,9 +119,10 @@ impl Stage<'_> {
         Ok(server)
     }
 
-    async fn start(&self, program: &Path, source: &Source) -> Result<Server, BenchError> {
+    async fn start(&self, program: &Path, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
         let mut args = vec!["serve".into(), "--kubeconfig".into(), source.kubeconfig().as_os_str().to_owned()];
         args.extend(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"].map(Into::into));
+        args.extend(flags.iter().map(Into::into));
         if let Some(certificate) = self.certificate {
             args.extend(["--tls-cert-file".into(), certificate.cert_file.as_os_str().to_owned()]);
             args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);

@@ -98,6 +98,37 @@ pub(crate) async fn an_exact_list_is_the_state_of_then(api: &Api) {
     assert_eq!(list["items"][1]["metadata"]["labels"]["old"], "yes");
 }
 
+pub(crate) async fn a_list_of_metadata_has_the_same_names_and_versions(api: &Api) {
+    let path = five(api).await;
+    let plain = api.get(&format!("{path}?limit=2")).await.ok();
+    let only = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    for accept in [only.to_owned(), format!("{only},application/json")] {
+        let then = version(&plain);
+        let query = format!("limit=2&resourceVersion={then}&resourceVersionMatch=Exact");
+        let answer = api.get_as(&format!("{path}?{query}"), &accept).await;
+        let begin =
+            r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":""#;
+        assert!(answer.text.starts_with(begin), "{}", answer.text);
+        let list = answer.ok();
+        assert_eq!((version(&list), names(&list)), (then, vec!["a", "b"]));
+        assert_eq!(list["metadata"]["remainingItemCount"], 3);
+        for (item, whole) in list["items"].as_array().unwrap().iter().zip(plain["items"].as_array().unwrap()) {
+            let mut metadata = item["metadata"].clone();
+            let mut expected = whole["metadata"].clone();
+            for metadata in [&mut metadata, &mut expected] {
+                metadata.as_object_mut().unwrap().remove("managedFields");
+            }
+            assert_eq!(metadata, expected);
+            let fields: Vec<_> = item.as_object().unwrap().keys().collect();
+            assert_eq!(fields, ["apiVersion", "kind", "metadata"], "and nothing else");
+            assert_eq!(item["kind"], "PartialObjectMetadata");
+        }
+        let next = list["metadata"]["continue"].as_str().unwrap();
+        let rest = api.get_as(&format!("{path}?continue={next}"), &accept).await.ok();
+        assert_eq!((version(&rest), names(&rest)), (then, vec!["c", "d", "e"]));
+    }
+}
+
 pub(crate) async fn not_older_than_with_a_limit_pages(api: &Api) {
     let path = five(api).await;
     let newest = version(&api.get(&path).await.ok());

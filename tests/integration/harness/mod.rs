@@ -20,6 +20,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 pub(crate) mod apiserver;
 pub(crate) mod assets;
+pub(crate) mod audit;
+pub(crate) mod churn;
 pub(crate) mod kubefan;
 pub(crate) mod link;
 pub(crate) mod load;
@@ -29,6 +31,7 @@ pub(crate) mod pki;
 pub(crate) mod process;
 pub(crate) mod record;
 mod rest;
+pub(crate) mod resuming;
 pub(crate) mod rig;
 pub(crate) mod simulated;
 pub(crate) mod wait;

@@ -57,14 +57,19 @@ struct State {
 /// A handle to the network; clones are handles to the same one.
 #[derive(Clone)]
 pub(crate) struct Network {
-    sim: SimApiserver,
+    sim: Arc<Mutex<SimApiserver>>,
     state: Arc<Mutex<State>>,
 }
 
 impl Network {
     /// A network that leads to `sim`.
     pub(crate) fn to(sim: SimApiserver) -> Network {
-        Network { sim, state: Arc::default() }
+        Network { sim: Arc::new(Mutex::new(sim)), state: Arc::default() }
+    }
+
+    /// From here on, connections lead to another apiserver.
+    pub(crate) fn lead_to(&self, sim: SimApiserver) {
+        *self.sim.lock().unwrap() = sim;
     }
 
     /// A client over this network.
@@ -117,7 +122,8 @@ impl Network {
             }
         }
         let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
-        tokio::spawn(self.sim.clone().serve_connection(theirs));
+        let sim = self.sim.lock().unwrap().clone();
+        tokio::spawn(sim.serve_connection(theirs));
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(ours)).await?;
         tokio::spawn(connection);

@@ -83,6 +83,44 @@ pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &
     body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
 }
 
+/// The apiserver's own watch from a version, recorded while it goes on and until `end` tells a version; `seconds` as in
+/// [`upstream_watch`], which it ends with.
+pub(crate) async fn upstream_recording(
+    api: ApiServer,
+    query: Query,
+    start: u64,
+    mut end: tokio::sync::watch::Receiver<u64>,
+    seconds: u32,
+) -> Vec<Recorded> {
+    let path = format!("{}&watch=true&resourceVersion={start}", query.pods_path());
+    let mut response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
+    assert!(response.status().is_success(), "{path}: {}", response.status());
+    let (mut events, mut body) = (Vec::new(), Vec::new());
+    loop {
+        let chunk = tokio::select! {
+            chunk = response.chunk() => chunk.unwrap().expect("a watch without a limit goes on"),
+            told = end.wait_for(|version| *version != u64::MAX) => {
+                told.expect("the end is told");
+                break;
+            }
+        };
+        body.extend_from_slice(&chunk);
+        while let Some(length) = body.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = body.drain(..=length).collect();
+            events.extend(recorded(&line));
+        }
+    }
+    // What is still on its way, and the proof that there is nothing else.
+    let last = events.last().map_or(start, |event| version_of(&event.object));
+    let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
+    events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
+    events
+}
+
+fn version_of(object: &str) -> u64 {
+    super::objects::version_of(&serde_json::from_str(object).expect("JSON"))
+}
+
 /// The state that the apiserver's own watch begins with, as events: every object as ADDED, in key order.
 pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Recorded> {
     let initial = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -143,6 +181,10 @@ pub(crate) struct Watch {
     pub(crate) gap_reasons: Vec<String>,
     /// Deletes of objects that only left the selector.
     pub(crate) left: usize,
+    /// Snapshots that have begun.
+    pub(crate) snapshots: usize,
+    /// The largest version of an event, in a snapshot, gap or catch-up too.
+    pub(crate) last_event_version: u64,
     inside: Inside,
 }
 
@@ -184,6 +226,8 @@ impl Watch {
             restarted_from: Vec::new(),
             gap_reasons: Vec::new(),
             left: 0,
+            snapshots: 0,
+            last_event_version: 0,
             inside: Inside::Nothing,
         }
     }
@@ -194,6 +238,7 @@ impl Watch {
         match response.message.as_ref().expect("every response says something") {
             Message::SnapshotBegin(begin) => {
                 self.inside = Inside::Snapshot;
+                self.snapshots += 1;
                 if !begin.restarted_from.is_empty() {
                     self.restarted_from.push(begin.restarted_from.clone());
                     self.state.clear();
@@ -226,6 +271,8 @@ impl Watch {
                     EventType::Deleted => "DELETED",
                     EventType::Unspecified => panic!("an event without a type"),
                 };
+                let version = event.resource_version.parse().expect("etcd's revision is a number");
+                self.last_event_version = self.last_event_version.max(version);
                 self.left += usize::from(event.delete_reason() == DeleteReason::LeftSelector);
                 let object = String::from_utf8(event.object.to_vec()).expect("JSON is UTF-8");
                 let key = format!("{}/{}", event.namespace, event.name);

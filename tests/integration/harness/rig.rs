@@ -13,6 +13,7 @@ use kubefan::{
     },
     cache::RingLimits,
     config::ServeConfig,
+    fanout::GateLimits,
     model::GroupVersionResource,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
@@ -75,7 +76,10 @@ impl Setup {
                     residue_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
+                gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
+                staleness_max: None,
+                self_check_interval: None,
             },
             // Its requests would be in the way of those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
@@ -152,6 +156,7 @@ impl Rig {
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
+            seed: None,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
@@ -183,10 +188,25 @@ impl Rig {
         assert!(tokio::time::timeout(limit, ready).await.is_ok(), "not ready: {}", self.readyz());
     }
 
-    /// The lines of /readyz.
+    /// The lines of /readyz about resources.
     pub(crate) fn readyz(&self) -> String {
         let (_, lines) = self.registry.readiness();
-        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n")
+        let lines = lines.into_iter().map(|(_, line)| line).filter(|line| !line.starts_with("identity "));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Which cluster /readyz says this is; empty as long as nobody knows.
+    pub(crate) fn identity(&self) -> String {
+        let (_, lines) = self.registry.readiness();
+        let identity = lines.iter().find_map(|(_, line)| line.strip_prefix("identity "));
+        identity.unwrap_or_default().to_owned()
+    }
+
+    /// The same without the age of their proof.
+    pub(crate) fn readyz_states(&self) -> String {
+        let text = self.readyz();
+        let states = text.lines().filter_map(|line| line.split_once("; proven ")).map(|(state, _)| state);
+        states.collect::<Vec<_>>().join("\n")
     }
 
     /// Waits until a line of /readyz has this text.

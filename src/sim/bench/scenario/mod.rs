@@ -5,6 +5,7 @@ mod idle;
 mod resume_storm;
 mod selectors;
 mod snapshot;
+mod stalled;
 
 use super::{
     BenchError, BenchOptions, Scenario,
@@ -81,6 +82,7 @@ impl Case {
             (Scenario::Selectors, Some(views)) => selectors::by_node(stage, source, views).await,
             (Scenario::Idle, _) => idle::run(stage, source).await,
             (Scenario::ResumeStorm, _) => resume_storm::run(stage, source).await,
+            (Scenario::Stalled, _) => stalled::run(stage, source).await,
         }
     }
 }

@@ -1,0 +1,117 @@
+//! The self-check: every cache against upstream's metadata at the very version of the cache, every few minutes.
+//!
+//! A lost event is a defect that nobody would notice: the cache looks as good as ever, and is wrong until the next relist. The check is
+//! paced, so that it never is a burst: one resource at a time, a few pages per second.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::RngExt;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::{
+    informer::Shared,
+    registry::{Cache, Registry},
+};
+use crate::{
+    cache::comparison::{Comparison, Differences},
+    fanout::{Phase, Served},
+    telemetry::metrics::SelfCheck,
+    upstream::{
+        UpstreamError,
+        metadata::{MetadataPages, MetadataTarget},
+    },
+};
+
+/// Between two pages.
+const PAGE_INTERVAL: Duration = Duration::from_millis(250);
+/// How many keys a log line names.
+const KEYS_MAX: usize = 10;
+
+/// What a check has found.
+#[derive(Debug)]
+enum Found {
+    Equal,
+    Different(Differences),
+    /// The version is no longer held upstream: too quiet a resource, or too long a list. Nothing can be said.
+    Expired,
+    Failed(String),
+}
+
+impl Registry {
+    /// Checks all caches, one after the other, about every `interval`.
+    pub(super) async fn check_all(self: Arc<Self>, interval: Duration) {
+        // Replicas that were started together do not check together.
+        sleep(interval.mul_f64(self.shared.generator().random_range(0.5..1.0))).await;
+        loop {
+            let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
+            for cache in caches {
+                check(&self.shared, &cache).await;
+                sleep(PAGE_INTERVAL).await;
+            }
+            sleep(interval).await;
+        }
+    }
+}
+
+async fn check(shared: &Shared, cache: &Cache) {
+    let Served { gvr, scope, hub, .. } = &cache.served;
+    // What is stale is not asked for a second time.
+    if *hub.phase().borrow() != Phase::Synced {
+        return;
+    }
+    let Some(found) = compare(shared, &cache.served).await else { return };
+    let scope = scope.namespace();
+    let result = match found {
+        Found::Equal => SelfCheck::Equal,
+        Found::Different(differences) => {
+            warn!(resource = %gvr, scope, count = differences.count, keys = %differences, "the cache differs from upstream; listing again");
+            cache.suspect.notify_one();
+            SelfCheck::Different
+        }
+        Found::Expired => SelfCheck::Expired,
+        Found::Failed(error) => {
+            debug!(resource = %gvr, scope, error, "no self-check");
+            SelfCheck::Failed
+        }
+    };
+    hub.metrics().self_check(result);
+}
+
+/// `None` where nothing is cached.
+async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
+    let (store, version) = served.hub.state()?;
+    let target = MetadataTarget {
+        gvr: served.gvr.clone(),
+        scope: served.scope.clone(),
+        label_selector: String::new(),
+        field_selector: shared.upstream_field_selector.clone(),
+    };
+    let mut pages = MetadataPages::new(shared.upstream.clone(), target, version);
+    let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
+    let doubt = shared.upstream.doubt();
+    loop {
+        match pages.next().await {
+            Ok(None) => break,
+            Ok(Some(page)) => {
+                for (key, version) in page {
+                    if let Err(error) = comparison.tell(key, version) {
+                        return Some(Found::Failed(error.to_string()));
+                    }
+                }
+            }
+            Err(UpstreamError::Gone { .. }) => return Some(Found::Expired),
+            Err(error) => return Some(Found::Failed(error.to_string())),
+        }
+        sleep(PAGE_INTERVAL).await;
+    }
+    let differences = comparison.finish();
+    if differences.count == 0 {
+        return Some(Found::Equal);
+    }
+    // What another cluster has is no difference.
+    match shared.upstream.confirm(doubt).await {
+        Ok(()) => Some(Found::Different(differences)),
+        Err(error) => Some(Found::Failed(error.to_string())),
+    }
+}

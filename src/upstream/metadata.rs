@@ -1,0 +1,111 @@
+//! The metadata of all objects at one exact version, page by page: what a cache is compared with.
+//!
+//! Names and versions alone cost the apiserver and the network a fraction of the objects. Every page is checked to be of the version
+//! asked for, because a list of another version would make differences where there are none.
+
+use serde::Deserialize;
+
+use super::{
+    client::{Upstream, Verb, encode_query},
+    error::UpstreamError,
+};
+use crate::model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
+
+/// As `kubectl` and client-go's metadata client ask; a server that does not know it answers with full objects.
+const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// Objects per page.
+const PAGE_OBJECTS: &str = "500";
+
+/// What is listed.
+#[derive(Debug, Clone)]
+pub struct MetadataTarget {
+    /// The resource.
+    pub gvr: GroupVersionResource,
+    /// The whole cluster, or one namespace.
+    pub scope: Scope,
+    /// Narrows the list; empty for everything.
+    pub label_selector: String,
+    /// Narrows the list; empty for everything.
+    pub field_selector: String,
+}
+
+/// A list under way.
+pub struct MetadataPages {
+    upstream: Upstream,
+    target: MetadataTarget,
+    version: ResourceVersion,
+    next: Next,
+}
+
+enum Next {
+    First,
+    Continue(String),
+    End,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMeta,
+    #[serde(default)]
+    items: Option<Vec<Item>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageMeta {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: String,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    metadata: ItemMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ItemMeta {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    resource_version: String,
+}
+
+impl MetadataPages {
+    /// A list that has not begun.
+    pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
+        Self { upstream, target, version, next: Next::First }
+    }
+
+    /// The next page, in key order; `None` after the last.
+    ///
+    /// # Errors
+    /// `Gone` where the version is no longer held upstream, `VersionTooLarge` where it is not reached yet; whatever a request can meet.
+    pub async fn next(&mut self) -> Result<Option<Vec<(ObjectKey, ResourceVersion)>>, UpstreamError> {
+        let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
+        let version = self.version.to_string();
+        let place: &[_] = match &self.next {
+            Next::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
+            Next::Continue(token) => &[("continue", token.as_str())],
+            Next::End => return Ok(None),
+        };
+        let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector)];
+        let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
+        let query = [("limit", PAGE_OBJECTS)].into_iter().chain(place.iter().copied()).chain(selectors);
+        let path = gvr.collection_path(scope) + &encode_query(query);
+        let body = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?.into_body();
+        let Page { metadata, items } = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
+        if metadata.resource_version != version {
+            let got = metadata.resource_version;
+            return Err(UpstreamError::invalid(format_args!("a list at version {got:?}; asked for exactly {version}")));
+        }
+        self.next = if metadata.next.is_empty() { Next::End } else { Next::Continue(metadata.next) };
+        let item = |Item { metadata }: Item| {
+            let version = metadata.resource_version.parse().map_err(UpstreamError::invalid)?;
+            Ok((ObjectKey::new(&metadata.namespace, &metadata.name), version))
+        };
+        items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
+    }
+}

@@ -1,0 +1,72 @@
+//! What an apiserver was asked, as its own audit log tells it: metrics count requests, but only the audit log says whose they were.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::apiserver::Options;
+
+/// Reads and watches of pods. A watch is logged when it starts and once more when it ends, under one ID.
+const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+                      - { level: Metadata, verbs: [list, watch], resources: [{ group: '', resources: [pods] }] }\n\
+                      - { level: None }\n";
+
+/// The audit log of a control plane.
+pub(crate) struct Audit {
+    directory: TempDir,
+}
+
+/// A request for pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// `list` or `watch`.
+    pub(crate) verb: String,
+    /// Path and query.
+    pub(crate) uri: String,
+}
+
+impl Request {
+    /// Whether it asks for a state: a list, its first page only, or a watch that begins with one. A list of one name is a look-up: so
+    /// kubefan asks how far the cluster is when a watch has ended.
+    pub(crate) fn asks_for_state(&self) -> bool {
+        match self.verb.as_str() {
+            "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
+            _ => self.uri.contains("sendInitialEvents=true"),
+        }
+    }
+}
+
+impl Audit {
+    /// A log that nothing is written to yet.
+    pub(crate) fn new() -> Audit {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
+        std::fs::write(directory.path().join("policy.yaml"), POLICY).expect("the policy is written");
+        Audit { directory }
+    }
+
+    /// For the control plane that is to write it.
+    pub(crate) fn options(&self) -> Options {
+        let path = |name: &str| self.directory.path().join(name).display().to_string();
+        let policy = format!("--audit-policy-file={}", path("policy.yaml"));
+        Options::default().flag(&policy).flag(&format!("--audit-log-path={}", path("audit.log")))
+    }
+
+    /// The requests of clients whose `User-Agent` begins so, in order. A list is in the log before it is answered.
+    pub(crate) fn requests(&self, user_agent: &str) -> Vec<Request> {
+        let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
+        let mut requests: BTreeMap<String, (usize, Request)> = BTreeMap::new();
+        // The last line may be half written.
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        for (at, entry) in entries.enumerate() {
+            let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
+            if text("userAgent").starts_with(user_agent) {
+                let request = Request { verb: text("verb"), uri: text("requestURI") };
+                requests.entry(text("auditID")).or_insert((at, request));
+            }
+        }
+        let mut requests: Vec<_> = requests.into_values().collect();
+        requests.sort_by_key(|(at, _)| *at);
+        requests.into_iter().map(|(_, request)| request).collect()
+    }
+}

@@ -1,0 +1,326 @@
+//! What a restart costs: the time from a kill until every subscriber has an event that was written after it, and what the apiserver does
+//! for it, for subscribers of kubefan and, in the same experiment, for as many informers of client-go that watch the apiserver themselves.
+//!
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows the table. The figures are the machine's:
+//! only what has to be so on every machine is asserted.
+
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use kubefan::sim::workload::{Workload, WorkloadOptions};
+use serde_json::json;
+use tokio::{sync::watch, task::JoinSet, time::Instant};
+
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    assets,
+    kubefan::Kubefan,
+    load,
+    objects::{pod, version_of},
+    process::{Process, free_port},
+    record::Query,
+    resuming::{Progress, Subscriber},
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan;
+};
+
+const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
+const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
+/// Lists, and watches that begin with a state, of a kubefan between its start and its end.
+const STATES_MAX: f64 = 2.0;
+const LIVE_AT_MOST: Duration = Duration::from_secs(300);
+/// Subscribers that connect at a time.
+const CONNECTING_MAX: usize = 32;
+
+struct Scale {
+    pods: usize,
+    fleets: &'static [usize],
+}
+
+fn scale() -> Scale {
+    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
+        Ok("full") => Scale { pods: 500, fleets: &[200, 1_000] },
+        _ => Scale { pods: 30, fleets: &[12] },
+    }
+}
+
+async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
+    let scale = scale();
+    let fleet = build_fleet();
+    let mut experiment = Experiment::begin(scale.pods).await;
+    let alone = experiment.apiserver_killed("nobody", 0, &mut ()).await;
+    let mut rows = vec![alone];
+    for subscribers in scale.fleets.iter().copied() {
+        let mut through = Through::begin(&experiment.api, subscribers).await;
+        let kubefan_killed = experiment.killed("kubefan", "kubefan", subscribers, &mut through).await;
+        assert!(kubefan_killed.cost.states() <= STATES_MAX, "{kubefan_killed:?}");
+        rows.push(kubefan_killed);
+        rows.push(experiment.apiserver_killed("kubefan", subscribers, &mut through).await);
+        drop(through);
+        let mut direct = Direct::begin(&experiment.api, &fleet, subscribers).await;
+        let fleet_killed = experiment.killed("client-go", "fleet", subscribers, &mut direct).await;
+        assert!(fleet_killed.cost.states() >= subscribers as f64, "{fleet_killed:?}");
+        rows.push(fleet_killed);
+        rows.push(experiment.apiserver_killed("client-go", subscribers, &mut direct).await);
+    }
+    println!("{}", table(scale.pods, &rows));
+}
+
+/// Subscribers of either kind.
+trait Fleet {
+    /// Kills what stands between them and the apiserver, or themselves, and starts it again at once.
+    async fn restart(&mut self, api: &ApiServer);
+    /// Waits until all have a mark, whose number and version are given; when the last had it.
+    async fn have(&mut self, mark: u64, version: u64) -> Instant;
+}
+
+/// An apiserver with pods, one of which is marked again and again.
+struct Experiment {
+    api: ApiServer,
+    marks: u64,
+}
+
+impl Experiment {
+    async fn begin(pods: usize) -> Experiment {
+        let api = ApiServer::start(Options::default()).await;
+        let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
+        load::populate(&api, &mut workload).await;
+        api.create("/api/v1/namespaces/default/pods", &pod("marker")).await;
+        Experiment { api, marks: 0 }
+    }
+
+    async fn mark(&mut self) -> (u64, u64) {
+        self.marks += 1;
+        let patch = json!({ "metadata": { "labels": { "mark": self.marks.to_string() } } });
+        (self.marks, version_of(&self.api.patch(MARKER, &patch).await))
+    }
+
+    /// Restarts a fleet, or kubefan for it.
+    async fn killed(&mut self, who: &'static str, killed: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
+        let (mark, version) = self.mark().await;
+        fleet.have(mark, version).await;
+        let before = Cost::read(&self.api).await;
+        let start = Instant::now();
+        fleet.restart(&self.api).await;
+        let (mark, version) = self.mark().await;
+        let live = fleet.have(mark, version).await;
+        let cost = Cost::read(&self.api).await.since(&before);
+        Row { who, killed, count, live: live - start, away: None, cost }
+    }
+
+    /// Restarts the apiserver, which then has counted nothing else.
+    async fn apiserver_killed(&mut self, who: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
+        let (mark, version) = self.mark().await;
+        fleet.have(mark, version).await;
+        let start = Instant::now();
+        self.api.kill9();
+        self.api.restart().await;
+        let away = start.elapsed();
+        let (mark, version) = self.mark().await;
+        let live = fleet.have(mark, version).await;
+        let cost = Cost::read(&self.api).await;
+        Row { who, killed: "apiserver", count, live: live - start, away: Some(away), cost }
+    }
+}
+
+/// Nobody.
+impl Fleet for () {
+    async fn restart(&mut self, _: &ApiServer) {}
+
+    async fn have(&mut self, _: u64, _: u64) -> Instant {
+        Instant::now()
+    }
+}
+
+/// Subscribers of kubefan, each over a connection of its own.
+struct Through {
+    kubefan: Option<Kubefan>,
+    address: SocketAddr,
+    progress: Vec<watch::Receiver<Progress>>,
+    subscribers: JoinSet<Subscriber>,
+    _tell_end: watch::Sender<u64>,
+}
+
+impl Through {
+    async fn begin(api: &ApiServer, count: usize) -> Through {
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let kubefan = Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &["--resource", "pods"]).await;
+        kubefan.ready().await;
+        let (tell_end, end) = watch::channel(u64::MAX);
+        let (mut progress, mut subscribers) = (Vec::new(), JoinSet::new());
+        while progress.len() < count {
+            let connecting = (progress.len()..count).take(CONNECTING_MAX);
+            let begin = connecting.map(|_| Subscriber::begin(Query::default(), vec![address], 0));
+            for mut subscriber in futures::future::join_all(begin).await {
+                subscriber.keep_only_progress();
+                progress.push(subscriber.progress());
+                subscribers.spawn(subscriber.run(end.clone()));
+            }
+        }
+        Through { kubefan: Some(kubefan), address, progress, subscribers, _tell_end: tell_end }
+    }
+}
+
+impl Fleet for Through {
+    async fn restart(&mut self, api: &ApiServer) {
+        self.kubefan.take().expect("it runs").process.kill9();
+        let address = self.address.to_string();
+        self.kubefan = Some(Kubefan::spawn_at(&api.kubeconfig(), &address, &["--resource", "pods"]).await);
+    }
+
+    async fn have(&mut self, _: u64, version: u64) -> Instant {
+        let all = async {
+            for progress in &mut self.progress {
+                if progress.wait_for(|progress| progress.event >= version).await.is_err() {
+                    // It has failed, and says why.
+                    let ended = self.subscribers.join_next().await.expect("a subscriber has ended");
+                    std::panic::resume_unwind(ended.err().expect("it has failed").into_panic());
+                }
+            }
+        };
+        tokio::time::timeout(LIVE_AT_MOST, all).await.expect("all subscribers are live again");
+        Instant::now()
+    }
+}
+
+/// Informers that watch the apiserver, in a process of their own.
+struct Direct {
+    process: Process,
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    count: usize,
+    directory: tempfile::TempDir,
+}
+
+impl Direct {
+    async fn begin(api: &ApiServer, program: &Path, count: usize) -> Direct {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (program, kubeconfig) = (program.to_owned(), api.kubeconfig());
+        let process = Direct::spawn(&program, &kubeconfig, count, directory.path());
+        Direct { process, program, kubeconfig, count, directory }
+    }
+
+    fn spawn(program: &Path, kubeconfig: &Path, count: usize, directory: &Path) -> Process {
+        let mut command = Command::new(program);
+        command.arg("--kubeconfig").arg(kubeconfig).args(["--informers", &count.to_string()]);
+        Process::spawn("the fleet", &mut command, &directory.join("log"))
+    }
+}
+
+impl Fleet for Direct {
+    async fn restart(&mut self, _: &ApiServer) {
+        self.process.kill9();
+        self.process = Direct::spawn(&self.program, &self.kubeconfig, self.count, self.directory.path());
+    }
+
+    async fn have(&mut self, mark: u64, _: u64) -> Instant {
+        wait::until("the mark to reach all informers", LIVE_AT_MOST, || {
+            let log = self.process.log();
+            async move {
+                let mut reached = log.lines().filter_map(|line| line.strip_prefix("reached ")?.parse::<u64>().ok());
+                reached.any(|reached| reached >= mark).then_some(())
+            }
+        })
+        .await;
+        Instant::now()
+    }
+}
+
+/// What an apiserver has done, as its metrics tell.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    lists: f64,
+    /// Begun, whether they have ended or not.
+    watches: f64,
+    /// Watches that began with a state.
+    watch_lists: f64,
+    /// Events sent to watches, those of the states among them.
+    events: f64,
+    cpu_seconds: f64,
+}
+
+impl Cost {
+    /// Of pods; the CPU time is for everything.
+    async fn read(api: &ApiServer) -> Cost {
+        let requests = api.metric("apiserver_request_total").await;
+        let open = api.metric("apiserver_longrunning_requests").await;
+        Cost {
+            lists: sum(&requests, &[r#"resource="pods""#, r#"verb="LIST""#]),
+            // A watch is counted as a request when it ends.
+            watches: sum(&requests, &[r#"resource="pods""#, r#"verb="WATCH""#])
+                + sum(&open, &[r#"resource="pods""#, r#"verb="WATCH""#]),
+            watch_lists: sum(&api.metric("apiserver_watch_list_duration_seconds_count").await, &[r#"resource="pods""#]),
+            events: sum(&api.metric("apiserver_watch_events_total").await, &[r#"resource="pods""#]),
+            cpu_seconds: sum(&api.metric("process_cpu_seconds_total").await, &[]),
+        }
+    }
+
+    fn since(&self, before: &Cost) -> Cost {
+        Cost {
+            lists: self.lists - before.lists,
+            watches: self.watches - before.watches,
+            watch_lists: self.watch_lists - before.watch_lists,
+            events: self.events - before.events,
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+        }
+    }
+
+    /// How often it sent the whole state.
+    fn states(&self) -> f64 {
+        self.lists + self.watch_lists
+    }
+}
+
+/// The sum of the lines that have all of these labels.
+fn sum(text: &str, labels: &[&str]) -> f64 {
+    let ours = text.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
+    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a value"))
+        .fold(0.0, |sum, value| sum + value)
+}
+
+#[derive(Debug)]
+struct Row {
+    who: &'static str,
+    killed: &'static str,
+    count: usize,
+    /// Until all are live again.
+    live: Duration,
+    /// Until the apiserver was ready again.
+    away: Option<Duration>,
+    cost: Cost,
+}
+
+fn table(pods: usize, rows: &[Row]) -> String {
+    let mut text = format!(
+        "{pods} pods\n\
+         | subscribers | of | killed | all live after s | of it without apiserver s | LIST | WATCH | with state | watch events | apiserver CPU s |\n\
+         |---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+    );
+    for Row { who, killed, count, live, away, cost } in rows {
+        let away = away.map_or("-".to_owned(), |away| format!("{:.1}", away.as_secs_f64()));
+        let Cost { lists, watches, watch_lists, events, cpu_seconds } = cost;
+        text.push_str(&format!(
+            "| {count} | {who} | {killed} | {:.2} | {away} | {lists} | {watches} | {watch_lists} | {events} | {cpu_seconds:.2} |\n",
+            live.as_secs_f64()
+        ));
+    }
+    text
+}
+
+/// Builds the fleet with Go, as the apiserver itself is.
+fn build_fleet() -> PathBuf {
+    let program = assets::target_dir().join("test-assets/fleet");
+    let output = Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(DIR).output();
+    let output = output.expect("Go is installed: https://go.dev/dl/");
+    assert!(output.status.success(), "go build in {DIR}: {}", String::from_utf8_lossy(&output.stderr));
+    program
+}

@@ -1,0 +1,251 @@
+//! kubefan is killed and started again while objects change all the time: subscribers come back with their last resume version and
+//! lose, repeat and are sent again nothing, whatever they select, and the apiserver is asked for hardly anything.
+//!
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; by default it is smaller.
+
+use std::{collections::HashMap, env, net::SocketAddr};
+
+use tokio::{sync::watch, task::JoinSet, time::Instant};
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    audit::Audit,
+    churn::{Churn, Writer},
+    kubefan::Kubefan,
+    process::free_port,
+    record::{Query, Recorded, assert_equal, upstream_recording},
+    resuming::{Progress, Subscriber},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: killed_and_started_again_nothing_is_lost_or_sent_again,
+        replicas_restarted_in_turn_go_on_for_each_others_subscribers;
+};
+
+/// Of a process between its start and its end, whatever it is asked for.
+const STATES_MAX: usize = 2;
+
+struct Scale {
+    pods: usize,
+    subscribers: usize,
+    updates_per_second: u32,
+    /// Updates while kubefan is away, one restart for each.
+    outages: &'static [usize],
+    /// How long the apiserver's own watch is given to tell the rest, in seconds.
+    seconds: u32,
+}
+
+fn scale() -> Scale {
+    match env::var("KUBEFAN_TEST_SCALE").as_deref() {
+        Ok("full") => {
+            let outages = &[0, 200, 2_000, 50];
+            Scale { pods: 1_000, subscribers: 200, updates_per_second: 200, outages, seconds: 30 }
+        }
+        _ => Scale { pods: 80, subscribers: 24, updates_per_second: 60, outages: &[0, 80], seconds: 5 },
+    }
+}
+
+/// Half of the subscribers share these.
+const PLAIN: [Query; 3] = [query("", "", ""), query("team-0", "", ""), query("team-1", "", "")];
+/// The other half have selectors that objects enter and leave all the time.
+const CHANGING: [Query; 12] = [
+    query("", "stage=on", ""),
+    query("", "app in (web-1,web-2),stage", ""),
+    query("", "stage!=on,!canary", ""),
+    query("team-0", "canary", ""),
+    query("", "", "spec.nodeName=node-1"),
+    query("", "", "spec.nodeName="),
+    query("team-1", "", "status.phase=Running"),
+    query("", "app=web-3", "status.phase!=Pending"),
+    query("", "", "spec.nodeName!=node-2,status.phase!=Succeeded"),
+    query("", "", "metadata.name=p0-0"),
+    query("", "app notin (web-0),stage=off", "spec.nodeName=node-0"),
+    query("team-2", "nobody=has-it", ""),
+];
+
+const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
+    Query { namespace, labels, fields }
+}
+
+async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
+    let scale = scale();
+    let mut experiment = Experiment::begin(&scale, 1).await;
+    for outage in scale.outages {
+        let (asked, streams) = (experiment.asked(), experiment.streams());
+        experiment.kill(0);
+        experiment.churn.more(*outage).await;
+        experiment.start(0).await;
+        experiment.all_are_live().await;
+        let resumed = experiment.streams() - streams;
+        assert!(resumed >= scale.subscribers, "everyone came back: {resumed} streams");
+        let own = experiment.nothing_was_sent_again(0).await;
+        let asked = experiment.asked_at_most_twice(asked);
+        assert_eq!(own, asked, "lists and watches, by its own word and by the apiserver's");
+    }
+    experiment.end().await;
+}
+
+async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
+    let scale = scale();
+    let mut experiment = Experiment::begin(&scale, 2).await;
+    for (round, outage) in scale.outages.iter().enumerate() {
+        let victim = round % 2;
+        let asked = experiment.asked();
+        experiment.kill(victim);
+        experiment.churn.more(*outage).await;
+        experiment.all_are_live().await;
+        // The next victim falls as soon as this one listens: whoever comes meets a cache that is younger than what it has seen.
+        experiment.start(victim).await;
+        experiment.kill(1 - victim);
+        experiment.all_are_live().await;
+        experiment.asked_at_most_twice(asked);
+        experiment.nothing_was_sent_again(victim).await;
+        experiment.start(1 - victim).await;
+        experiment.is_ready(1 - victim).await;
+    }
+    experiment.end().await;
+}
+
+/// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own watches of what they select.
+struct Experiment {
+    api: ApiServer,
+    audit: Audit,
+    churn: Churn,
+    addresses: Vec<SocketAddr>,
+    replicas: Vec<Option<Kubefan>>,
+    progress: Vec<watch::Receiver<Progress>>,
+    subscribers: JoinSet<Subscriber>,
+    recordings: JoinSet<(Query, Vec<Recorded>)>,
+    tell_end: watch::Sender<u64>,
+    began: Instant,
+}
+
+impl Experiment {
+    async fn begin(scale: &Scale, replicas: usize) -> Experiment {
+        let audit = Audit::new();
+        let api = ApiServer::start(audit.options()).await;
+        let writers: Vec<Writer> = Churn::populate(&api, scale.pods).await;
+        let addresses: Vec<SocketAddr> =
+            (0..replicas).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
+        let mut started = Vec::new();
+        for address in &addresses {
+            let kubefan = spawn(&api, *address).await;
+            kubefan.ready().await;
+            started.push(Some(kubefan));
+        }
+        let list = api.get_json("/api/v1/pods?limit=1").await;
+        let start = list["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap();
+
+        let (tell_end, end) = watch::channel(u64::MAX);
+        let (mut progress, mut subscribers, mut recordings) = (Vec::new(), JoinSet::new(), JoinSet::new());
+        let mut recorded: Vec<&Query> = Vec::new();
+        for number in 0..scale.subscribers {
+            let query = if number % 2 == 0 { &PLAIN[number / 2 % 3] } else { &CHANGING[number / 2 % 12] };
+            let subscriber = Subscriber::begin(query.clone(), addresses.clone(), number / 2 % replicas).await;
+            progress.push(subscriber.progress());
+            subscribers.spawn(subscriber.run(end.clone()));
+            if !recorded.contains(&query) {
+                recorded.push(query);
+                let (api, query, end, seconds) = (api.handle(), query.clone(), end.clone(), scale.seconds);
+                recordings.spawn(async move {
+                    let history = upstream_recording(api, query.clone(), start, end, seconds).await;
+                    (query, history)
+                });
+            }
+        }
+        let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
+        churn.more(scale.pods / 2).await;
+        let replicas = started;
+        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, tell_end, began }
+    }
+
+    fn kill(&mut self, replica: usize) {
+        let mut kubefan = self.replicas[replica].take().expect("it runs");
+        kubefan.process.kill9();
+    }
+
+    /// Starts a replica again and waits until it listens, not until it is ready.
+    async fn start(&mut self, replica: usize) {
+        self.replicas[replica] = Some(spawn(&self.api, self.addresses[replica]).await);
+    }
+
+    async fn is_ready(&self, replica: usize) {
+        self.replicas[replica].as_ref().expect("it runs").ready().await;
+    }
+
+    /// Waits until every subscriber has all up to something that is still to be written.
+    async fn all_are_live(&mut self) {
+        let version = self.churn.more(1).await;
+        for progress in &mut self.progress {
+            if progress.wait_for(|progress| progress.version >= version).await.is_ok() {
+                continue;
+            }
+            // It has failed, and says why.
+            while let Some(ended) = self.subscribers.join_next().await {
+                if let Err(error) = ended {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+            }
+        }
+    }
+
+    /// Streams that were opened by all together, but for the first of each.
+    fn streams(&self) -> usize {
+        self.progress.iter().map(|progress| progress.borrow().streams).sum()
+    }
+
+    /// Lists and watches of all replicas so far.
+    fn asked(&self) -> usize {
+        self.audit.requests("kubefan/").len()
+    }
+
+    /// Lists and watches since there were so many; few of them asked for a state.
+    fn asked_at_most_twice(&self, before: usize) -> usize {
+        let asked = self.audit.requests("kubefan/").split_off(before);
+        let states = asked.iter().filter(|request| request.asks_for_state()).count();
+        assert!(states <= STATES_MAX, "{asked:#?}");
+        asked.len()
+    }
+
+    /// A replica's own word for it: it has sent no snapshot, and listed once for itself. How many lists and watches it counts.
+    async fn nothing_was_sent_again(&self, replica: usize) -> usize {
+        let kubefan = self.replicas[replica].as_ref().expect("it runs");
+        let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");
+        let sum = |name: &str| {
+            let ours = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+            ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap())
+                .fold(0.0, |sum, value: f64| sum + value)
+        };
+        assert_eq!(sum("kubefan_snapshot_objects_sent_total"), 0.0);
+        assert_eq!(sum("kubefan_relists_total"), 1.0, "the initial one");
+        let requests = text.lines().filter(|line| line.starts_with("kubefan_upstream_requests_total{"));
+        let ours = requests.filter(|line| line.contains(r#"verb="list""#) || line.contains(r#"verb="watch""#));
+        ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<usize>().ok()).unwrap()).sum()
+    }
+
+    async fn end(self) {
+        let written = self.churn.end().await;
+        let elapsed = self.began.elapsed().as_secs_f64();
+        self.tell_end.send_replace(written.version);
+        let subscribers = self.subscribers.join_all().await;
+        let expected: HashMap<Query, Vec<Recorded>> = self.recordings.join_all().await.into_iter().collect();
+        let (mut events, mut left) = (0, 0);
+        for subscriber in &subscribers {
+            assert_equal(&format!("{:?}", subscriber.query), &subscriber.events, &expected[&subscriber.query]);
+            events += subscriber.events.len();
+            left += subscriber.left;
+        }
+        assert!(left > 0, "objects left selectors");
+        let count = subscribers.len();
+        println!(
+            "{count} subscribers, {} updates in {elapsed:.0} s, {events} events compared, {left} of them objects that left",
+            written.count
+        );
+    }
+}
+
+async fn spawn(api: &ApiServer, address: SocketAddr) -> Kubefan {
+    Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &["--resource", "pods"]).await
+}

@@ -1,0 +1,167 @@
+//! The self-check: a cache that has lost an event is found and mended, what is only late, expired or unreadable is not taken for that,
+//! and the apiserver never sees a burst.
+
+use std::time::Duration;
+
+use kubefan::sim::apiserver::{Fault, Verb};
+use serde_json::json;
+use tokio::time::sleep;
+use tonic::Code;
+
+use crate::{
+    harness::{
+        Test,
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        network::{Asked, answer, waits},
+        record::Watch,
+        rig::{PODS, Rig, Setup, pod, pods},
+        tests, wait,
+    },
+    upstream_faults::{line, relists_for, synced, write},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_cache_of_a_real_apiserver_is_equal_under_writes;
+    paused: a_lost_event_is_found_and_told_in_a_marked_gap, a_difference_at_one_version_is_a_reset,
+        a_delete_that_was_lost_is_found, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version;
+};
+
+fn checked() -> Setup {
+    let mut setup = Setup::of(&["pods"]);
+    setup.registry.self_check_interval = Some(Duration::from_secs(60));
+    setup
+}
+
+fn checks(rig: &Rig, result: &str) -> f64 {
+    rig.metric(&format!(r#"kubefan_self_checks_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+}
+
+/// Makes kubefan believe that it has seen everything so far, although what was written since it was cut off never came.
+async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
+    rig.network.refuse(true);
+    rig.cut().await;
+    writes();
+    let seen =
+        json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": rig.sim.revision().to_string() } });
+    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("BOOKMARK", &seen)], true));
+    rig.network.refuse(false);
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(watch.events, [], "it was lost");
+}
+
+/// The rest of the cluster goes on.
+fn move_on(rig: &Rig) {
+    let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+    rig.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "generateName": "other-" } })).unwrap();
+}
+
+async fn a_lost_event_is_found_and_told_in_a_marked_gap() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    lose(&rig, &mut watch, || drop(rig.sim.create(&pods(), pod("lost", "new")))).await;
+    move_on(&rig);
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(watch.gap_reasons, ["self_check"]);
+    assert_eq!(watch.state, rig.truth(PODS).await);
+    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (1.0, 1.0));
+    let equal = checks(&rig, "equal");
+    sleep(Duration::from_secs(150)).await;
+    assert!(checks(&rig, "equal") >= equal + 2.0, "all is well again");
+    assert_eq!(checks(&rig, "different"), 1.0);
+}
+
+async fn a_difference_at_one_version_is_a_reset() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    lose(&rig, &mut watch, || drop(rig.sim.create(&pods(), pod("lost", "new")))).await;
+    let status = loop {
+        match watch.step().await {
+            Ok(step) => assert!(step.is_some(), "it says why"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
+}
+
+async fn a_delete_that_was_lost_is_found() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    lose(&rig, &mut watch, || drop(rig.sim.delete(&pods(), "default", "a"))).await;
+    move_on(&rig);
+    watch.until(rig.sim.revision()).await;
+    assert_eq!(watch.gap_reasons, ["self_check"]);
+    assert!(watch.state.is_empty(), "no ghost");
+}
+
+async fn what_cannot_be_compared_is_no_difference() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    rig.fault(Verb::List, Fault::InternalError, 1000);
+    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="failed"}"#, 1.0)
+        .await;
+    rig.sim.clear_faults();
+    let last = write(&rig, "b");
+    watch.until(last[2]).await;
+    // The version of the cache is compacted, and no bookmark has come yet.
+    rig.network.rule(|path| {
+        let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+        path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
+    });
+    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="expired"}"#, 2.0)
+        .await;
+    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
+}
+
+async fn a_check_is_paced_and_of_one_version() {
+    let setup = checked();
+    let sim = setup.sim();
+    for i in 0..1600 {
+        sim.create(&pods(), pod(&format!("pod-{i}"), "first")).unwrap();
+    }
+    let rig = Rig::synced(sim, setup).await;
+    let version = rig.sim.revision();
+    let writer = rig.sim.clone();
+    // Written to while it is compared: the pages stay at their version.
+    let writes = tokio::spawn(async move {
+        for i in 0..1000 {
+            sleep(Duration::from_millis(100)).await;
+            writer.update(&pods(), pod("pod-7", &format!("stage-{i}"))).unwrap();
+        }
+    });
+    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="equal"}"#, 1.0).await;
+    writes.abort();
+    let pages: Vec<_> = rig.network.asked(PODS).into_iter().filter(|asked| asked.path.contains("limit=500")).collect();
+    assert_eq!(pages.len(), 4, "{pages:?}");
+    assert!(pages[0].path.contains("resourceVersionMatch=Exact") && !pages[0].path.contains(&format!("={version}&")));
+    assert!(waits(&pages).iter().all(|wait| *wait >= Duration::from_millis(250)), "{:?}", waits(&pages));
+    assert_eq!(checks(&rig, "different"), 0.0);
+}
+
+async fn a_cache_of_a_real_apiserver_is_equal_under_writes() {
+    let api = ApiServer::shared().await;
+    let kubefan = Kubefan::spawn(
+        &api.kubeconfig(),
+        &["--resource=configmaps,namespaces,clusterroles", "--self-check-interval=1s", "--log-level=debug"],
+    )
+    .await;
+    kubefan.ready().await;
+    let mut written = 0;
+    wait::until("three checks of each", wait::SOON * 3, || {
+        written += 1;
+        let name = format!("self-check-{written}");
+        let (api, kubefan) = (&api, &kubefan);
+        async move {
+            let object = json!({ "metadata": { "name": name }, "data": { "key": "value" } });
+            api.create("/api/v1/namespaces/default/configmaps", &object).await;
+            let (_, text) = kubefan.admin("/metrics").await?;
+            let equal = text
+                .lines()
+                .filter(|line| line.starts_with("kubefan_self_checks_total{") && line.contains("\"equal\""));
+            let counts: Vec<u64> = equal.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+            (counts.len() == 3 && counts.iter().all(|count| *count >= 3)).then_some(())
+        }
+    })
+    .await;
+    let (_, text) = kubefan.admin("/metrics").await.unwrap();
+    let different =
+        text.lines().filter(|line| line.contains("kubefan_self_checks_total{") && line.contains("\"different\""));
+    assert!(different.clone().count() == 3 && different.clone().all(|line| line.ends_with(" 0")), "{text}");
+}

@@ -1,0 +1,117 @@
+//! An apiserver that is away: what is cached is served on and streams stay open, and everybody can tell how old it is.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::{
+    harness::{
+        Test,
+        record::Watch,
+        rig::{PODS, Rig, Setup, pod, pods, target},
+        tests,
+    },
+    upstream_faults::{synced, write},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    paused: bookmarks_freeze_at_the_last_proven_version_and_lists_go_on,
+        beyond_max_staleness_reads_are_refused_and_streams_go_on, a_quiet_resource_does_not_look_stale;
+};
+
+const AGE: &str = r#"kubefan_staleness_seconds{group="",namespace="",resource="pods"}"#;
+
+fn age(rig: &Rig) -> Duration {
+    Duration::from_secs_f64(rig.metric(AGE))
+}
+
+/// That a stream stays open and neither tells nor promises anything new.
+async fn assert_silent(watch: &mut Watch, span: Duration) {
+    let before = watch.resume_version.clone();
+    let end = Instant::now() + span;
+    while let Ok(step) = timeout_at(end, watch.step()).await {
+        let response = step.unwrap().expect("the stream goes on");
+        assert_eq!(response.resume_version, before, "{response:?}");
+    }
+}
+
+async fn bookmarks_freeze_at_the_last_proven_version_and_lists_go_on() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let before = write(&rig, "b");
+    watch.until(before[2]).await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    let missed = rig.sim.create(&pods(), pod("missed", "new")).unwrap();
+
+    assert_silent(&mut watch, Duration::from_secs(600)).await;
+    assert_eq!(watch.resume_version, before[2].to_string(), "nothing beyond what was proven is promised");
+    assert!(age(&rig) >= Duration::from_secs(590), "{:?}", age(&rig));
+    let readyz = rig.readyz();
+    assert!(readyz.starts_with("pods stale: watch: cannot reach the apiserver"), "{readyz}");
+    let told = readyz.split("; proven ").nth(1).and_then(|rest| rest.strip_suffix("s ago")).unwrap();
+    assert!(told.parse::<u64>().unwrap() >= 590, "{readyz}");
+    assert!(rig.registry.readiness().0, "an outage takes nobody out");
+    let list = rig.list(target("pods")).await.unwrap();
+    assert_eq!(list[0].resource_version, before[2].to_string());
+    rig.watch(target("pods"), &before[0].to_string()).await.unwrap().until(before[2]).await;
+
+    rig.network.refuse(false);
+    watch.until(missed).await;
+    assert_eq!(watch.state, rig.truth(PODS).await);
+    assert!(age(&rig) < Duration::from_secs(5), "{:?}", age(&rig));
+}
+
+async fn beyond_max_staleness_reads_are_refused_and_streams_go_on() {
+    let mut setup = Setup::of(&["pods"]);
+    setup.registry.staleness_max = Some(Duration::from_secs(180));
+    let (rig, mut watch, _) = synced(setup).await;
+    let before = write(&rig, "b");
+    watch.until(before[2]).await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    sleep(Duration::from_secs(170)).await;
+    assert!(rig.list(target("pods")).await.is_ok(), "not yet");
+
+    sleep(Duration::from_secs(15)).await;
+    let refused = [
+        rig.list(target("pods")).await.err(),
+        rig.watch(target("pods"), "").await.err(),
+        rig.watch(target("pods"), &before[0].to_string()).await.err(),
+    ];
+    for status in refused.map(|status| status.expect("it is refused")) {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.get_details_error_info().unwrap().reason, "STALE");
+        assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
+        let message = status.message();
+        assert!(message.contains("pods was last proved") && message.contains("cannot reach"), "{message}");
+    }
+    assert!(!rig.registry.readiness().0, "another replica may do better");
+    assert_silent(&mut watch, Duration::from_secs(60)).await;
+
+    rig.network.refuse(false);
+    let after = write(&rig, "c");
+    watch.until(after[2]).await;
+    assert!(rig.list(target("pods")).await.is_ok());
+    assert!(rig.registry.readiness().0);
+}
+
+async fn a_quiet_resource_does_not_look_stale() {
+    // Whether the rest of the cluster moves or not; the former is where upstream's bookmarks come from.
+    for others_move in [false, true] {
+        let mut setup = Setup::of(&["pods"]);
+        setup.registry.staleness_max = Some(Duration::from_secs(180));
+        let (rig, _watch, _) = synced(setup).await;
+        for i in 0..120 {
+            if others_move {
+                let other = serde_json::json!({ "metadata": { "namespace": "default", "name": format!("other-{i}") } });
+                let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+                rig.sim.create(&configmaps, other).unwrap();
+            }
+            sleep(Duration::from_secs(30)).await;
+            assert!(age(&rig) < Duration::from_secs(180), "others move: {others_move}; after {i}: {:?}", age(&rig));
+            assert!(rig.list(target("pods")).await.is_ok());
+        }
+    }
+}

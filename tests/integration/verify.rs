@@ -1,0 +1,132 @@
+//! `kubefan verify`: equal, different and unknown, each with its output and exit code.
+
+use serde_json::json;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::{Kubefan, Ran, run},
+    rig::{pod, pods},
+    simulated::{Simulated, json as parse},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to;
+    local: what_is_equal_is_said_with_its_version, what_differs_is_named, what_cannot_be_told_is_neither;
+};
+
+async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
+    let server = kubefan.grpc_addr.to_string();
+    let way = ["--server", &server, "--kubeconfig", kubeconfig.to_str().unwrap()];
+    run(&[&["verify"], args, &way].concat()).await
+}
+
+fn rows(ran: &Ran) -> Vec<Vec<&str>> {
+    ran.stdout.lines().map(|line| line.split_whitespace().collect()).collect()
+}
+
+async fn what_is_equal_is_said_with_its_version() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
+    let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let version = simulated.sim.revision().to_string();
+    assert_eq!(
+        rows(&ran),
+        [
+            vec!["RESOURCE", "NAMESPACE", "OBJECTS", "VERSION", "RESULT"],
+            vec!["nodes", "<all>", "0", &version, "equal"],
+            vec!["pods", "<all>", "3", &version, "equal"],
+        ],
+        "{ran:?}"
+    );
+    // What is not cached yet is cached for it, and named as kubectl names it.
+    let ran = verify(&kubefan, &simulated.kubeconfig(), &["po,deploy", "-n", "default", "-o", "json"]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let results = parse(&ran.stdout)["results"].take();
+    let told: Vec<_> = results.as_array().unwrap().iter().map(|one| (&one["resource"], &one["result"])).collect();
+    assert_eq!(told, [(&json!("po"), &json!("equal")), (&json!("deploy"), &json!("equal"))]);
+    assert_eq!((&results[0]["objects"], &results[0]["resourceVersion"]), (&json!(3), &json!(version)));
+}
+
+async fn what_differs_is_named() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
+    // Another apiserver at the same version, with another history.
+    let other = Simulated::start().await;
+    for (sim, name) in [(&simulated.sim, "x"), (&other.sim, "y")] {
+        sim.create(&pods(), pod(name, "new")).unwrap();
+    }
+    simulated.stage("a", "one");
+    other.stage("b", "two");
+    let server = kubefan.grpc_addr.to_string();
+    let reached = simulated.sim.revision().to_string();
+    let seen = run(&["get", "pods", "--resource-version", &reached, "--server", &server]).await;
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+
+    let ran = verify(&kubefan, &other.kubeconfig(), &["pods"]).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{ran:?}");
+    assert_eq!(rows(&ran)[1], ["pods", "<all>", "4", &reached, "4", "different"]);
+    let keys: Vec<_> = ran.stdout.lines().skip(2).collect();
+    let (a, b, x, y) = (10, 7, 9, 9);
+    let versions = [simulated.sim.revision(), a];
+    assert_eq!(versions[0], versions[1], "the versions below");
+    let expected = [
+        format!("pods default/a (held at {a}, upstream at 6)"),
+        format!("pods default/b (held at {b}, upstream at {a})"),
+        format!("pods default/x (held at {x}, not upstream)"),
+        format!("pods default/y (not held, upstream at {y})"),
+    ];
+    assert_eq!(keys, expected);
+    let ran = verify(&kubefan, &other.kubeconfig(), &["pods", "-o", "json"]).await;
+    assert_eq!(ran.code, Some(1));
+    let result = parse(&ran.stdout)["results"][0].take();
+    assert_eq!(result["differences"].as_array().unwrap().len(), 4);
+    assert_eq!(
+        result["differences"][3],
+        json!({ "namespace": "default", "name": "y", "held": null, "upstream": y.to_string() })
+    );
+}
+
+async fn what_cannot_be_told_is_neither() {
+    let mut simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let kubeconfig = simulated.kubeconfig();
+    let ran = verify(&kubefan, &kubeconfig, &["gadgets"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("unknown: Error from server (NotFound)"), "{ran:?}");
+    simulated.stop().await;
+    let ran = verify(&kubefan, &kubeconfig, &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("unknown: cannot reach the apiserver at"), "{ran:?}");
+    let ran = verify(&kubefan, std::path::Path::new("/does/not/exist"), &[]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+    assert!(ran.stderr.starts_with("error: cannot use kubeconfig /does/not/exist"), "{ran:?}");
+    let ran = run(&["verify", "--server", "127.0.0.1:1", "--kubeconfig", kubeconfig.to_str().unwrap()]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.starts_with("error: cannot reach kubefan at 127.0.0.1:1"), "{ran:?}");
+}
+
+async fn a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to() {
+    let api = ApiServer::shared().await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps,namespaces,deployments,clusterroles"]).await;
+    kubefan.ready().await;
+    let writing = async {
+        for i in 0.. {
+            let object = json!({ "metadata": { "name": format!("verify-{i}") } });
+            api.create("/api/v1/namespaces/default/configmaps", &object).await;
+        }
+    };
+    let verifying = async {
+        for _ in 0..5 {
+            let ran = verify(&kubefan, &api.kubeconfig(), &[]).await;
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            assert_eq!(rows(&ran).iter().filter(|row| row.last() == Some(&"equal")).count(), 4, "{ran:?}");
+        }
+    };
+    tokio::select! {
+        () = writing => {}
+        () = verifying => {}
+    }
+}

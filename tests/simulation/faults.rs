@@ -1,0 +1,306 @@
+//! What goes wrong, and when it is well again: drawn from the seed, told in the story.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kubefan::sim::apiserver::{Backup, Fault, FaultRule, Verb};
+use rand::RngExt;
+use rand_pcg::Pcg64Mcg;
+use tokio::time::Instant;
+
+use super::{upstream::Trick, world::World};
+
+/// The kinds of faults, as they are counted.
+pub(crate) const KINDS: [&str; 24] = [
+    "upstream cut",
+    "upstream cut mid-frame",
+    "upstream half-open",
+    "upstream slow",
+    "upstream unreachable",
+    "upstream error",
+    "watch expired",
+    "bookmarks lost",
+    "event duplicated",
+    "event out of order",
+    "apiserver killed",
+    "apiserver restarted",
+    "compacted",
+    "rewound",
+    "kubefan killed",
+    "kubefan drained",
+    "subscriber cut",
+    "subscriber cut mid-frame",
+    "subscriber half-open",
+    "subscriber's link slow",
+    "subscriber stalled",
+    "subscriber slow",
+    "subscriber away",
+    "clock jump",
+];
+
+/// What ends a fault.
+#[derive(Clone, Copy, Debug)]
+enum Heal {
+    Reach(usize),
+    Latency(usize),
+    Apiserver,
+    Kill(usize, Duration),
+    Start(usize),
+    SubscriberLatency(usize),
+}
+
+/// The faults of one seed.
+pub(crate) struct Faults {
+    world: Arc<World>,
+    pub(crate) random: Pcg64Mcg,
+    agenda: Vec<(Instant, Heal)>,
+    backups: Vec<Backup>,
+    rewinds_left: usize,
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+}
+
+/// How long a replica takes to have noticed that versions went back, before they are reached again.
+const REWIND_PAUSE: Duration = Duration::from_secs(300);
+
+impl Faults {
+    pub(crate) fn new(world: Arc<World>, random: Pcg64Mcg, rewinds_left: usize) -> Faults {
+        let (agenda, backups, counts) = Default::default();
+        Faults { world, random, agenda, backups, rewinds_left, counts }
+    }
+
+    /// How many there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.counts.values().sum()
+    }
+
+    /// Keeps a backup, from which the cluster may be restored.
+    pub(crate) fn back_up(&mut self) {
+        self.backups.push(self.world.sim.backup());
+    }
+
+    /// Ends what is due.
+    pub(crate) fn heal_due(&mut self) {
+        let now = Instant::now();
+        let agenda = std::mem::take(&mut self.agenda);
+        let (due, later): (Vec<_>, Vec<_>) = agenda.into_iter().partition(|(at, _)| *at <= now);
+        self.agenda = later;
+        due.into_iter().for_each(|(_, heal)| self.heal(heal));
+    }
+
+    /// Ends everything.
+    pub(crate) fn heal_all(&mut self) {
+        self.world.tell("all is healed");
+        for _ in 0..2 {
+            let agenda = std::mem::take(&mut self.agenda);
+            agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
+        }
+        self.world.sim.clear_faults();
+        for node in &self.world.nodes {
+            node.way.heal();
+        }
+        self.world.places.iter().for_each(|place| place.heal());
+    }
+
+    fn later(&mut self, after: Duration, heal: Heal) {
+        self.agenda.push((Instant::now() + after, heal));
+    }
+
+    fn heal(&mut self, heal: Heal) {
+        let world = self.world.clone();
+        match heal {
+            Heal::Reach(node) => {
+                world.tell(format!("kubefan {node} can reach the apiserver again"));
+                world.nodes[node].way.route.refuse(false);
+            }
+            Heal::Latency(node) => world.nodes[node].way.route.delay(Duration::ZERO),
+            Heal::Apiserver => {
+                world.tell("the apiserver is back, with an empty watch cache");
+                world.sim.restart();
+                world.nodes.iter().for_each(|node| node.way.route.refuse(false));
+            }
+            Heal::Kill(node, down) => {
+                world.nodes[node].kill();
+                self.later(down, Heal::Start(node));
+            }
+            Heal::Start(node) => {
+                if !world.nodes[node].is_running() {
+                    world.tell(format!("kubefan {node} starts"));
+                    world.nodes[node].start();
+                }
+            }
+            Heal::SubscriberLatency(place) => world.places[place].route.delay(Duration::ZERO),
+        }
+    }
+
+    fn seconds(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(self.random.random_range(least * 1000..=most * 1000))
+    }
+
+    /// Makes something go wrong.
+    pub(crate) async fn inject(&mut self) {
+        let world = self.world.clone();
+        let node = self.random.random_range(0..world.nodes.len());
+        let place = self.random.random_range(0..world.places.len());
+        let way = &world.nodes[node].way;
+        let kind = KINDS[self.random.random_range(0..KINDS.len())];
+        let upstream = format!("{kind}: kubefan {node}");
+        let subscriber = format!("{kind}: subscriber {place}");
+        match kind {
+            "upstream cut" => {
+                world.tell(upstream);
+                way.route.each(|link| link.cut());
+            }
+            "upstream cut mid-frame" => {
+                let bytes = self.random.random_range(1..6000);
+                world.tell(format!("{upstream}, after {bytes} bytes"));
+                way.route.each(|link| link.cut_after(bytes));
+            }
+            "upstream half-open" => {
+                world.tell(upstream);
+                way.route.each(|link| link.silence());
+            }
+            "upstream slow" => {
+                let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
+                world.tell(format!("{upstream}, {latency:?} for {time:?}"));
+                way.route.delay(latency);
+                self.later(time, Heal::Latency(node));
+            }
+            "upstream unreachable" => {
+                let time = self.seconds(1, 60);
+                world.tell(format!("{upstream}, for {time:?}"));
+                way.route.refuse(true);
+                way.route.each(|link| link.cut());
+                self.later(time, Heal::Reach(node));
+            }
+            "upstream error" => {
+                let faults = [
+                    Fault::TooManyRequests { retry_after_seconds: 1 },
+                    Fault::InternalError,
+                    Fault::ServiceUnavailable,
+                    Fault::Disconnect,
+                    Fault::Silence,
+                    Fault::TruncatedLine,
+                    Fault::OneByteWrites,
+                ];
+                let fault = faults[self.random.random_range(0..faults.len())].clone();
+                let verb = if self.random.random_bool(0.5) { Verb::Watch } else { Verb::List };
+                world.tell(format!("{kind}: {fault:?} for the next {verb:?}, and kubefan {node} is cut"));
+                world.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: None, requests: 1 });
+                way.route.each(|link| link.cut());
+            }
+            "watch expired" => {
+                world.tell(upstream);
+                way.play(Trick::Expire);
+            }
+            "bookmarks lost" => {
+                let time = self.seconds(10, 120);
+                world.tell(format!("{upstream}, for {time:?}"));
+                way.lose_bookmarks_until(Instant::now() + time);
+            }
+            "event duplicated" => {
+                world.tell(upstream);
+                way.play(Trick::Duplicate);
+            }
+            "event out of order" => {
+                world.tell(upstream);
+                way.play(Trick::OutOfOrder);
+            }
+            "apiserver killed" => {
+                let time = self.seconds(1, 40);
+                world.tell(format!("{kind}, for {time:?}"));
+                for node in &world.nodes {
+                    node.way.route.refuse(true);
+                    node.way.route.each(|link| link.cut());
+                }
+                world.sim.drop_connections();
+                self.later(time, Heal::Apiserver);
+            }
+            "apiserver restarted" => {
+                world.tell(kind);
+                world.sim.restart();
+            }
+            "compacted" => {
+                world.tell(kind);
+                world.sim.compact();
+            }
+            "rewound" => {
+                // At least some writes back, or nobody could tell.
+                let Some(at) = self.backups.len().checked_sub(2).filter(|_| self.rewinds_left > 0) else { return };
+                self.rewinds_left -= 1;
+                let backup = self.backups[self.random.random_range(0..=at)].clone();
+                self.backups.clear();
+                world.sim.restore(&backup);
+                let (from, to) = {
+                    let mut truth = world.truth.lock().unwrap();
+                    let from = truth.now().1.revision;
+                    truth.restored(world.sim.revision());
+                    (from, world.sim.revision())
+                };
+                world.tell(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
+                let over = Instant::now() + REWIND_PAUSE;
+                while Instant::now() < over {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    self.heal_due();
+                }
+            }
+            "kubefan killed" => {
+                let down = self.seconds(0, 40);
+                if !world.nodes[node].is_running() {
+                    return;
+                }
+                world.tell(format!("{upstream}, for {down:?}"));
+                world.nodes[node].kill();
+                self.later(down, Heal::Start(node));
+            }
+            "kubefan drained" => {
+                let (drain, down) = (self.seconds(1, 5), self.seconds(0, 40));
+                if !world.nodes[node].is_running() {
+                    return;
+                }
+                world.tell(format!("{upstream}, killed after {drain:?}, for {down:?}"));
+                world.nodes[node].drain();
+                self.later(drain, Heal::Kill(node, down));
+            }
+            "subscriber cut" => {
+                world.tell(subscriber);
+                world.places[place].route.each(|link| link.cut());
+            }
+            "subscriber cut mid-frame" => {
+                let bytes = self.random.random_range(1..6000);
+                world.tell(format!("{subscriber}, after {bytes} bytes"));
+                world.places[place].route.each(|link| link.cut_after(bytes));
+            }
+            "subscriber half-open" => {
+                world.tell(subscriber);
+                world.places[place].route.each(|link| link.silence());
+            }
+            "subscriber's link slow" => {
+                let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
+                world.tell(format!("{subscriber}, {latency:?} for {time:?}"));
+                world.places[place].route.delay(latency);
+                self.later(time, Heal::SubscriberLatency(place));
+            }
+            "subscriber stalled" => {
+                let time = self.seconds(5, 90);
+                world.tell(format!("{subscriber}, for {time:?}"));
+                world.places[place].stall(time);
+            }
+            "subscriber slow" => {
+                let (each, time) = (Duration::from_millis(self.random.random_range(10..500)), self.seconds(10, 60));
+                world.tell(format!("{subscriber}, {each:?} for each message, for {time:?}"));
+                world.places[place].slow(each, time);
+            }
+            "subscriber away" => {
+                let time = self.seconds(2, 90);
+                world.tell(format!("{subscriber}, for {time:?}"));
+                world.places[place].leave(time);
+                world.places[place].route.each(|link| link.cut());
+            }
+            _ => {
+                let time = self.seconds(30, 600);
+                world.tell(format!("{kind}, by {time:?}"));
+                tokio::time::advance(time).await;
+            }
+        }
+        *self.counts.entry(kind).or_default() += 1;
+    }
+}

@@ -1,0 +1,217 @@
+//! What one subscriber was told, with everything that the oracle needs to judge it.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use kubefan::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
+
+use super::{selection::Selection, truth::Kind};
+
+/// Who it is and what it asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) number: usize,
+    pub(crate) selection: Selection,
+    pub(crate) encoding: Encoding,
+    /// By the client library, and not by the generated client.
+    pub(crate) library: bool,
+    /// `on_lag` CONFLATE.
+    pub(crate) conflates: bool,
+    /// `on_expired` RESTART.
+    pub(crate) restarts: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Json,
+    Zstd,
+    Deltas,
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spec { number, selection, encoding, library, conflates, restarts } = self;
+        let by = if *library { "library" } else { "generated client" };
+        let lag = if *conflates { "CONFLATE" } else { "EXPIRE" };
+        let expired = if *restarts { "RESTART" } else { "FAIL" };
+        write!(f, "subscriber {number} ({selection:?}, {encoding:?}, {by}, {lag}, {expired})")
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) kind: Kind,
+    pub(crate) key: String,
+    pub(crate) uid: String,
+    pub(crate) version: u64,
+    pub(crate) bytes: Bytes,
+}
+
+impl Told {
+    /// An event whose object is there in full.
+    pub(crate) fn of(event: &Event) -> Told {
+        let kind = match (event.r#type(), event.delete_reason()) {
+            (EventType::Added, DeleteReason::Unspecified) => Kind::Added,
+            (EventType::Modified, DeleteReason::Unspecified) => Kind::Modified,
+            (EventType::Deleted, DeleteReason::ObjectDeleted) => Kind::Deleted,
+            (EventType::Deleted, DeleteReason::LeftSelector) => Kind::Left,
+            (EventType::Deleted, DeleteReason::FinalStateUnknown) => Kind::Gone,
+            _ => Kind::Invalid,
+        };
+        Told {
+            kind,
+            key: format!("{}/{}", event.namespace, event.name),
+            uid: event.uid.clone(),
+            version: event.resource_version.parse().unwrap_or(0),
+            bytes: event.object.clone(),
+        }
+    }
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A watch was asked for, from a version or from a snapshot on.
+    Opened {
+        replica: usize,
+        from: Option<u64>,
+    },
+    SnapshotBegin {
+        version: u64,
+        restarted_from: Option<u64>,
+    },
+    SnapshotEnd {
+        objects: i64,
+    },
+    GapBegin {
+        from: u64,
+        reason: String,
+    },
+    GapEnd,
+    CatchUpBegin {
+        from: u64,
+    },
+    CatchUpEnd,
+    Event(Told),
+    Bookmark,
+    /// The stream ended, or was refused.
+    Ended {
+        code: String,
+        reason: String,
+        message: String,
+    },
+    /// What was sent does not fit what the subscriber holds, or is broken.
+    Undecodable(String),
+    /// The subscriber gives up what it has: it will ask for a snapshot. `goes_on`: the library does that for its user, for whom time
+    /// must not go back.
+    StartsOver {
+        goes_on: bool,
+    },
+}
+
+/// With when it was, how far the cluster was then, and what may be resumed from.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) at: Duration,
+    pub(crate) epoch: usize,
+    pub(crate) revision: u64,
+    pub(crate) what: What,
+    pub(crate) resume: Option<u64>,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>10.3} s  ", self.at.as_secs_f64())?;
+        match &self.what {
+            What::Event(Told { kind, key, uid, version, bytes }) => {
+                write!(f, "{kind:?} {key} uid {} at {version}, {} bytes", &uid[..uid.len().min(8)], bytes.len())?;
+            }
+            other => write!(f, "{other:?}")?,
+        }
+        match self.resume {
+            Some(resume) => write!(f, "; resume {resume}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What one subscriber was told.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    pub(crate) spec: Spec,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl History {
+    /// Tells two runs apart.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.entries.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// A history that is being written. Clones write the same one.
+#[derive(Clone)]
+pub(crate) struct Recorder {
+    history: Arc<Mutex<History>>,
+    clock: Arc<dyn Fn() -> (Duration, usize, u64) + Send + Sync>,
+}
+
+impl Recorder {
+    /// `clock` tells the time, the epoch and the revision.
+    pub(crate) fn new(spec: Spec, clock: Arc<dyn Fn() -> (Duration, usize, u64) + Send + Sync>) -> Recorder {
+        Recorder { history: Arc::new(Mutex::new(History { spec, entries: Vec::new() })), clock }
+    }
+
+    pub(crate) fn note(&self, what: What, resume: Option<u64>) {
+        let (at, epoch, revision) = (self.clock)();
+        self.history.lock().unwrap().entries.push(Entry { at, epoch, revision, what, resume });
+    }
+
+    /// The last version that may be resumed from, while the subscriber has one.
+    pub(crate) fn reached(&self) -> u64 {
+        let history = self.history.lock().unwrap();
+        let given = history.entries.iter().rev().take_while(|entry| !matches!(entry.what, What::StartsOver { .. }));
+        given.filter_map(|entry| entry.resume).next().unwrap_or(0)
+    }
+
+    pub(crate) fn spec(&self) -> Spec {
+        self.history.lock().unwrap().spec.clone()
+    }
+
+    pub(crate) fn history(&self) -> History {
+        self.history.lock().unwrap().clone()
+    }
+}
+
+/// A version that a message names; nothing where it names none.
+pub(crate) fn version(text: &str) -> Option<u64> {
+    (!text.is_empty()).then(|| text.parse().expect("a version of the simulator is a number"))
+}
+
+/// What a message of a watch says, but for events and chunks, which need what the subscriber holds.
+pub(crate) fn mark(response: &WatchResponse) -> Option<What> {
+    let number = |text: &str| version(text).unwrap_or(0);
+    Some(match response.message.as_ref()? {
+        Message::SnapshotBegin(begin) => What::SnapshotBegin {
+            version: number(&begin.resource_version),
+            restarted_from: version(&begin.restarted_from),
+        },
+        Message::SnapshotEnd(end) => What::SnapshotEnd { objects: end.object_count },
+        Message::GapBegin(begin) => {
+            What::GapBegin { from: number(&begin.resource_version), reason: begin.reason.clone() }
+        }
+        Message::GapEnd(_) => What::GapEnd,
+        Message::CatchUpBegin(begin) => What::CatchUpBegin { from: number(&begin.resource_version) },
+        Message::CatchUpEnd(_) => What::CatchUpEnd,
+        Message::Bookmark(_) => What::Bookmark,
+        Message::Event(_) | Message::SnapshotChunk(_) => return None,
+    })
+}

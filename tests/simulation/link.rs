@@ -1,0 +1,253 @@
+//! A connection in memory that can fail as real ones do: late, half-open, or broken in the middle of a frame.
+//!
+//! Both directions are under one lock, so that a cut is one moment for both ends. What was written and not yet read when the
+//! connection breaks arrives in part only: that is what a cut in the middle of a frame looks like.
+
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Buf, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Duration, Instant, Sleep, sleep_until},
+};
+
+/// What one direction holds before its writer has to wait, in bytes.
+const PIPE_BYTES: usize = 64 << 10;
+
+#[derive(Default)]
+struct Direction {
+    chunks: VecDeque<(Instant, Bytes)>,
+    bytes: usize,
+    /// The writer has ended it.
+    closed: bool,
+    /// The reader is gone.
+    deaf: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+#[derive(Default)]
+struct State {
+    directions: [Direction; 2],
+    latency: Duration,
+    /// Half-open: nothing arrives any more, and nobody is told.
+    silent: bool,
+    broken: bool,
+    /// Breaks once so many more bytes were written.
+    breaks_after: Option<usize>,
+}
+
+impl State {
+    fn wake_all(&mut self) {
+        for direction in &mut self.directions {
+            direction.reader.take().into_iter().for_each(Waker::wake);
+            direction.writer.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn cut(&mut self) {
+        self.broken = true;
+        for direction in &mut self.directions {
+            direction.chunks.truncate(1);
+            if let Some((_, chunk)) = direction.chunks.front_mut() {
+                chunk.truncate(chunk.len() / 2);
+            }
+            direction.chunks.retain(|(_, chunk)| !chunk.is_empty());
+        }
+        self.wake_all();
+    }
+}
+
+/// What the world does to a connection. Clones are handles to the same one.
+#[derive(Clone)]
+pub(crate) struct Link(Arc<Mutex<State>>);
+
+/// One end of a connection.
+pub(crate) struct End {
+    link: Link,
+    side: usize,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Link {
+    /// A connection whose bytes take `latency`, and its two ends.
+    pub(crate) fn new(latency: Duration) -> (Link, End, End) {
+        let link = Link(Arc::new(Mutex::new(State { latency, ..State::default() })));
+        let end = |side| End { link: link.clone(), side, sleep: None };
+        let (ours, theirs) = (end(0), end(1));
+        (link, ours, theirs)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Breaks it now; of what is on its way a part arrives.
+    pub(crate) fn cut(&self) {
+        self.state().cut();
+    }
+
+    /// Breaks it when so many more bytes were written, by either end.
+    pub(crate) fn cut_after(&self, bytes: usize) {
+        self.state().breaks_after = Some(bytes);
+    }
+
+    /// From here on nothing arrives, and neither end is told.
+    pub(crate) fn silence(&self) {
+        self.state().silent = true;
+    }
+
+    /// What is written from here on takes so long.
+    pub(crate) fn delay(&self, latency: Duration) {
+        self.state().latency = latency;
+    }
+
+    /// Whether neither end can use it any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let state = self.state();
+        state.broken || state.directions.iter().any(|direction| direction.deaf)
+    }
+}
+
+impl AsyncRead for End {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let link = self.link.clone();
+        loop {
+            let mut state = link.state();
+            let (broken, silent) = (state.broken, state.silent);
+            let direction = &mut state.directions[1 - self.side];
+            let now = Instant::now();
+            let due = match direction.chunks.front_mut() {
+                Some((at, chunk)) if *at <= now && !silent => {
+                    let count = chunk.len().min(buffer.remaining());
+                    buffer.put_slice(&chunk[..count]);
+                    chunk.advance(count);
+                    if chunk.is_empty() {
+                        direction.chunks.pop_front();
+                    }
+                    direction.bytes -= count.min(direction.bytes);
+                    direction.writer.take().into_iter().for_each(Waker::wake);
+                    return Poll::Ready(Ok(()));
+                }
+                Some((at, _)) if !silent => Some(*at),
+                _ if broken => return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
+                None if direction.closed && !silent => return Poll::Ready(Ok(())),
+                _ => None,
+            };
+            direction.reader = Some(cx.waker().clone());
+            drop(state);
+            let Some(due) = due else { return Poll::Pending };
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(due)));
+            if sleep.deadline() != due {
+                sleep.as_mut().reset(due);
+            }
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl AsyncWrite for End {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.link.state();
+        let state = &mut *state;
+        let direction = &mut state.directions[self.side];
+        if state.broken || direction.deaf || direction.closed {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let room = PIPE_BYTES.saturating_sub(direction.bytes);
+        if room == 0 {
+            direction.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let count = bytes.len().min(room);
+        let arrives = state.breaks_after.map_or(count, |left| left.min(count));
+        // A shorter latency than before must not overtake.
+        let at = direction.chunks.back().map(|(at, _)| *at).max(Some(Instant::now() + state.latency));
+        if arrives > 0 {
+            direction.chunks.push_back((at.unwrap_or_else(Instant::now), Bytes::copy_from_slice(&bytes[..arrives])));
+            direction.bytes += arrives;
+        }
+        direction.reader.take().into_iter().for_each(Waker::wake);
+        if let Some(left) = &mut state.breaks_after {
+            *left -= arrives;
+            if *left == 0 {
+                state.broken = true;
+                state.wake_all();
+            }
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = self.link.state();
+        let direction = &mut state.directions[self.side];
+        direction.closed = true;
+        direction.reader.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let mut state = self.link.state();
+        state.directions[self.side].closed = true;
+        state.directions[1 - self.side].deaf = true;
+        state.wake_all();
+    }
+}
+
+/// The connections of one route, and what becomes of new ones.
+#[derive(Default)]
+pub(crate) struct Route {
+    state: Mutex<RouteState>,
+}
+
+#[derive(Default)]
+struct RouteState {
+    links: Vec<Link>,
+    latency: Duration,
+    refused: bool,
+}
+
+impl Route {
+    /// A new connection, unless they are refused.
+    pub(crate) fn connect(&self) -> io::Result<(End, End)> {
+        let mut state = self.state.lock().unwrap();
+        if state.refused {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let (link, ours, theirs) = Link::new(state.latency);
+        state.links.retain(|link| !link.is_over());
+        state.links.push(link);
+        Ok((ours, theirs))
+    }
+
+    /// Does something to every connection there is.
+    pub(crate) fn each(&self, what: impl Fn(&Link)) {
+        let links = self.state.lock().unwrap().links.clone();
+        links.iter().for_each(what);
+    }
+
+    /// The latency of the connections that are there and of those to come.
+    pub(crate) fn delay(&self, latency: Duration) {
+        self.state.lock().unwrap().latency = latency;
+        self.each(|link| link.delay(latency));
+    }
+
+    /// From here on connections are refused, or no longer.
+    pub(crate) fn refuse(&self, refused: bool) {
+        self.state.lock().unwrap().refused = refused;
+    }
+}

@@ -1,0 +1,196 @@
+//! One replica of kubefan: the library's registry and server, over connections in memory. It can be killed as SIGKILL does, drained
+//! as SIGTERM does, and started again with nothing.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use kubefan::{
+    app::{
+        informer::Shared,
+        registry::{Registry, RegistryOptions},
+    },
+    cache::RingLimits,
+    config::ServeConfig,
+    fanout::GateLimits,
+    server::{Server, ServerOptions, listen::Peer},
+    telemetry::metrics::Metrics,
+    upstream::{
+        discovery::{Discovery, DiscoveryOptions},
+        reflector::ReflectorOptions,
+    },
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::service::Routes;
+
+use super::{
+    link::{End, Route},
+    upstream::Way,
+};
+
+/// How every replica of a seed is configured.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeOptions {
+    pub(crate) ring_events_max: usize,
+    pub(crate) ring_age_max: Duration,
+    pub(crate) residue_bytes_max: Option<usize>,
+    pub(crate) watch_list: bool,
+    pub(crate) page_size: u32,
+    pub(crate) coalesce_max: Duration,
+    pub(crate) cache_compression: bool,
+    pub(crate) upstream_idle_timeout: Duration,
+    pub(crate) seed: u64,
+}
+
+impl Default for NodeOptions {
+    /// kubefan's own defaults, as far as they concern it.
+    fn default() -> NodeOptions {
+        NodeOptions {
+            ring_events_max: 100_000,
+            ring_age_max: Duration::from_secs(24 * 3600),
+            residue_bytes_max: None,
+            watch_list: true,
+            page_size: 500,
+            coalesce_max: Duration::ZERO,
+            cache_compression: false,
+            upstream_idle_timeout: Duration::from_secs(90),
+            seed: 0,
+        }
+    }
+}
+
+/// A replica, running or not.
+pub(crate) struct Node {
+    options: NodeOptions,
+    pub(crate) way: Arc<Way>,
+    running: Mutex<Option<Running>>,
+    /// What the metrics of replicas that are gone said.
+    counts: Mutex<BTreeMap<String, u64>>,
+    starts: Mutex<u64>,
+}
+
+struct Running {
+    server: Arc<Server<Arc<Registry>>>,
+    metrics: Arc<Metrics>,
+    drain: CancellationToken,
+    /// Its end is the end of every task of the replica.
+    tasks: JoinSet<()>,
+    _stop: DropGuard,
+}
+
+impl Node {
+    pub(crate) fn new(options: NodeOptions, way: Arc<Way>) -> Node {
+        Node { options, way, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
+    }
+
+    /// Starts it, with an empty cache.
+    pub(crate) fn start(&self) {
+        let starts = {
+            let mut starts = self.starts.lock().unwrap();
+            *starts += 1;
+            *starts
+        };
+        let options = &self.options;
+        let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
+        let upstream = self.way.upstream();
+        let shared = Shared {
+            upstream: upstream.clone(),
+            discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
+            reflector: ReflectorOptions {
+                page_size: options.page_size,
+                watch_list: options.watch_list,
+                upstream_idle_timeout: options.upstream_idle_timeout,
+                line_bytes_max: 1 << 20,
+            },
+            upstream_field_selector: String::new(),
+            schema_check_interval: Duration::from_secs(300),
+            cache_compression: options.cache_compression,
+            seed: Some(options.seed.wrapping_add(starts)),
+        };
+        let registry_options = RegistryOptions {
+            resources: vec!["pods".to_owned()],
+            namespaces: Vec::new(),
+            ring: RingLimits {
+                ring_bytes_max: None,
+                ring_events_max: options.ring_events_max,
+                ring_age_max: options.ring_age_max,
+                residue_bytes_max: options.residue_bytes_max,
+            },
+            coalesce_max: options.coalesce_max,
+            gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
+            on_demand: None,
+            staleness_max: None,
+            self_check_interval: Some(Duration::from_secs(300)),
+        };
+        let stop = CancellationToken::new();
+        let registry = Registry::new(shared, registry_options, metrics.clone(), stop.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(registry.clone().run());
+        let drain = CancellationToken::new();
+        let server_options = ServerOptions::from(&ServeConfig::default());
+        let server = Server::new(Arc::new(registry), Routes::default(), server_options, metrics.clone(), drain.clone());
+        *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
+    }
+
+    /// Ends it at once, with its connections.
+    pub(crate) fn kill(&self) {
+        let running = self.running.lock().unwrap().take();
+        if let Some(running) = running {
+            self.count(&running.metrics);
+        }
+        self.way.route.each(|link| link.cut());
+    }
+
+    /// Tells every stream to come back elsewhere; [`Self::kill`] follows.
+    pub(crate) fn drain(&self) {
+        if let Some(running) = &*self.running.lock().unwrap() {
+            running.drain.cancel();
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.lock().unwrap().is_some()
+    }
+
+    /// A connection to it, for a subscriber.
+    pub(crate) fn connect(&self, route: &Route) -> io::Result<End> {
+        let mut running = self.running.lock().unwrap();
+        let running = running.as_mut().filter(|running| !running.drain.is_cancelled());
+        let running = running.ok_or(io::ErrorKind::ConnectionRefused)?;
+        let (ours, theirs) = route.connect()?;
+        let served = running.server.clone().serve(theirs, Peer { address: None });
+        running.tasks.spawn(async move {
+            served.await;
+        });
+        while running.tasks.try_join_next().is_some() {}
+        Ok(ours)
+    }
+
+    fn count(&self, metrics: &Metrics) {
+        let mut counts = self.counts.lock().unwrap();
+        for family in metrics.registry().gather() {
+            if !["kubefan_resumes_total", "kubefan_lags_total", "kubefan_relists_total"].contains(&family.name()) {
+                continue;
+            }
+            for metric in family.get_metric() {
+                let own =
+                    |label: &&prometheus::proto::LabelPair| !["resource", "namespace", "scope"].contains(&label.name());
+                let labels: Vec<_> = metric.get_label().iter().filter(own).map(|label| label.value()).collect();
+                let name = format!("{} {}", family.name(), labels.join(" "));
+                *counts.entry(name).or_default() += metric.get_counter().get_value() as u64;
+            }
+        }
+    }
+
+    /// What its metrics have counted, over all its lives.
+    pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
+        if let Some(running) = &*self.running.lock().unwrap() {
+            self.count(&running.metrics);
+        }
+        std::mem::take(&mut self.counts.lock().unwrap())
+    }
+}

@@ -1,0 +1,143 @@
+//! Marked spans: gaps and catch-ups. They begin where the stream was exact and must end in the truth's state; on the way each key that
+//! has changed comes once, or twice where an object was deleted and another made in its name.
+
+use std::collections::BTreeMap;
+
+use super::{Broken, Guarantee, Phase, Stand, Walk};
+use crate::{
+    history::{Entry, Told},
+    truth::{Kind, State},
+};
+
+impl Walk<'_> {
+    pub(super) fn span_begin(&mut self, from: u64, catch_up: bool) -> Result<(), Broken> {
+        let name = if catch_up { "catch-up" } else { "gap" };
+        match self.phase {
+            Phase::Opened { from: Some(_) } => {}
+            Phase::Exact if catch_up && !self.spec.conflates && !self.young => {
+                return Err((Guarantee::Reliable, format!("got a catch-up from {from}, and had asked for EXPIRE")));
+            }
+            Phase::Exact => {}
+            _ => return Err((Guarantee::Reliable, format!("got a {name} from {from} where none was to come"))),
+        }
+        self.phase = Phase::Span { told: Vec::new() };
+        self.keep(|walk, stand| match walk.next_after(stand) {
+            _ if from < stand.at => {
+                Err((Guarantee::Ordered, format!("got a {name} from {from}, after version {}", stand.at)))
+            }
+            Some(next) if next <= from => {
+                Err((Guarantee::Reliable, format!("got a {name} from {from}, and was not told of the event at {next}")))
+            }
+            _ => Ok(Stand { at: from, ..stand }),
+        })
+    }
+
+    pub(super) fn span_end(&mut self, catch_up: bool, entry: &Entry) -> Result<(), Broken> {
+        let name = if catch_up { "catch-up" } else { "gap" };
+        let Phase::Span { told } = std::mem::replace(&mut self.phase, Phase::Exact) else {
+            return Err((Guarantee::Reliable, format!("got the end of a {name} that had not begun")));
+        };
+        let Some(to) = entry.resume else {
+            return Err((Guarantee::Resumable, format!("got the end of a {name} without a version to resume from")));
+        };
+        self.keep(|walk, stand| {
+            let reached = if stand.epoch == entry.epoch { entry.revision } else { walk.epoch(stand).revision };
+            if to < stand.at || to > reached {
+                let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", stand.at);
+                return Err((Guarantee::Ordered, text));
+            }
+            walk.leads_to(stand, to, &told, catch_up).map_err(|(guarantee, text)| {
+                (guarantee, format!("got a {name} from {} to {to} in which {text}", stand.at))
+            })?;
+            Ok(Stand { at: to, ..stand })
+        })
+    }
+
+    /// The part of a state that is selected.
+    fn selected<'s>(&self, state: &'s State) -> State
+    where
+        Self: 's,
+    {
+        let selected = state.iter().filter(|(_, object)| self.spec.selection.has(object));
+        selected.map(|(key, object)| (key.clone(), object.clone())).collect()
+    }
+
+    /// Whether the events of a span lead from the state before it to the one after it.
+    fn leads_to(&self, stand: Stand, to: u64, told: &[Told], catch_up: bool) -> Result<(), Broken> {
+        let epoch = self.epoch(stand);
+        let (mut held, after) = (self.selected(epoch.at(stand.at)), self.selected(epoch.at(to)));
+        let before = held.clone();
+        let mut times: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut last_kept: Option<&str> = None;
+        for event in told {
+            let Told { kind, key, uid, version, bytes } = event;
+            let count = times.entry(key).or_default();
+            *count += 1;
+            let remade = before.get(key).zip(after.get(key)).is_some_and(|(before, after)| before.uid != after.uid);
+            if *count > if remade { 2 } else { 1 } {
+                return Err((Guarantee::Unique, format!("{key} comes {count} times")));
+            }
+            if kind.removes() {
+                if catch_up && last_kept.is_some() {
+                    return Err((Guarantee::Ordered, format!("the delete of {key} comes after what is there")));
+                }
+                let Some(object) = held.remove(key) else {
+                    return Err((Guarantee::Filtered, format!("{key} is {kind:?}, and was not there")));
+                };
+                let exists = epoch.at(to).get(key).is_some_and(|now| now.uid == object.uid);
+                if exists != (*kind == Kind::Left) || *kind == Kind::Deleted {
+                    return Err((
+                        Guarantee::Filtered,
+                        format!("{key} is {kind:?}, and {} there", if exists { "is" } else { "is not" }),
+                    ));
+                }
+                let right = object.bytes_at(*version, self.canonical());
+                if object.uid != *uid || !(right == *bytes || (catch_up && object.is_outlined_by(bytes))) {
+                    return Err((
+                        Guarantee::Reliable,
+                        format!("{key} is {kind:?} as it never was: {}", String::from_utf8_lossy(bytes)),
+                    ));
+                }
+                continue;
+            }
+            if catch_up && last_kept.is_some_and(|last| last >= key.as_str()) {
+                return Err((Guarantee::Ordered, format!("{key} is not in key order")));
+            }
+            last_kept = Some(key);
+            let Some(object) = after.get(key) else {
+                return Err((Guarantee::Convergent, format!("{key} is {kind:?}, and is not there at its end")));
+            };
+            let right = if held.contains_key(key) { Kind::Modified } else { Kind::Added };
+            if *kind != right {
+                return Err((Guarantee::Filtered, format!("{key} is {kind:?}, and should be {right:?}")));
+            }
+            if held.get(key).is_some_and(|held| held.uid != object.uid) {
+                return Err((
+                    Guarantee::Reliable,
+                    format!("{key} is another object, and the one before was not deleted"),
+                ));
+            }
+            if held.get(key).is_some_and(|held| held.version == object.version) {
+                return Err((Guarantee::Unique, format!("{key} comes, and has not changed")));
+            }
+            if object.uid != *uid || object.version != *version || object.bytes_at(*version, self.canonical()) != *bytes
+            {
+                return Err((
+                    Guarantee::Convergent,
+                    format!("{key} is as at {version}, and was written at {}", object.version),
+                ));
+            }
+            held.insert(key.clone(), object.clone());
+        }
+        if held != after {
+            let ghosts: Vec<_> = held.iter().filter(|(key, _)| !after.contains_key(*key)).map(|(key, _)| key).collect();
+            let missing: Vec<_> =
+                after.iter().filter(|(key, object)| held.get(*key) != Some(object)).map(|(key, _)| key).collect();
+            return Err((
+                Guarantee::Convergent,
+                format!("the state is not the truth's: ghosts {ghosts:?}, missing or old {missing:?}"),
+            ));
+        }
+        Ok(())
+    }
+}

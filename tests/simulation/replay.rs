@@ -1,0 +1,54 @@
+//! Plays one seed and tells its story: what was done, what each subscriber was told around the first violation, and which guarantee
+//! that breaks.
+
+use std::process::ExitCode;
+
+use super::{
+    history::What,
+    seed::{Options, Report, run_seed},
+};
+
+/// Entries that are shown before and after a violation.
+const AROUND: usize = 25;
+
+/// Plays a seed.
+pub(crate) fn replay(seed: u64) -> ExitCode {
+    let report = run_seed(seed, &Options::default());
+    println!("{}", story(&report));
+    match report.violations.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Everything that was done, and every mark, in the order of time.
+pub(crate) fn story(report: &Report) -> String {
+    let mut lines: Vec<_> =
+        report.story.iter().map(|(at, what)| (*at, format!("{:>10.3} s  {what}", at.as_secs_f64()))).collect();
+    for history in &report.histories {
+        for entry in &history.entries {
+            if !matches!(entry.what, What::Event(_) | What::Bookmark) {
+                lines.push((entry.at, format!("{entry}  [subscriber {}]", history.spec.number)));
+            }
+        }
+    }
+    lines.sort_by_key(|(at, _)| *at);
+    let mut story: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
+    story.push(format!(
+        "seed {}: {} writes, {} faults, quiet after {:?}",
+        report.seed, report.writes, report.faults, report.converged_in
+    ));
+    story.extend(report.counts.iter().map(|(name, count)| format!("  {count:>8}  {name}")));
+    for (number, violation) in report.violations.iter().take(1) {
+        let entries = &report.histories[*number].entries;
+        let from = violation.entry.saturating_sub(AROUND);
+        let to = (violation.entry + AROUND / 5).min(entries.len());
+        story.push(format!("\nwhat subscriber {number} was told:"));
+        for (i, entry) in entries[..to].iter().enumerate().skip(from) {
+            let mark = if i == violation.entry { ">" } else { " " };
+            story.push(format!("{mark} {entry}"));
+        }
+    }
+    story.extend(report.violations.iter().map(|(_, violation)| format!("\n{violation}")));
+    story.join("\n")
+}

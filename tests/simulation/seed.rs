@@ -1,0 +1,274 @@
+//! One seed: the world it makes, what happens in it, and what came of it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kubefan::sim::apiserver::{SimApiserver, SimOptions};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use super::{
+    faults::Faults,
+    history::{Encoding, History, Recorder, Spec, What},
+    node::{Node, NodeOptions},
+    oracle::{self, Guarantee, Violation},
+    selection::Selection,
+    subscriber::{self, Habits},
+    truth::Truth,
+    upstream::Way,
+    workload::Workload,
+    world::World,
+};
+
+/// What all seeds have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Writes of pods, at least.
+    pub(crate) writes: usize,
+    /// How often, at most, the cluster is restored from a backup.
+    pub(crate) rewinds: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { writes: 520, rewinds: 1 }
+    }
+}
+
+/// How long everything may take to be in order once nothing goes wrong any more.
+const CONVERGENCE_MAX: Duration = Duration::from_secs(600);
+
+/// What came of a seed.
+pub(crate) struct Report {
+    pub(crate) seed: u64,
+    pub(crate) truth: Truth,
+    pub(crate) histories: Vec<History>,
+    pub(crate) violations: Vec<(usize, Violation)>,
+    pub(crate) story: Vec<(Duration, String)>,
+    pub(crate) counts: BTreeMap<String, u64>,
+    pub(crate) faults: u64,
+    pub(crate) writes: u64,
+    /// From the healing until everybody had everything.
+    pub(crate) converged_in: Duration,
+}
+
+impl Report {
+    /// Tells two runs apart.
+    pub(crate) fn digests(&self) -> Vec<u64> {
+        self.histories.iter().map(History::digest).collect()
+    }
+}
+
+/// Runs one seed, on this thread.
+pub(crate) fn run_seed(seed: u64, options: &Options) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(run(seed, options))
+}
+
+/// A world without subscribers, its replicas running.
+fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
+    let one_of = |random: &mut Pcg64Mcg, all: &[usize]| all[random.random_range(0..all.len())];
+    let sim = SimOptions {
+        window_events_max: one_of(random, &[60, 300, 10_000]),
+        bookmark_interval: Duration::from_secs(random.random_range(5..60)),
+        seed: random.random(),
+        ..SimOptions::default()
+    };
+    let options = NodeOptions {
+        ring_events_max: one_of(random, &[16, 32, 64, 256, 100_000]),
+        ring_age_max: Duration::from_secs(one_of(random, &[20, 300, 86_400]) as u64),
+        residue_bytes_max: [None, Some(2000), Some(20_000)][random.random_range(0..3)],
+        watch_list: random.random_bool(0.5),
+        page_size: one_of(random, &[7, 50, 500]) as u32,
+        coalesce_max: Duration::from_millis(one_of(random, &[0, 0, 5]) as u64),
+        cache_compression: random.random_bool(0.3),
+        upstream_idle_timeout: Duration::from_secs(random.random_range(30..=90)),
+        seed: random.random(),
+    };
+    let world = replicas(sim, &options, subscribers);
+    world.tell(format!("{options:?}"));
+    world
+}
+
+/// An apiserver and two replicas before it, not running yet.
+pub(crate) fn replicas(sim: SimOptions, options: &NodeOptions, subscribers: usize) -> Arc<World> {
+    let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
+    let node = |number: u64| {
+        let options = NodeOptions { seed: options.seed.wrapping_add(number << 32), ..options.clone() };
+        Node::new(options, Way::to(sim.clone()))
+    };
+    let nodes = (0..2).map(node).collect();
+    World::new(sim.clone(), nodes, subscribers)
+}
+
+fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
+    let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
+    Spec {
+        number,
+        // The first ones make sure that members come and go in every seed.
+        selection: match number {
+            0 => Selection::Everything,
+            1 => Selection::App("web"),
+            2 => Selection::Node("node-0"),
+            _ => Selection::ALL[random.random_range(0..Selection::ALL.len())],
+        },
+        encoding: encodings[random.random_range(0..encodings.len())],
+        library: random.random_bool(0.4),
+        conflates: random.random_bool(0.6),
+        restarts: random.random_bool(0.5),
+    }
+}
+
+fn habits(random: &mut Pcg64Mcg) -> Habits {
+    Habits {
+        start_after: Duration::from_millis(random.random_range(0..20_000)),
+        window_bytes: [4 << 10, 16 << 10, 64 << 10][random.random_range(0..3)],
+        bookmark_interval: Duration::from_millis(random.random_range(2000..20_000)),
+        timeout_seconds: if random.random_bool(0.2) { random.random_range(5..60) } else { 0 },
+        first_replica: random.random_range(0..2),
+    }
+}
+
+async fn run(seed: u64, options: &Options) -> Report {
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
+    let fork = |random: &mut Pcg64Mcg| Pcg64Mcg::seed_from_u64(random.random());
+    let subscribers = random.random_range(8..=14);
+    let world = world(&mut random, subscribers);
+    let objects = random.random_range(30..90);
+    let mut workload = Workload::new(fork(&mut random), objects);
+    workload.populate(&world.sim, &mut world.truth.lock().unwrap());
+    world.nodes.iter().for_each(|node| node.start());
+    let mut faults = Faults::new(world.clone(), fork(&mut random), options.rewinds);
+
+    let (mut recorders, mut tasks) = (Vec::new(), JoinSet::new());
+    for number in 0..subscribers {
+        let (spec, habits) = (spec(&mut random, number), habits(&mut random));
+        world.tell(format!("{spec}: {habits:?}"));
+        let recorder = Recorder::new(spec.clone(), world.clock());
+        recorders.push(recorder.clone());
+        let (world, random) = (world.clone(), fork(&mut random));
+        match spec.library {
+            true => tasks.spawn(subscriber::library(world, spec, habits, recorder, random)),
+            false => tasks.spawn(subscriber::generated(world, spec, habits, recorder, random)),
+        };
+    }
+
+    let mut backed_up = 0;
+    while workload.writes < options.writes || faults.count() < 6 {
+        let burst = match random.random_range(0..10u32) {
+            0..7 => 1,
+            7..9 => random.random_range(2..6),
+            _ => random.random_range(20..70),
+        };
+        for _ in 0..burst {
+            workload.step(&world.sim, &mut world.truth.lock().unwrap());
+        }
+        if workload.writes >= backed_up + 40 {
+            backed_up = workload.writes;
+            faults.back_up();
+        }
+        if random.random_bool(0.15) {
+            faults.inject().await;
+        }
+        faults.heal_due();
+        sleep(Duration::from_millis(match random.random_range(0..10u32) {
+            0..6 => random.random_range(1..50),
+            6..9 => random.random_range(50..1000),
+            _ => random.random_range(3000..20_000),
+        }))
+        .await;
+    }
+
+    faults.heal_all();
+    let healed = Instant::now();
+    workload.finish(&world.sim, &mut world.truth.lock().unwrap());
+    let mut violations = judge_when_quiet(&world, &recorders, healed).await;
+    let converged_in = healed.elapsed();
+    if !tasks.is_empty() && tasks.try_join_next().is_some() {
+        panic!("a subscriber of seed {seed} has ended by itself");
+    }
+    drop(tasks);
+    violations.sort_by_key(|(number, violation)| (violation.entry, *number));
+
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for node in &world.nodes {
+        for (name, count) in node.counts() {
+            *counts.entry(name).or_default() += count;
+        }
+    }
+    let histories: Vec<_> = recorders.iter().map(Recorder::history).collect();
+    for (name, count) in tally(&histories) {
+        *counts.entry(name.to_owned()).or_default() += count;
+    }
+    for (kind, count) in &faults.counts {
+        *counts.entry(format!("fault: {kind}")).or_default() += count;
+    }
+    Report {
+        seed,
+        truth: std::mem::replace(&mut world.truth.lock().unwrap(), Truth::new()),
+        violations,
+        story: std::mem::take(&mut world.story.lock().unwrap()),
+        histories,
+        counts,
+        faults: faults.count(),
+        writes: workload.writes as u64,
+        converged_in,
+    }
+}
+
+/// Waits until everybody has everything, and judges.
+async fn judge_when_quiet(world: &World, recorders: &[Recorder], healed: Instant) -> Vec<(usize, Violation)> {
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        let late = healed.elapsed() > CONVERGENCE_MAX;
+        let truth = world.truth.lock().unwrap();
+        let has_all = |recorder: &Recorder| {
+            let selection = recorder.spec().selection;
+            recorder.reached() >= truth.last_seen_by(selection)
+        };
+        if !late && !recorders.iter().all(has_all) {
+            continue;
+        }
+        let judged = recorders.iter().enumerate().filter_map(|(number, recorder)| {
+            let violation = oracle::judge(&truth, &recorder.history(), true).err()?;
+            Some((number, violation))
+        });
+        let judged: Vec<_> = judged.collect();
+        let only_late =
+            judged.iter().all(|(_, violation)| violation.guarantee == Guarantee::Convergent && violation.at_end);
+        if late || judged.is_empty() || !only_late {
+            return judged;
+        }
+    }
+}
+
+fn tally(histories: &[History]) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    for history in histories {
+        let mut opened = false;
+        for entry in &history.entries {
+            let name = match &entry.what {
+                What::Opened { from: Some(_), .. } => "streams resumed",
+                What::Opened { from: None, .. } => "streams from a snapshot",
+                What::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
+                What::SnapshotBegin { .. } => "snapshots",
+                What::GapBegin { .. } => "gaps",
+                What::CatchUpBegin { .. } if opened => "catch-ups at the start",
+                What::CatchUpBegin { .. } => "catch-ups on lag",
+                What::Event(_) => "deliveries",
+                What::Bookmark => "bookmarks",
+                What::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => "streams ended: history rewritten",
+                What::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
+                What::Ended { .. } => "streams ended: other",
+                _ => "other",
+            };
+            *counts.entry(name).or_default() += 1;
+            opened = matches!(entry.what, What::Opened { .. });
+        }
+    }
+    counts.remove("other");
+    counts
+}

@@ -1,0 +1,77 @@
+//! What subscribers select, and the oracle's own opinion of what that means: it shares no code with the selectors under test.
+
+use kubefan::proto::v1alpha1::Target;
+
+use super::truth::Object;
+
+/// One selection of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Selection {
+    Everything,
+    Namespace(&'static str),
+    /// `app=VALUE`.
+    App(&'static str),
+    /// `tier in (backend,cache),!canary`.
+    Tiers,
+    /// `spec.nodeName=VALUE`.
+    Node(&'static str),
+    /// `status.phase!=Running`.
+    NotRunning,
+    /// `app=VALUE` in one namespace.
+    AppIn(&'static str, &'static str),
+    /// `canary` on `spec.nodeName=VALUE`.
+    CanaryOn(&'static str),
+}
+
+impl Selection {
+    /// All that are drawn from.
+    pub(crate) const ALL: [Selection; 10] = [
+        Selection::Everything,
+        Selection::Namespace("team-0"),
+        Selection::App("web"),
+        Selection::App("api"),
+        Selection::Tiers,
+        Selection::Node("node-0"),
+        Selection::Node("node-1"),
+        Selection::NotRunning,
+        Selection::AppIn("web", "team-1"),
+        Selection::CanaryOn("node-2"),
+    ];
+
+    /// As a subscriber asks for it.
+    pub(crate) fn target(self) -> Target {
+        let target = Target { resource: "pods".to_owned(), ..Target::default() };
+        let label_selector = |text: &str| text.to_owned();
+        match self {
+            Selection::Everything => target,
+            Selection::Namespace(namespace) => Target { namespace: namespace.to_owned(), ..target },
+            Selection::App(app) => Target { label_selector: format!("app={app}"), ..target },
+            Selection::Tiers => Target { label_selector: label_selector("tier in (backend,cache),!canary"), ..target },
+            Selection::Node(node) => Target { field_selector: format!("spec.nodeName={node}"), ..target },
+            Selection::NotRunning => Target { field_selector: "status.phase!=Running".to_owned(), ..target },
+            Selection::AppIn(app, namespace) => {
+                Target { label_selector: format!("app={app}"), namespace: namespace.to_owned(), ..target }
+            }
+            Selection::CanaryOn(node) => Target {
+                label_selector: label_selector("canary"),
+                field_selector: format!("spec.nodeName={node}"),
+                ..target
+            },
+        }
+    }
+
+    /// Whether it has this object.
+    pub(crate) fn has(self, object: &Object) -> bool {
+        let label = |key: &str| object.labels.get(key).map(String::as_str);
+        match self {
+            Selection::Everything => true,
+            Selection::Namespace(namespace) => object.namespace == namespace,
+            Selection::App(app) => label("app") == Some(app),
+            Selection::Tiers => matches!(label("tier"), Some("backend" | "cache")) && label("canary").is_none(),
+            Selection::Node(node) => object.node == node,
+            Selection::NotRunning => object.phase != "Running",
+            Selection::AppIn(app, namespace) => label("app") == Some(app) && object.namespace == namespace,
+            Selection::CanaryOn(node) => label("canary").is_some() && object.node == node,
+        }
+    }
+}

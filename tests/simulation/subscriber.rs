@@ -1,0 +1,298 @@
+//! Subscribers: each keeps a watch for as long as the world lasts, by the generated client or by the client library, and records all
+//! that it is told. Whenever a connection breaks it comes back to the other replica.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use kubefan::{
+    client::{ClientError, ClientOptions, ListWatch, OnExpired, OnLag, WatchItem, WatchOptions},
+    encoding::{chunk, delta},
+    model::format,
+    proto::v1alpha1::{
+        self, Event, EventType, WatchRequest, WatchResponse, watch_response::Message,
+        watch_service_client::WatchServiceClient,
+    },
+};
+use rand::RngExt;
+use rand_pcg::Pcg64Mcg;
+use tokio::time::sleep;
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_types::StatusExt;
+use tower::service_fn;
+
+use super::{
+    history::{Encoding, Recorder, Spec, Told, What, mark, version},
+    world::World,
+};
+
+/// How a subscriber connects and asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Habits {
+    pub(crate) start_after: Duration,
+    pub(crate) window_bytes: u32,
+    pub(crate) bookmark_interval: Duration,
+    /// With the generated client: a watch ends after so many seconds; 0 for never.
+    pub(crate) timeout_seconds: i64,
+    pub(crate) first_replica: usize,
+}
+
+/// A channel whose connections lead to the replicas in turn.
+fn channel(world: &Arc<World>, spec: &Spec, habits: &Habits, turn: &Arc<AtomicUsize>) -> Channel {
+    let (world, turn, number) = (world.clone(), turn.clone(), spec.number);
+    let connect = move |_| {
+        let replica = turn.fetch_add(1, Ordering::Relaxed) % world.nodes.len();
+        let connected = world.nodes[replica].connect(&world.places[number].route);
+        std::future::ready(connected.map(TokioIo::new))
+    };
+    Endpoint::from_static("http://kubefan.test")
+        .initial_stream_window_size(habits.window_bytes)
+        .initial_connection_window_size(2 * habits.window_bytes)
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(service_fn(connect))
+}
+
+/// The replica that the last connection was made to.
+fn last(world: &World, turn: &AtomicUsize) -> usize {
+    (turn.load(Ordering::Relaxed) + world.nodes.len() - 1) % world.nodes.len()
+}
+
+/// Watches by the generated client, for ever.
+pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
+    sleep(habits.start_after).await;
+    let kept = Kept { objects: BTreeMap::new(), fits: false };
+    let turn = Arc::new(AtomicUsize::new(habits.first_replica));
+    let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, kept };
+    loop {
+        generated.world.places[generated.spec.number].stay_away().await;
+        let status = generated.watch().await.err().unwrap_or_else(|| Status::ok("the watch ended"));
+        generated.ended(&status).await;
+    }
+}
+
+struct Generated {
+    world: Arc<World>,
+    spec: Spec,
+    habits: Habits,
+    recorder: Recorder,
+    random: Pcg64Mcg,
+    turn: Arc<AtomicUsize>,
+    resume: Option<String>,
+    kept: Kept,
+}
+
+/// The bases of deltas.
+struct Kept {
+    objects: BTreeMap<String, Bytes>,
+    /// They are the state at the version to resume from.
+    fits: bool,
+}
+
+impl Kept {
+    fn take(&mut self, mut event: Event) -> Result<Told, String> {
+        let key = format!("{}/{}", event.namespace, event.name);
+        if let Some(delta) = event.delta.take() {
+            let base = self.objects.get(&key).ok_or_else(|| format!("a delta for {key}, which is not held"))?;
+            event.object =
+                delta::decode(base, &delta, delta::OBJECT_BYTES_MAX).map_err(|error| format!("{key}: {error}"))?;
+        }
+        match event.r#type() == EventType::Deleted {
+            true => self.objects.remove(&key),
+            false => self.objects.insert(key, event.object.clone()),
+        };
+        Ok(Told::of(&event))
+    }
+}
+
+impl Generated {
+    async fn watch(&mut self) -> Result<(), Status> {
+        let from = self.resume.as_deref().and_then(version);
+        let deltas = self.spec.encoding == Encoding::Deltas;
+        let request = WatchRequest {
+            target: Some(self.spec.selection.target()),
+            resource_version: self.resume.clone().unwrap_or_default(),
+            timeout_seconds: self.habits.timeout_seconds,
+            bookmark_interval: self.habits.bookmark_interval.try_into().ok(),
+            projection: None,
+            encoding: match self.spec.encoding {
+                Encoding::Json => v1alpha1::Encoding::Json.into(),
+                Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
+                Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
+            },
+            state_kept: deltas && from.is_some() && self.kept.fits,
+            on_lag: match self.spec.conflates {
+                true => v1alpha1::OnLag::Conflate.into(),
+                false => v1alpha1::OnLag::Expire.into(),
+            },
+            on_expired: match self.spec.restarts {
+                true => v1alpha1::OnExpired::Restart.into(),
+                false => v1alpha1::OnExpired::Fail.into(),
+            },
+        };
+        let channel = channel(&self.world, &self.spec, &self.habits, &self.turn);
+        let mut client = WatchServiceClient::new(channel).max_decoding_message_size(64 << 20);
+        // Asked from the replica whose turn it is, which the channel connects to now.
+        let replica = self.turn.load(Ordering::Relaxed) % self.world.nodes.len();
+        self.recorder.note(What::Opened { replica, from }, None);
+        let mut stream = client.watch(request).await?.into_inner();
+        loop {
+            self.world.places[self.spec.number].pause().await;
+            match stream.message().await? {
+                None => return Ok(()),
+                Some(response) => self.take(response).map_err(|message| {
+                    self.recorder.note(What::Undecodable(message.clone()), None);
+                    Status::data_loss(message)
+                })?,
+            }
+        }
+    }
+
+    fn take(&mut self, response: WatchResponse) -> Result<(), String> {
+        let resume = version(&response.resume_version);
+        // Set before the message is looked at: what cannot be decoded may have changed a part.
+        self.kept.fits = false;
+        match mark(&response) {
+            Some(what) => {
+                if matches!(what, What::SnapshotBegin { .. }) {
+                    self.kept.objects.clear();
+                }
+                self.recorder.note(what, resume);
+            }
+            None => match response.message {
+                Some(Message::Event(event)) => {
+                    let told = self.kept.take(event)?;
+                    self.recorder.note(What::Event(told), resume);
+                }
+                Some(Message::SnapshotChunk(chunk)) => {
+                    let events =
+                        chunk::decode(&chunk.zstd, chunk::CONTENT_BYTES_MAX).map_err(|error| error.to_string())?;
+                    for event in events {
+                        let told = self.kept.take(event)?;
+                        self.recorder.note(What::Event(told), resume);
+                    }
+                }
+                _ => {}
+            },
+        }
+        if resume.is_some() {
+            self.resume = Some(response.resume_version);
+            self.kept.fits = true;
+        }
+        Ok(())
+    }
+
+    async fn ended(&mut self, status: &Status) {
+        let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
+        let (code, message) = (format!("{:?}", status.code()), status.message().to_owned());
+        let over = matches!(reason.as_str(), "RESOURCE_VERSION_TOO_OLD" | "HISTORY_REWRITTEN");
+        self.recorder.note(What::Ended { code, reason, message }, None);
+        if over {
+            self.recorder.note(What::StartsOver { goes_on: false }, None);
+            self.resume = None;
+            self.kept = Kept { objects: BTreeMap::new(), fits: false };
+        }
+        sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
+    }
+}
+
+/// Watches by the client library, for ever.
+pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, mut random: Pcg64Mcg) {
+    sleep(habits.start_after).await;
+    let turn = Arc::new(AtomicUsize::new(habits.first_replica));
+    let channel = channel(&world, &spec, &habits, &turn);
+    let client = ListWatch::from_channel(channel, "kubefan.test", &ClientOptions::default());
+    loop {
+        let options = WatchOptions {
+            bookmark_interval: Some(habits.bookmark_interval),
+            encoding: match spec.encoding {
+                Encoding::Json => format::Encoding::Json,
+                Encoding::Zstd => format::Encoding::Zstd,
+                Encoding::Deltas => format::Encoding::ZstdDelta,
+            },
+            on_expired: if spec.restarts { OnExpired::Restart } else { OnExpired::Fail },
+            on_lag: if spec.conflates { OnLag::Conflate } else { OnLag::Expire },
+            seed: Some(random.random()),
+            ..WatchOptions::default()
+        };
+        let mut watch = client.watch(spec.selection.target(), options);
+        let (mut open, mut resume) = (true, None);
+        recorder.note(What::Opened { replica: last(&world, &turn), from: None }, None);
+        loop {
+            world.places[spec.number].pause().await;
+            let item = match watch.next().await {
+                Some(Ok(item)) => item,
+                Some(Err(error)) => {
+                    recorder.note(ended(&error), None);
+                    break;
+                }
+                None => break,
+            };
+            let given = version(watch.resume_version()).filter(|version| Some(*version) != resume);
+            resume = given.or(resume);
+            let what = match item {
+                WatchItem::Disconnected { error, .. } => {
+                    recorder.note(ended(&error), None);
+                    world.places[spec.number].stay_away().await;
+                    continue;
+                }
+                WatchItem::Restarted { error } => {
+                    recorder.note(ended(&error), None);
+                    recorder.note(What::StartsOver { goes_on: true }, None);
+                    (open, resume) = (false, None);
+                    continue;
+                }
+                WatchItem::Reconnected { from } => {
+                    open = true;
+                    What::Opened { replica: last(&world, &turn), from: version(&from) }
+                }
+                WatchItem::SnapshotBegin { resource_version, restarted_from, .. } => {
+                    if !std::mem::replace(&mut open, true) {
+                        recorder.note(What::Opened { replica: last(&world, &turn), from: None }, None);
+                    }
+                    let version_of = |text: &str| version(text).unwrap_or(0);
+                    What::SnapshotBegin {
+                        version: version_of(&resource_version),
+                        restarted_from: version(&restarted_from),
+                    }
+                }
+                WatchItem::SnapshotEnd { object_count } => What::SnapshotEnd { objects: object_count },
+                WatchItem::Event(event) => What::Event(Told::of(&event)),
+                WatchItem::GapBegin { resource_version, reason } => {
+                    What::GapBegin { from: version(&resource_version).unwrap_or(0), reason }
+                }
+                WatchItem::GapEnd => What::GapEnd,
+                WatchItem::CatchUpBegin { resource_version } => {
+                    What::CatchUpBegin { from: version(&resource_version).unwrap_or(0) }
+                }
+                WatchItem::CatchUpEnd => What::CatchUpEnd,
+                WatchItem::Bookmark => What::Bookmark,
+            };
+            recorder.note(what, given);
+        }
+        recorder.note(What::StartsOver { goes_on: false }, None);
+        sleep(Duration::from_millis(random.random_range(50..1500))).await;
+    }
+}
+
+fn ended(error: &ClientError) -> What {
+    match error {
+        ClientError::Undecodable { message, .. } => What::Undecodable(message.clone()),
+        error => What::Ended {
+            code: format!("{:?}", error.code()),
+            reason: error.reason().to_owned(),
+            message: error.to_string(),
+        },
+    }
+}

@@ -1,0 +1,124 @@
+//! Many seeds, on every core: a runtime per thread, a line of progress, and a table of all that was counted.
+
+use std::{
+    collections::BTreeMap,
+    num::NonZero,
+    process::ExitCode,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use super::{
+    faults::KINDS,
+    seed::{Options, Report, run_seed},
+};
+
+/// From this size on a sweep must have seen everything often enough.
+const CI_SEEDS: u64 = 2000;
+/// How often, in a sweep of [`CI_SEEDS`].
+const OFTEN: u64 = 1000;
+/// How often each kind of fault.
+const FAULT_OFTEN: u64 = 200;
+/// What each seed must have had.
+const EVENTS_LEAST: u64 = 500;
+const FAULTS_LEAST: u64 = 5;
+
+/// What must have happened often.
+const EXPECTED: [&str; 11] = [
+    "kubefan_resumes_total ring",
+    "kubefan_resumes_total residue",
+    "kubefan_resumes_total backfill",
+    "kubefan_resumes_total restart",
+    "kubefan_resumes_total expired",
+    "kubefan_lags_total catch_up",
+    "gaps",
+    "catch-ups at the start",
+    "catch-ups on lag",
+    "restarts in the stream",
+    "streams ended: history rewritten",
+];
+
+#[derive(Default)]
+struct Total {
+    seeds: u64,
+    counts: BTreeMap<String, u64>,
+    violations: Vec<String>,
+    poor: Vec<u64>,
+    slowest: f64,
+}
+
+/// Runs seeds 1 to `seeds`.
+#[expect(clippy::disallowed_methods, reason = "how long it took is for people")]
+pub(crate) fn sweep(seeds: u64) -> ExitCode {
+    let options = Options::default();
+    let (next, total, began) = (AtomicU64::new(1), Mutex::new(Total::default()), Instant::now());
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed > seeds {
+                        return;
+                    }
+                    let report = run_seed(seed, &options);
+                    let mut total = total.lock().unwrap();
+                    total.add(&report);
+                    if total.seeds.is_multiple_of(50) || total.seeds == seeds {
+                        let rate = total.seeds as f64 / began.elapsed().as_secs_f64();
+                        eprint!(
+                            "\r{} of {seeds} seeds, {rate:.1} per second, {} failed ",
+                            total.seeds,
+                            total.violations.len()
+                        );
+                    }
+                }
+            });
+        }
+    });
+    eprintln!();
+    let total = total.into_inner().unwrap();
+    println!("{} seeds in {:.1} s", total.seeds, began.elapsed().as_secs_f64());
+    total.counts.iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
+    println!("  slowest to be quiet after the healing: {:.0} s", total.slowest);
+    total.violations.iter().take(20).for_each(|violation| println!("{violation}"));
+    let mut ok = total.violations.is_empty();
+    if !total.poor.is_empty() {
+        println!("too few events or faults in seeds {:?}", total.poor);
+        ok = false;
+    }
+    if seeds >= CI_SEEDS {
+        let often = EXPECTED.iter().map(|name| ((*name).to_owned(), OFTEN));
+        let faults = KINDS.iter().map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
+        for (name, least) in often.chain(faults) {
+            let count = total.counts.get(&name).copied().unwrap_or(0);
+            if count < least {
+                println!("only {count} of: {name}");
+                ok = false;
+            }
+        }
+    }
+    println!("{}", if ok { "ok" } else { "FAILED" });
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+impl Total {
+    fn add(&mut self, report: &Report) {
+        self.seeds += 1;
+        for (name, count) in &report.counts {
+            *self.counts.entry(name.clone()).or_default() += count;
+        }
+        *self.counts.entry("writes".to_owned()).or_default() += report.writes;
+        *self.counts.entry("faults".to_owned()).or_default() += report.faults;
+        self.slowest = self.slowest.max(report.converged_in.as_secs_f64());
+        if report.writes < EVENTS_LEAST || report.faults < FAULTS_LEAST {
+            self.poor.push(report.seed);
+        }
+        if let Some((_, violation)) = report.violations.first() {
+            self.violations.push(format!("seed {}: {violation}", report.seed));
+        }
+    }
+}

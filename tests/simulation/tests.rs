@@ -1,0 +1,38 @@
+//! What `cargo test` runs: a few seeds, each twice, the named cases, and whether the oracle can fail.
+
+mod blind_oracle;
+mod named_cases;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use super::seed::{Options, run_seed};
+
+/// The seeds that are run twice.
+const SEEDS: u64 = 20;
+
+/// Runs the tests.
+pub(crate) fn run() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let twice = |seed| Trial::test(format!("a_seed_gives_the_same_histories_twice::{seed:02}"), move || twice(seed));
+    let tests = (1..=SEEDS).map(twice).chain(named_cases::trials()).chain(blind_oracle::trials());
+    libtest_mimic::run(&arguments, tests.collect()).exit_code()
+}
+
+/// Two runs of one seed are the same to the last byte and millisecond, and break no promise.
+fn twice(seed: u64) -> Result<(), Failed> {
+    let options = Options::default();
+    let (first, second) = (run_seed(seed, &options), run_seed(seed, &options));
+    if let Some((_, violation)) = first.violations.first() {
+        return Err(format!("seed {seed}: {violation}\nKUBEFAN_SEED={seed} plays it again").into());
+    }
+    if first.digests() == second.digests() && first.story == second.story {
+        return Ok(());
+    }
+    let differs = first.histories.iter().zip(&second.histories).find_map(|(a, b)| {
+        let at = a.entries.iter().zip(&b.entries).position(|(a, b)| a != b)?;
+        Some(format!("{}, entry {at}:\n{}\n{}", a.spec, a.entries[at], b.entries[at]))
+    });
+    Err(format!("seed {seed} gave two histories: {}", differs.unwrap_or_default()).into())
+}

@@ -1,0 +1,205 @@
+//! What really happened: every write with its version and its bytes, in epochs. An epoch ends where the cluster is restored from a
+//! backup, because from there on the same versions mean something else.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::selection::Selection;
+
+/// A pod as it was at one version.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    /// `namespace/name`, which orders as etcd's keys do.
+    pub(crate) key: String,
+    pub(crate) uid: String,
+    pub(crate) version: u64,
+    pub(crate) namespace: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) node: String,
+    pub(crate) phase: String,
+    bytes: String,
+}
+
+impl Object {
+    /// Reads what a watch of the apiserver sends.
+    pub(crate) fn read(bytes: &[u8]) -> Object {
+        let bytes = String::from_utf8(bytes.to_vec()).unwrap();
+        let value: Value = serde_json::from_str(&bytes).unwrap();
+        let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
+        let labels = labels.into_iter().flatten().map(|(k, v)| (k.clone(), v.as_str().unwrap_or_default().to_owned()));
+        let namespace = text("/metadata/namespace");
+        Object {
+            key: format!("{namespace}/{}", text("/metadata/name")),
+            uid: text("/metadata/uid"),
+            version: text("/metadata/resourceVersion").parse().unwrap(),
+            labels: labels.collect(),
+            node: text("/spec/nodeName"),
+            phase: text("/status/phase"),
+            namespace,
+            bytes,
+        }
+    }
+
+    /// Its bytes as a subscriber is sent them at `version`; with deltas in canonical form, which has no version.
+    pub(crate) fn bytes_at(&self, version: u64, canonical: bool) -> Bytes {
+        let own = format!(r#""resourceVersion":"{}""#, self.version);
+        let bytes = match canonical {
+            true => self.bytes.replacen(&(own + ","), "", 1),
+            false => self.bytes.replacen(&own, &format!(r#""resourceVersion":"{version}""#), 1),
+        };
+        Bytes::from(bytes)
+    }
+
+    /// What selectors see of it: kind, name, namespace, uid, labels and selectable fields.
+    pub(crate) fn is_outlined_by(&self, bytes: &[u8]) -> bool {
+        let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return false };
+        let is = |pointer: &str, expected: &str| {
+            value.pointer(pointer).and_then(Value::as_str).unwrap_or_default() == expected
+        };
+        let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
+        let labels = labels.into_iter().flatten().map(|(k, v)| (k.clone(), v.as_str().unwrap_or_default().to_owned()));
+        let key = self.key.split_once('/').unwrap_or_default();
+        is("/metadata/namespace", key.0)
+            && is("/metadata/name", key.1)
+            && is("/metadata/uid", &self.uid)
+            && is("/spec/nodeName", &self.node)
+            && is("/status/phase", &self.phase)
+            && labels.collect::<BTreeMap<_, _>>() == self.labels
+    }
+}
+
+/// One write of a pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Write {
+    pub(crate) version: u64,
+    pub(crate) before: Option<Arc<Object>>,
+    pub(crate) after: Option<Arc<Object>>,
+}
+
+/// What happened to an object, as a subscriber is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Added,
+    Modified,
+    /// It was deleted.
+    Deleted,
+    /// It no longer matches.
+    Left,
+    /// It is not there after a marked span; how it ended is not known.
+    Gone,
+    /// A type and a reason that do not go together.
+    Invalid,
+}
+
+impl Kind {
+    /// Whether the subscriber holds the object no longer.
+    pub(crate) fn removes(self) -> bool {
+        matches!(self, Kind::Deleted | Kind::Left | Kind::Gone)
+    }
+}
+
+impl Write {
+    /// What a selection sees of it, and the object to send.
+    pub(crate) fn seen_by(&self, selection: Selection) -> Option<(Kind, &Arc<Object>)> {
+        let has = |object: &&Arc<Object>| selection.has(object);
+        match (self.before.as_ref().filter(has), self.after.as_ref().filter(has)) {
+            (None, Some(after)) => Some((Kind::Added, after)),
+            (Some(_), Some(after)) => Some((Kind::Modified, after)),
+            (Some(before), None) if self.after.is_some() => Some((Kind::Left, before)),
+            (Some(before), None) => Some((Kind::Deleted, before)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// The pods at one version.
+pub(crate) type State = BTreeMap<String, Arc<Object>>;
+
+/// The history up to a restore, from the cluster's beginning.
+#[derive(Clone, Default)]
+pub(crate) struct Epoch {
+    /// In the order of their versions.
+    pub(crate) writes: Vec<Write>,
+    /// Before the first write, and after each.
+    states: Vec<Arc<State>>,
+    /// The last version, of any resource.
+    pub(crate) revision: u64,
+    /// Up to here it is the history of the epoch before.
+    pub(crate) base: u64,
+}
+
+impl Epoch {
+    fn new() -> Epoch {
+        Epoch { states: vec![Arc::default()], ..Epoch::default() }
+    }
+
+    /// The place of the first write after a version.
+    pub(crate) fn after(&self, version: u64) -> usize {
+        self.writes.partition_point(|write| write.version <= version)
+    }
+
+    /// The pods at a version.
+    pub(crate) fn at(&self, version: u64) -> &State {
+        &self.states[self.after(version)]
+    }
+}
+
+/// The history of the cluster.
+pub(crate) struct Truth {
+    pub(crate) epochs: Vec<Epoch>,
+}
+
+impl Truth {
+    pub(crate) fn new() -> Truth {
+        Truth { epochs: vec![Epoch::new()] }
+    }
+
+    /// The epoch of now, and its number.
+    pub(crate) fn now(&self) -> (usize, &Epoch) {
+        (self.epochs.len() - 1, self.epochs.last().unwrap())
+    }
+
+    /// The state of now.
+    pub(crate) fn state(&self) -> &State {
+        self.now().1.states.last().unwrap()
+    }
+
+    /// Another resource was written.
+    pub(crate) fn moved(&mut self, revision: u64) {
+        self.epochs.last_mut().unwrap().revision = revision;
+    }
+
+    /// A pod was written or deleted.
+    pub(crate) fn wrote(&mut self, version: u64, key: &str, after: Option<Object>) {
+        let epoch = self.epochs.last_mut().unwrap();
+        assert!(version > epoch.revision, "the simulator's versions rise");
+        epoch.revision = version;
+        let mut state = State::clone(epoch.states.last().unwrap());
+        let after = after.map(Arc::new);
+        let before = match &after {
+            Some(object) => state.insert(key.to_owned(), object.clone()),
+            None => state.remove(key),
+        };
+        epoch.writes.push(Write { version, before, after });
+        epoch.states.push(Arc::new(state));
+    }
+
+    /// The cluster was restored as it was at `version`.
+    pub(crate) fn restored(&mut self, version: u64) {
+        let mut epoch = self.epochs.last().unwrap().clone();
+        let kept = epoch.after(version);
+        epoch.writes.truncate(kept);
+        epoch.states.truncate(kept + 1);
+        (epoch.revision, epoch.base) = (version, version);
+        self.epochs.push(epoch);
+    }
+
+    /// The version of the last event that a selection sees.
+    pub(crate) fn last_seen_by(&self, selection: Selection) -> u64 {
+        let seen = self.now().1.writes.iter().rev().find(|write| write.seen_by(selection).is_some());
+        seen.map_or(0, |write| write.version)
+    }
+}

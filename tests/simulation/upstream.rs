@@ -1,0 +1,194 @@
+//! The way from a kubefan to the apiserver: connections that can fail, and lines of a watch that get lost, come again or lie.
+//!
+//! What the apiserver sends is only ever repeated or left out, as broken proxies and servers have done; events that are left out or
+//! swapped are not among it, because no reader of a watch can tell.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, stream};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper_util::rt::TokioIo;
+use kubefan::{
+    sim::apiserver::SimApiserver,
+    upstream::{
+        Upstream,
+        client::{HttpService, UpstreamBody, UpstreamOptions},
+    },
+};
+use tokio::time::Instant;
+use tower::{BoxError, service_fn};
+
+use super::link::Route;
+
+/// What is done to the next event of a watch that is live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trick {
+    /// It comes twice.
+    Duplicate,
+    /// One from before comes again after it.
+    OutOfOrder,
+    /// Instead of it the watch ends with an ERROR: its version has expired.
+    Expire,
+}
+
+/// How many lines can come again.
+const LINES_KEPT: usize = 8;
+
+/// A kubefan's way to the apiserver.
+pub(crate) struct Way {
+    sim: SimApiserver,
+    pub(crate) route: Route,
+    tampering: Mutex<Tampering>,
+}
+
+#[derive(Default)]
+struct Tampering {
+    trick: Option<Trick>,
+    no_bookmarks_until: Option<Instant>,
+    done: usize,
+}
+
+impl Way {
+    pub(crate) fn to(sim: SimApiserver) -> Arc<Way> {
+        Arc::new(Way { sim, route: Route::default(), tampering: Mutex::default() })
+    }
+
+    /// A client over this way.
+    pub(crate) fn upstream(self: &Arc<Way>) -> Upstream {
+        let way = self.clone();
+        let service = service_fn(move |request| way.clone().send(request));
+        let base = http::Uri::from_static("http://apiserver.test");
+        Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
+    }
+
+    pub(crate) fn play(&self, trick: Trick) {
+        self.tampering.lock().unwrap().trick = Some(trick);
+    }
+
+    pub(crate) fn lose_bookmarks_until(&self, until: Instant) {
+        self.tampering.lock().unwrap().no_bookmarks_until = Some(until);
+    }
+
+    /// No more tricks; tells how many were played.
+    pub(crate) fn heal(&self) -> usize {
+        std::mem::take(&mut *self.tampering.lock().unwrap()).done
+    }
+
+    async fn send(self: Arc<Way>, request: http::Request<Bytes>) -> Result<http::Response<UpstreamBody>, BoxError> {
+        let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+        let (ours, theirs) = self.route.connect()?;
+        tokio::spawn(self.sim.clone().serve_connection(theirs));
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await?;
+        tokio::spawn(connection);
+        let (mut parts, body) = request.into_parts();
+        parts.uri = path.parse()?;
+        parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("apiserver.test"));
+        let response = sender.send_request(http::Request::from_parts(parts, Full::new(body))).await?;
+        let response = response.map(|body| body.map_err(BoxError::from).boxed_unsync());
+        if !path.contains("watch=1") || !path.contains("/pods") {
+            return Ok(response);
+        }
+        let live = !path.contains("sendInitialEvents");
+        Ok(response.map(|body| StreamBody::new(self.tampered(body, live)).boxed_unsync()))
+    }
+
+    /// The lines of a watch, as they arrive here.
+    fn tampered(
+        self: Arc<Way>,
+        body: UpstreamBody,
+        live: bool,
+    ) -> impl Stream<Item = Result<Frame<Bytes>, BoxError>> + use<> {
+        let reader = Reader { way: self, body, partial: BytesMut::new(), kept: VecDeque::new(), live, over: false };
+        stream::unfold(reader, |mut reader| async move {
+            let chunk = reader.next().await?;
+            Some((chunk.map(Frame::data), reader))
+        })
+    }
+}
+
+struct Reader {
+    way: Arc<Way>,
+    body: UpstreamBody,
+    partial: BytesMut,
+    kept: VecDeque<Bytes>,
+    live: bool,
+    over: bool,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Result<Bytes, BoxError>> {
+        while !self.over {
+            let frame = match Pin::new(&mut self.body).frame().await {
+                Some(Ok(frame)) => frame,
+                ended => {
+                    self.over = true;
+                    let rest = self.partial.split().freeze();
+                    // What broke off is read, and then how.
+                    return match (rest.is_empty(), ended) {
+                        (false, _) => Some(Ok(rest)),
+                        (true, Some(Err(error))) => Some(Err(error)),
+                        (true, _) => None,
+                    };
+                }
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            self.partial.extend_from_slice(&data);
+            let mut out = BytesMut::new();
+            while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
+                let line = self.partial.split_to(end + 1).freeze();
+                self.pass(line, &mut out);
+            }
+            if !out.is_empty() {
+                return Some(Ok(out.freeze()));
+            }
+        }
+        None
+    }
+
+    fn pass(&mut self, line: Bytes, out: &mut BytesMut) {
+        if self.over {
+            return;
+        }
+        let mut tampering = self.way.tampering.lock().unwrap();
+        if line.starts_with(br#"{"type":"BOOKMARK""#) {
+            let ends_state = line.windows(18).any(|window| window == b"initial-events-end");
+            self.live |= ends_state;
+            let lost = tampering.no_bookmarks_until.is_some_and(|until| Instant::now() < until);
+            if ends_state || !lost {
+                out.extend_from_slice(&line);
+            }
+            return;
+        }
+        if !self.live {
+            out.extend_from_slice(&line);
+            return;
+        }
+        let trick = tampering.trick.filter(|trick| *trick != Trick::OutOfOrder || self.kept.len() > 1);
+        if trick.is_some() {
+            tampering.trick = None;
+            tampering.done += 1;
+        }
+        if trick == Some(Trick::Expire) {
+            let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version","reason":"Expired","code":410}"#;
+            out.extend_from_slice(format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n").as_bytes());
+            self.over = true;
+            return;
+        }
+        out.extend_from_slice(&line);
+        match trick {
+            Some(Trick::Duplicate) => out.extend_from_slice(&line),
+            Some(Trick::OutOfOrder) => out.extend_from_slice(&self.kept[0]),
+            _ => {}
+        }
+        self.kept.push_back(line);
+        if self.kept.len() > LINES_KEPT {
+            self.kept.pop_front();
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The writes: pods that come and go, enter and leave every selection, and are made again under the names of others. What is written
+//! next is drawn from the state as it is, so that the workload goes on after a restore too.
+
+use kubefan::{model::GroupVersionResource, sim::apiserver::SimApiserver};
+use rand::RngExt;
+use rand_pcg::Pcg64Mcg;
+use serde_json::{Value, json};
+
+use super::truth::{Object, Truth};
+
+const NAMESPACES: [&str; 3] = ["team-0", "team-1", "team-2"];
+const APPS: [&str; 4] = ["web", "api", "db", "batch"];
+const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];
+const NODES: [&str; 4] = ["node-0", "node-1", "node-2", "node-3"];
+const PHASES: [&str; 3] = ["Pending", "Running", "Failed"];
+
+/// What is beside the fields that matter, so that objects are worth compressing, in bytes.
+const FILLER_BYTES: usize = 500;
+
+fn pods() -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", "pods")
+}
+
+fn one_of<T: Copy>(random: &mut Pcg64Mcg, all: &[T]) -> T {
+    all[random.random_range(0..all.len())]
+}
+
+/// Writes pods, and what it writes into the truth.
+pub(crate) struct Workload {
+    pub(crate) random: Pcg64Mcg,
+    /// About how many pods there are.
+    pub(crate) objects: usize,
+    pub(crate) writes: usize,
+    serial: usize,
+}
+
+impl Workload {
+    pub(crate) fn new(random: Pcg64Mcg, objects: usize) -> Workload {
+        Workload { random, objects, writes: 0, serial: 0 }
+    }
+
+    /// The namespaces, and the first half of the pods.
+    pub(crate) fn populate(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        for name in NAMESPACES {
+            let namespace = json!({ "metadata": { "name": name } });
+            sim.create(&GroupVersionResource::new("", "v1", "namespaces"), namespace).unwrap();
+        }
+        truth.moved(sim.revision());
+        for _ in 0..self.objects / 2 {
+            self.create(sim, truth, None);
+        }
+    }
+
+    /// One write, or two where a pod is made again under its name.
+    pub(crate) fn step(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let held = truth.state().len();
+        let kind = self.random.random_range(0..100u32);
+        if held == 0 || (kind < 14 && held < self.objects) {
+            return self.create(sim, truth, None);
+        }
+        let at = self.random.random_range(0..held);
+        let object = truth.state().values().nth(at).unwrap().clone();
+        match kind {
+            0..26 => self.delete(sim, truth, &object),
+            26..33 => {
+                self.delete(sim, truth, &object);
+                self.create(sim, truth, Some(&object.key));
+            }
+            33..38 => {
+                self.write_other(sim, truth);
+            }
+            38..58 => {
+                let (app, tier) = (one_of(&mut self.random, &APPS), one_of(&mut self.random, &TIERS));
+                let canary = self.random.random_bool(0.3);
+                self.update(sim, truth, &object, |pod| pod["metadata"]["labels"] = labels(app, tier, canary));
+            }
+            58..70 => {
+                // Bound, or, as no real pod is, moved.
+                let node = one_of(&mut self.random, &NODES);
+                self.update(sim, truth, &object, |pod| pod["spec"]["nodeName"] = node.into());
+            }
+            _ => {
+                let (phase, count) = (one_of(&mut self.random, &PHASES), self.writes);
+                self.update(sim, truth, &object, |pod| {
+                    pod["status"] = json!({ "phase": phase, "message": format!("change {count}") })
+                });
+            }
+        }
+    }
+
+    /// One pod for each selection, so that all have an event at the end; at versions that were never reached before, also not in a
+    /// history that was undone.
+    pub(crate) fn finish(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let highest = truth.epochs.iter().map(|epoch| epoch.revision).max().unwrap_or(0);
+        while truth.now().1.revision < highest {
+            self.write_other(sim, truth);
+        }
+        for (app, tier, canary, node) in
+            [("web", "backend", false, "node-0"), ("api", "cache", true, "node-2"), ("web", "batch", false, "node-1")]
+        {
+            for namespace in ["team-0", "team-1"] {
+                self.serial += 1;
+                let name = format!("last-{}", self.serial);
+                let pod = pod(namespace, &name, node, labels(app, tier, canary), "Pending", "");
+                self.write(sim, truth, &format!("{namespace}/{name}"), |sim| sim.create(&pods(), pod));
+            }
+        }
+    }
+
+    fn create(&mut self, sim: &SimApiserver, truth: &mut Truth, key: Option<&str>) {
+        let random = &mut self.random;
+        let key = key.map(str::to_owned).unwrap_or_else(|| {
+            self.serial += 1;
+            format!("{}/pod-{:03}-{}", one_of(random, &NAMESPACES), random.random_range(0..1000), self.serial)
+        });
+        let (namespace, name) = key.split_once('/').unwrap();
+        let node = if random.random_bool(0.5) { one_of(random, &NODES) } else { "" };
+        let labels = labels(one_of(random, &APPS), one_of(random, &TIERS), random.random_bool(0.3));
+        let filler: String = (0..FILLER_BYTES).map(|_| char::from(random.random_range(b'a'..=b'z'))).collect();
+        let pod = pod(namespace, name, node, labels, one_of(random, &PHASES), &filler);
+        self.write(sim, truth, &key, |sim| sim.create(&pods(), pod));
+    }
+
+    /// A write of another resource, which moves the version.
+    fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
+        let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "generateName": "other-" } });
+        sim.create(&GroupVersionResource::new("", "v1", "configmaps"), settings).unwrap();
+        truth.moved(sim.revision());
+    }
+
+    pub(crate) fn delete(&mut self, sim: &SimApiserver, truth: &mut Truth, object: &Object) {
+        let (namespace, name) = object.key.split_once('/').unwrap();
+        self.write(sim, truth, &object.key, |sim| sim.delete(&pods(), namespace, name));
+    }
+
+    fn update(&mut self, sim: &SimApiserver, truth: &mut Truth, object: &Object, change: impl FnOnce(&mut Value)) {
+        let mut pod: Value = serde_json::from_slice(&object.bytes_at(object.version, false)).unwrap();
+        change(&mut pod);
+        self.write(sim, truth, &object.key, |sim| sim.update(&pods(), pod));
+    }
+
+    fn write<E: std::fmt::Debug>(
+        &mut self,
+        sim: &SimApiserver,
+        truth: &mut Truth,
+        key: &str,
+        write: impl FnOnce(&SimApiserver) -> Result<u64, E>,
+    ) {
+        let version = write(sim).unwrap();
+        if version <= truth.now().1.revision {
+            // It changed nothing.
+            return;
+        }
+        self.writes += 1;
+        let (namespace, name) = key.split_once('/').unwrap();
+        let object = sim.object(&pods(), namespace, name).map(|bytes| Object::read(&bytes));
+        truth.wrote(version, key, object);
+    }
+}
+
+fn labels(app: &str, tier: &str, canary: bool) -> Value {
+    match canary {
+        true => json!({ "app": app, "tier": tier, "canary": "" }),
+        false => json!({ "app": app, "tier": tier }),
+    }
+}
+
+fn pod(namespace: &str, name: &str, node: &str, labels: Value, phase: &str, filler: &str) -> Value {
+    let mut spec = json!({ "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] });
+    if !node.is_empty() {
+        spec["nodeName"] = node.into();
+    }
+    json!({
+        "metadata": { "namespace": namespace, "name": name, "labels": labels, "annotations": { "filler": filler } },
+        "spec": spec,
+        "status": { "phase": phase },
+    })
+}

@@ -1,0 +1,116 @@
+//! What all parts of one seed's run share: the cluster and its truth, the replicas, the ways to them, and the story of what was done.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use kubefan::sim::apiserver::SimApiserver;
+use tokio::time::{Instant, sleep_until};
+
+use super::{link::Route, node::Node, truth::Truth};
+
+/// What a seed's run shares.
+pub(crate) struct World {
+    started: Instant,
+    pub(crate) sim: SimApiserver,
+    pub(crate) truth: Mutex<Truth>,
+    pub(crate) nodes: Vec<Node>,
+    /// By subscriber.
+    pub(crate) places: Vec<Place>,
+    pub(crate) story: Mutex<Vec<(Duration, String)>>,
+}
+
+/// A subscriber as the world sees it: its way to the replicas, and how it behaves.
+#[derive(Default)]
+pub(crate) struct Place {
+    pub(crate) route: Route,
+    behaviour: Mutex<Behaviour>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Behaviour {
+    stalled_until: Option<Instant>,
+    away_until: Option<Instant>,
+    slow: Option<(Duration, Instant)>,
+}
+
+impl Place {
+    /// It reads nothing for so long.
+    pub(crate) fn stall(&self, time: Duration) {
+        self.behaviour.lock().unwrap().stalled_until = Some(Instant::now() + time);
+    }
+
+    /// When its connection breaks it stays away for so long.
+    pub(crate) fn leave(&self, time: Duration) {
+        self.behaviour.lock().unwrap().away_until = Some(Instant::now() + time);
+    }
+
+    /// It takes so long for each message, for a time.
+    pub(crate) fn slow(&self, each: Duration, time: Duration) {
+        self.behaviour.lock().unwrap().slow = Some((each, Instant::now() + time));
+    }
+
+    /// It behaves well again.
+    pub(crate) fn heal(&self) {
+        *self.behaviour.lock().unwrap() = Behaviour::default();
+    }
+
+    /// Waits before the next message is read.
+    pub(crate) async fn pause(&self) {
+        let Behaviour { stalled_until, slow, .. } = *self.behaviour.lock().unwrap();
+        if let Some((each, until)) = slow
+            && Instant::now() < until
+        {
+            tokio::time::sleep(each).await;
+        }
+        self.wait(stalled_until, |now| now.stalled_until).await;
+    }
+
+    /// Waits before it comes back.
+    pub(crate) async fn stay_away(&self) {
+        let until = self.behaviour.lock().unwrap().away_until;
+        self.wait(until, |now| now.away_until).await;
+    }
+
+    /// In steps, so that healing is noticed.
+    async fn wait(&self, mut until: Option<Instant>, now: impl Fn(&Behaviour) -> Option<Instant>) {
+        while let Some(at) = until.filter(|at| Instant::now() < *at) {
+            sleep_until(at.min(Instant::now() + Duration::from_secs(5))).await;
+            until = now(&self.behaviour.lock().unwrap());
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn new(sim: SimApiserver, nodes: Vec<Node>, subscribers: usize) -> Arc<World> {
+        Arc::new(World {
+            started: Instant::now(),
+            sim,
+            truth: Mutex::new(Truth::new()),
+            nodes,
+            places: (0..subscribers).map(|_| Place::default()).collect(),
+            story: Mutex::default(),
+        })
+    }
+
+    /// The time since the beginning.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Notes what was done.
+    pub(crate) fn tell(&self, what: impl Into<String>) {
+        self.story.lock().unwrap().push((self.now(), what.into()));
+    }
+
+    /// What histories are stamped with: the time, the epoch and the revision.
+    pub(crate) fn clock(self: &Arc<World>) -> Arc<dyn Fn() -> (Duration, usize, u64) + Send + Sync> {
+        let world = self.clone();
+        Arc::new(move || {
+            let truth = world.truth.lock().unwrap();
+            let (number, epoch) = truth.now();
+            (world.now(), number, epoch.revision)
+        })
+    }
+}
