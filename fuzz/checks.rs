@@ -2,7 +2,16 @@
 //!
 //! The fuzz targets call them with bytes that the fuzzer makes up, and a unit test of kubefan calls them with `corpus/`, on every compiler.
 
-use std::{collections::HashMap, convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
@@ -59,14 +68,17 @@ fn parts(data: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// What upstream sends, from the body's chunks to commits: a byte of flags, the body of every list, [`PART`], and that of every watch with
-/// [`CHUNK`] where it is cut. Versions only go up but for a new start, and every object reads back from its own bytes.
+/// [`CHUNK`] where it is cut. Versions only go up but for a new start, every object reads back from its own bytes, and no step asks upstream
+/// without end.
 pub(crate) fn upstream(data: &[u8]) {
     const STEPS_MAX: usize = 64;
     let Some((flags, data)) = data.split_first() else { return };
     let (list, watch) = parts(data);
     let chunks: Vec<_> = watch.split(|byte| *byte == CHUNK).map(Bytes::copy_from_slice).collect();
     let (list, gzip) = (Bytes::copy_from_slice(list), flags & 2 != 0);
+    let requests = Arc::new(AtomicUsize::new(0));
     let service = service_fn(move |request: http::Request<Bytes>| {
+        assert!(requests.fetch_add(1, Ordering::Relaxed) < 2 * STEPS_MAX, "upstream is asked without end");
         let body: UpstreamBody = if request.uri().query().is_some_and(|query| query.contains("watch=1")) {
             let frames = chunks.clone().into_iter().map(|chunk| Ok::<_, BoxError>(http_body::Frame::data(chunk)));
             StreamBody::new(stream::iter(frames)).boxed_unsync()
