@@ -47,7 +47,7 @@ pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
 
 /// The lowest seed that was seen to be violated, and how, of those played until one was.
 fn first_violation(seeds: u64) -> Option<(u64, String)> {
-    let options = Options::from_environment();
+    let options = Options::default();
     let (next, found) = (AtomicU64::new(1), Mutex::new(None::<(u64, String)>));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
