@@ -72,7 +72,7 @@ fn last(world: &World, turn: &AtomicUsize) -> usize {
 /// Watches by the generated client, for ever.
 pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
     sleep(habits.start_after).await;
-    let kept = Kept { objects: BTreeMap::new(), fits: false };
+    let kept = Kept::default();
     let turn = Arc::new(AtomicUsize::new(habits.first_replica));
     let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, kept };
     loop {
@@ -94,8 +94,11 @@ struct Generated {
 }
 
 /// The bases of deltas.
+#[derive(Default)]
 struct Kept {
     objects: BTreeMap<String, Bytes>,
+    /// They began with a snapshot, so that none is missing.
+    whole: bool,
     /// They are the state at the version to resume from.
     fits: bool,
 }
@@ -131,7 +134,7 @@ impl Generated {
                 Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
                 Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
             },
-            state_kept: deltas && from.is_some() && self.kept.fits,
+            state_kept: deltas && from.is_some() && self.kept.fits && self.kept.whole,
             on_lag: match self.spec.conflates {
                 true => v1alpha1::OnLag::Conflate.into(),
                 false => v1alpha1::OnLag::Expire.into(),
@@ -167,6 +170,7 @@ impl Generated {
             Some(what) => {
                 if matches!(what, What::SnapshotBegin { .. }) {
                     self.kept.objects.clear();
+                    self.kept.whole = true;
                 }
                 self.recorder.note(what, resume);
             }
@@ -201,10 +205,10 @@ impl Generated {
         if over {
             self.recorder.note(What::StartsOver { goes_on: false }, None);
             self.resume = None;
-            self.kept = Kept { objects: BTreeMap::new(), fits: false };
+            self.kept = Kept::default();
         } else if self.random.random_bool(0.3) {
             // As a program that was started again: it has kept the version, and nothing else.
-            self.kept = Kept { objects: BTreeMap::new(), fits: false };
+            self.kept = Kept::default();
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }
