@@ -25,6 +25,7 @@ fn main() -> std::process::ExitCode {
     let number = |name: &str| {
         std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text:?} is no number")))
     };
+    seed::remember_panics();
     match (number("KUBEFAN_SEED"), number("KUBEFAN_SEEDS")) {
         (Some(seed), _) => replay::replay(seed),
         (None, Some(seeds)) => sweep::sweep(seeds),

@@ -123,7 +123,8 @@ impl Workload {
 
     /// A write of another resource, which moves the version.
     fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
-        let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "generateName": "other-" } });
+        self.serial += 1;
+        let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "name": format!("other-{}", self.serial) } });
         sim.create(&GroupVersionResource::new("", "v1", "configmaps"), settings).unwrap();
         truth.moved(sim.revision());
     }
