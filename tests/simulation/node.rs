@@ -178,7 +178,7 @@ impl Node {
             }
             for metric in family.get_metric() {
                 let own =
-                    |label: &&prometheus::proto::LabelPair| !["resource", "namespace", "scope"].contains(&label.name());
+                    |label: &&prometheus::proto::LabelPair| !["group", "resource", "namespace"].contains(&label.name());
                 let labels: Vec<_> = metric.get_label().iter().filter(own).map(|label| label.value()).collect();
                 let name = format!("{} {}", family.name(), labels.join(" "));
                 *counts.entry(name).or_default() += metric.get_counter().get_value() as u64;

@@ -77,9 +77,6 @@ impl Walk<'_> {
         let resumable = |text: String| Err((Guarantee::Resumable, text));
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
-            (Phase::Opened { from: Some(from) }, Some(restarted)) if restarted != *from => {
-                return resumable(format!("asked from {from}, and was started over from {restarted}"));
-            }
             // Inside a span too: what was told of it is replaced with all else.
             (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
