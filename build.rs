@@ -7,16 +7,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What tests plant to see that it is found: src/planted.rs.
     println!("cargo:rustc-check-cfg=cfg(planted_bugs)");
     println!("cargo:rerun-if-env-changed=KUBEFAN_PLANTED_BUGS");
-    if env::var_os("KUBEFAN_PLANTED_BUGS").is_some_and(|set| !set.is_empty()) {
+    let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    // Its tests plant bugs too.
+    println!("cargo:rustc-check-cfg=cfg(shuttle)");
+    println!("cargo:rerun-if-env-changed=KUBEFAN_SHUTTLE");
+    if set("KUBEFAN_SHUTTLE") {
+        println!("cargo:rustc-cfg=shuttle");
+    }
+    if set("KUBEFAN_PLANTED_BUGS") || set("KUBEFAN_SHUTTLE") {
         println!("cargo:rustc-cfg=planted_bugs");
     }
-    let descriptors = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    // The reflection service answers from this file.
-    fs::write(out_dir.join("kubefan_descriptor.bin"), prost_bytes(&descriptors))?;
+    // The reflection service answers from this file, and knows nothing of what peers say to each other.
+    let public = protox::compile(["kubefan/v1alpha1/watch.proto"], ["proto"])?;
+    fs::write(out_dir.join("kubefan_descriptor.bin"), prost_bytes(&public))?;
+    let descriptors = protox::compile(["kubefan/v1alpha1/watch.proto", "kubefan/v1alpha1/peer.proto"], ["proto"])?;
+    let server = env::var_os("CARGO_FEATURE_SERVER").is_some();
     tonic_prost_build::configure()
-        .build_server(env::var_os("CARGO_FEATURE_SERVER").is_some())
-        .build_client(env::var_os("CARGO_FEATURE_CLIENT").is_some())
+        .build_server(server)
+        // A server is a client of its peers.
+        .build_client(server || env::var_os("CARGO_FEATURE_CLIENT").is_some())
         .build_transport(false)
         // Object bytes are shared, never copied.
         .bytes(".kubefan.v1alpha1")

@@ -7,6 +7,7 @@
 pub mod file;
 pub mod listen;
 pub mod options;
+pub mod peers;
 pub mod units;
 
 use std::{path::PathBuf, time};
@@ -15,6 +16,7 @@ use serde::Deserialize;
 
 pub use listen::ListenAddress;
 pub use options::ServeOptions;
+pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
 
 use crate::upstream::settings::UpstreamSettings;
@@ -99,6 +101,8 @@ pub struct ServeConfig {
     pub ring: RingConfig,
     /// Limits of what readers may start; `None` where they may not.
     pub on_demand: Option<OnDemandConfig>,
+    /// Other replicas.
+    pub peer: PeerConfig,
     /// How log lines look.
     pub log_format: LogFormat,
     /// A filter as tracing-subscriber's `EnvFilter` takes it.
@@ -215,6 +219,14 @@ impl Default for ServeConfig {
                 bytes_max: 512 << 20,
                 idle_timeout: seconds(10 * 60),
             }),
+            peer: PeerConfig {
+                listen: None,
+                peers: None,
+                files: None,
+                // Within the patience of a rollout; a large cluster's pods take some seconds.
+                timeout: seconds(30),
+                transfer_bytes_max: 4 << 30,
+            },
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
         }
@@ -279,6 +291,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_objects_max", limits.objects_max.to_string()),
         ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
+        ("peer_timeout", span(default.peer.timeout)),
+        ("peer_transfer_bytes_max", ByteSize(default.peer.transfer_bytes_max).to_string()),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),
     ]

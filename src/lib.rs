@@ -6,6 +6,7 @@
 //! ```text
 //!   kube-apiserver (or another kubefan)
 //!       │ list + watch, once per resource and scope      upstream   reflector: a state machine, one step function
+//!       │  ◀── or, at the begin, what a replica holds    peer       encode, sender → receiver, decode
 //!       ▼
 //!   objects, parsed once, bytes in canonical form
 //!       │ apply / replace, one writer per resource       cache      store (state) + ring (history)
@@ -44,12 +45,23 @@ pub mod encoding;
 #[cfg(feature = "server")]
 pub mod fanout;
 #[cfg(feature = "server")]
+pub mod peer;
+#[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "server")]
+mod sync;
 #[cfg(feature = "server")]
 pub mod telemetry;
 #[cfg(feature = "server")]
 pub mod upstream;
 #[cfg(feature = "server")]
 pub mod watch;
+
+#[cfg(test)]
+extern crate self as kubefan;
+
+#[cfg(all(test, feature = "server", feature = "client"))]
+#[path = "../fuzz/checks.rs"]
+mod fuzz;

@@ -6,22 +6,31 @@
 //! trace. One at a time is chosen for the whole process, by `plant` or by the variable `KUBEFAN_PLANTED_BUG`.
 
 macro_rules! bugs {
-    ($($(#[doc = $doc:literal])+ $bug:ident = $name:literal breaks $breaks:literal,)+) => {
+    (
+        $($(#[doc = $doc:literal])+ $bug:ident = $name:literal breaks $breaks:literal,)+
+        among threads:
+        $($(#[doc = $thread_doc:literal])+ $thread_bug:ident = $thread_name:literal breaks $thread_breaks:literal,)+
+    ) => {
         /// What can be planted.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Bug {
             $($(#[doc = $doc])+ $bug,)+
+            $($(#[doc = $thread_doc])+ $thread_bug,)+
         }
 
         #[cfg(planted_bugs)]
         impl Bug {
-            /// All of them.
+            /// All that can do harm in ordinary operation under faults, on one thread too.
             pub const ALL: &[Self] = &[$(Self::$bug,)+];
+
+            /// Those that need two threads at once, at a moment that is hard to hit.
+            pub const AMONG_THREADS: &[Self] = &[$(Self::$thread_bug,)+];
 
             /// The name by which it is chosen.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$bug => $name,)+
+                    $(Self::$thread_bug => $thread_name,)+
                 }
             }
 
@@ -29,6 +38,7 @@ macro_rules! bugs {
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Self::$bug => $breaks,)+
+                    $(Self::$thread_bug => $thread_breaks,)+
                 }
             }
         }
@@ -150,6 +160,29 @@ bugs! {
 
     /// `model/selector/label.rs`: `a!=b` and `a notin (b)` want the label to be there. Needs: such a selector, objects without the label.
     NotInWantsLabel = "not-in-wants-label" breaks "Filtered",
+
+    among threads:
+
+    /// `fanout/hub.rs`: the head version is published before the views' logs have the event.
+    HeadBeforeAppend = "head-before-append" breaks "Bookmarkable",
+
+    /// `fanout/hub.rs`: a subscription's place is found in one critical section and its view registered in another.
+    SubscribedInTwoSections = "subscribed-in-two-sections" breaks "Reliable",
+
+    /// `fanout/hub.rs`: who waits is woken before the end is there to be found.
+    WokenBeforeTheEnd = "woken-before-the-end" breaks "a wake-up is lost",
+
+    /// `fanout/view.rs`: the bell is armed after the look at the log, outside of its lock.
+    ArmedAfterTheLook = "armed-after-the-look" breaks "a wake-up is lost",
+
+    /// `fanout/bell.rs`: a bell is disarmed after it rang, not with it: it may have been armed again by then.
+    DisarmedAfterTheRing = "disarmed-after-the-ring" breaks "a wake-up is lost",
+
+    /// `fanout/bell.rs`: a connection is woken before it can see which of its streams rang.
+    WokenBeforeTheRing = "woken-before-the-ring" breaks "a wake-up is lost",
+
+    /// `fanout/bell.rs`: whether a bell is armed is looked at in one step and taken back in another, so two may ring it for one time.
+    RingsTwice = "rings-twice" breaks "a wake-up is for nothing",
 }
 
 /// Whether this one is planted.
@@ -196,7 +229,7 @@ mod chosen {
     /// Where there is none of that name: a test must not run without the bug that it was told to find.
     fn by_environment() -> Option<Bug> {
         let name = env::var("KUBEFAN_PLANTED_BUG").ok().filter(|name| !name.is_empty())?;
-        let found = Bug::ALL.iter().copied().find(|bug| bug.name() == name);
+        let found = Bug::ALL.iter().chain(Bug::AMONG_THREADS).copied().find(|bug| bug.name() == name);
         assert!(found.is_some(), "KUBEFAN_PLANTED_BUG={name} is none of kubefan::planted::Bug");
         found
     }

@@ -304,7 +304,7 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
         let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         return Ok(match commit.map(|commit| commit.change) {
             Some(Change::Record(record)) => Some(record),
-            Some(Change::Start { .. } | Change::Version) | None => None,
+            Some(Change::Start { .. } | Change::Restored(_) | Change::Version) | None => None,
         });
     }
     let Update::Event(kind, object) = update else { return Ok(None) };

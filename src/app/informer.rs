@@ -11,11 +11,15 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::on_demand::Allowance;
+use super::{
+    on_demand::Allowance,
+    warm_start::{HeldSchema, warm_start},
+};
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
     model::GroupVersionResource,
+    peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, Upstream, UpstreamError,
@@ -48,6 +52,8 @@ pub struct Shared {
     pub schema_check_interval: Duration,
     /// Whether the current objects are kept packed too.
     pub cache_compression: bool,
+    /// Whom configured caches are taken over from at their begin; `None` where each begins with a list.
+    pub peers: Option<Peers>,
     /// Decides the jitter, for simulations; unset means by chance.
     pub seed: Option<u64>,
 }
@@ -73,12 +79,15 @@ pub enum Stopped {
 pub struct Informer {
     shared: Shared,
     served: Served,
+    schema: Arc<HeldSchema>,
     allowance: Option<Allowance>,
     reflector: Reflector<StdRng>,
     writer: CacheWriter,
     backoff: Backoff,
     random: StdRng,
     forbidden_since: Option<Instant>,
+    /// It has not run yet.
+    begins: bool,
     /// Why the list under way has begun, and as of when it is true.
     listing: Option<(&'static str, Instant)>,
     /// Set where a connection may have broken: nothing that came after it is believed before upstream was asked who it is.
@@ -92,7 +101,7 @@ const UNTOLD_MAX: usize = 64;
 
 impl Informer {
     /// An informer that has not begun; with an allowance it stops when it holds more.
-    pub fn new(shared: Shared, served: Served, allowance: Option<Allowance>) -> Self {
+    pub(super) fn new(shared: Shared, served: Served, schema: Arc<HeldSchema>, allowance: Option<Allowance>) -> Self {
         let target = Target {
             gvr: served.gvr.clone(),
             kind: served.hub.resource().kind.clone(),
@@ -114,12 +123,14 @@ impl Informer {
         Self {
             shared,
             served,
+            schema,
             allowance,
             reflector,
             writer,
             backoff: Backoff::new(BackoffOptions::default()),
             random,
             forbidden_since: None,
+            begins: true,
             listing: None,
             doubt,
         }
@@ -137,6 +148,10 @@ impl Informer {
             && let Err(stopped) = allowance.look(&self.shared, &self.served).await
         {
             return stopped;
+        }
+        // What a reader has started is within limits that a peer does not know.
+        if std::mem::take(&mut self.begins) && self.allowance.is_none() {
+            self.begin_warm().await;
         }
         loop {
             let stopped = match self.step(&mut untold).await {
@@ -163,6 +178,15 @@ impl Informer {
                 return stopped;
             }
         }
+    }
+
+    /// Takes state and history over from a peer, if there is one that can give them; else the first step lists.
+    async fn begin_warm(&mut self) {
+        let taken = warm_start(&self.shared, &self.served, &self.schema, &mut self.random).await;
+        let Some(Restored { commit, writer, .. }) = taken else { return };
+        self.reflector.go_on_from(commit.version);
+        self.writer = writer;
+        self.served.hub.commit(commit, Instant::now());
     }
 
     /// The reflector's next step. Subscribers are woken when upstream has nothing more at hand: what it sent at once is told at once.
@@ -240,7 +264,11 @@ impl Informer {
             Update::ListEnd(_) => self.listing.take().map(|(_, begun)| begun),
             Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
         };
+        let listed = matches!(update, Update::ListEnd(_));
         let applied = self.writer.apply(update);
+        if listed && applied.is_ok() {
+            self.schema.listed();
+        }
         if let (Some(at), Ok(_)) = (proven_at, &applied) {
             hub.proved(at);
         }

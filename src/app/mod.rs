@@ -5,8 +5,10 @@ mod catalog;
 mod governor;
 pub mod informer;
 pub mod on_demand;
+mod peers;
 pub mod registry;
 mod self_check;
+mod warm_start;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -26,6 +28,7 @@ use crate::{
     cache::RingLimits,
     config::{CacheCompression, ServeConfig, WatchListMode},
     fanout::GateLimits,
+    peer::{PeerError, Peers},
     proto::DESCRIPTORS,
     server::{
         Server, ServerOptions,
@@ -68,6 +71,9 @@ pub enum AppError {
         /// How.
         message: String,
     },
+    /// Certificate, key or CA of the peers cannot be used.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     /// Metrics could not be registered: two kubefans share a registry.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -80,6 +86,7 @@ pub struct App {
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
+    peer: Option<Listener>,
     tls: Option<TlsAcceptor>,
 }
 
@@ -89,6 +96,9 @@ pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send)
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC on {data}");
     eprintln!("kubefan: serving admin on {admin}");
+    if let Some(peers) = app.bound_for_peers()? {
+        eprintln!("kubefan: serving peers on {peers}");
+    }
     app.serve(shutdown).await
 }
 
@@ -105,6 +115,7 @@ impl App {
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
         let tls = config.tls.as_ref().map(tls::read).transpose()?;
+        peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
@@ -115,7 +126,11 @@ impl App {
         }
         let data = Listener::bind(&config.listen, "--listen").await?;
         let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
-        Ok(Self { config, upstream, metrics, data, admin, tls })
+        let peer = match &config.peer.listen {
+            Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
+            None => None,
+        };
+        Ok(Self { config, upstream, metrics, data, admin, peer, tls })
     }
 
     /// What `/metrics` will serve.
@@ -129,13 +144,20 @@ impl App {
         Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
     }
 
+    /// Where the port for other replicas is, if there is one.
+    pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
+        let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
+        self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
+    }
+
     /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
-        let Self { config, upstream, metrics, data, admin, tls } = self;
+        let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
+        let Self { config, upstream, metrics, data, admin, peer, tls } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Whatever way this function is left, everything that it started ends.
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let registry = registry(&config, &upstream, &metrics, &stop);
+        let registry = registry(&config, &upstream, peers::whom(&config, own_port), &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
         if let Some(bytes_max) = memory_max.or_else(governor::default_budget) {
@@ -144,6 +166,9 @@ impl App {
         }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
+        if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
+            tokio::spawn(peers::serve(listener, tls, registry.clone(), stop.clone()));
+        }
         info!(apiserver = upstream.server(), "started");
 
         let ended = tokio::select! {
@@ -170,6 +195,7 @@ impl App {
 fn registry(
     config: &ServeConfig,
     upstream: &Upstream,
+    peers: Option<Peers>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Arc<Registry> {
@@ -186,6 +212,7 @@ fn registry(
         upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
+        peers,
         seed: None,
     };
     let options = RegistryOptions {

@@ -21,6 +21,7 @@ use super::{
     backfill::Backfiller,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
+    warm_start::HeldSchema,
 };
 use crate::{
     cache::{RingLimits, writer::SELF_CHECK},
@@ -71,6 +72,8 @@ pub(super) struct Cache {
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
+    /// What everything it holds was read by.
+    pub(super) schema: Arc<HeldSchema>,
     /// Told when a self-check has found a difference.
     pub(super) suspect: Notify,
 }
@@ -308,7 +311,8 @@ impl Registry {
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
         let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
-        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, suspect });
+        let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
+        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, schema, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -335,7 +339,7 @@ impl Registry {
         let served = &cache.served;
         let hub = &served.hub;
         let ended = |phase, message, too_large| Ended { missing: Missing { phase, message }, too_large };
-        let mut informer = Informer::new(self.shared.clone(), served.clone(), allowance);
+        let mut informer = Informer::new(self.shared.clone(), served.clone(), cache.schema.clone(), allowance);
         loop {
             let stopped = tokio::select! {
                 biased;
@@ -351,6 +355,7 @@ impl Registry {
                     continue;
                 }
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
+                    cache.schema.changes_to(now.clone());
                     known = Some(now);
                     hub.wake();
                     let upstream = &self.shared.upstream;

@@ -30,6 +30,32 @@ pub(super) fn is_within(version: ResourceVersion, up_to: Bound<ResourceVersion>)
     }
 }
 
+/// A history as it is at one version, copied by reference, in parts, so that nobody waits for it long: see [`History::copy`].
+#[derive(Debug)]
+pub struct HistoryCopy {
+    /// What it leads up to.
+    pub version: ResourceVersion,
+    /// Every record after this version is among the `records`.
+    pub ring_floor: ResourceVersion,
+    /// Every change after this version and up to `ring_floor` is among the `changes`.
+    pub residue_floor: ResourceVersion,
+    /// What is left of old changes, oldest first.
+    pub changes: Vec<Replaced>,
+    /// The spans up to `ring_floor` inside of which nothing is exact, in order.
+    pub inexact: Vec<(ResourceVersion, ResourceVersion)>,
+    /// Events and gaps, and when they came, oldest first.
+    pub records: Vec<(Record, Instant)>,
+    in_ring: bool,
+}
+
+impl HistoryCopy {
+    /// A copy of which nothing is made yet, of the history that leads up to `version`.
+    pub fn of(version: ResourceVersion) -> Self {
+        let (changes, inexact, records) = Default::default();
+        Self { version, ring_floor: version, residue_floor: version, changes, inexact, records, in_ring: true }
+    }
+}
+
 /// Ring and residue.
 pub struct History {
     limits: RingLimits,
@@ -44,6 +70,33 @@ impl History {
     /// A history that starts after `floor`, of objects that `parser` reads.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
         Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor), share: 1.0 }
+    }
+
+    /// A history to be restored: what is older than `ring_floor` was reduced elsewhere, and nothing is known from before
+    /// `residue_floor`.
+    pub fn to_restore(
+        limits: RingLimits,
+        (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
+        parser: Arc<ObjectParser>,
+    ) -> Self {
+        Self {
+            limits,
+            parser,
+            ring: EventRing::new(limits, ring_floor),
+            residue: Residue::new(residue_floor),
+            share: 1.0,
+        }
+    }
+
+    /// Where changes are restored to, before the first record is pushed.
+    pub fn residue_mut(&mut self) -> &mut Residue {
+        &mut self.residue
+    }
+
+    /// Everything was restored: lets go of what is over the limits here.
+    pub fn restored(&mut self, now: Instant, store_bytes: usize) {
+        self.evict(now, store_bytes, 0);
+        self.residue.evict(self.limits.residue_bytes_max(store_bytes));
     }
 
     /// The recent events.
@@ -89,6 +142,46 @@ impl History {
             true => Ok(Way::Residue),
             false => Err(Expired { requested: version, oldest }),
         }
+    }
+
+    /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
+    /// has forgotten by then is found in the residue. Tells whether there is more.
+    pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
+        if copy.in_ring {
+            let oldest = copy.records.last().map(|(record, _)| record.version());
+            let older = self.ring.up_to(oldest.map_or(Bound::Included(copy.version), Bound::Excluded));
+            let before = copy.records.len();
+            copy.records.extend(older.take(entries_max).map(|(record, at)| (record.clone(), at)));
+            if copy.records.len() - before == entries_max {
+                return true;
+            }
+            copy.in_ring = false;
+            let start = copy.records.last().map_or(Some(copy.version), |(record, _)| match record {
+                Record::Event(event) => ResourceVersion::new(event.version().get() - 1),
+                Record::Gap(gap) => Some(gap.from),
+            });
+            copy.ring_floor = start.map_or(self.ring.floor(), |start| start.min(self.ring.floor()));
+            copy.records.reverse();
+            return true;
+        }
+        let oldest = copy.changes.last().map(|change| change.version);
+        let up_to = oldest.map_or(Bound::Included(copy.ring_floor), Bound::Excluded);
+        let before = copy.changes.len();
+        for change in self.residue.between(self.residue.floor(), up_to) {
+            // Whole versions: a gap's changes share one.
+            let another = copy.changes.last().is_some_and(|last| last.version != change.version);
+            if another && copy.changes.len() - before >= entries_max {
+                return true;
+            }
+            copy.changes.push(change.clone());
+        }
+        copy.residue_floor = self.residue.floor().min(copy.ring_floor);
+        let known = |version: &ResourceVersion| *version > copy.residue_floor;
+        copy.changes.retain(|change| known(&change.version));
+        copy.changes.reverse();
+        let within = |(_, to): &(ResourceVersion, ResourceVersion)| known(to) && *to <= copy.ring_floor;
+        copy.inexact = self.residue.gaps().filter(within).collect();
+        false
     }
 
     /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes

@@ -11,7 +11,7 @@ pub mod store;
 pub mod writer;
 
 pub use backfill::Backfill;
-pub use history::{History, Way};
+pub use history::{History, HistoryCopy, Way};
 pub use residue::{Replaced, Residue};
 pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
 pub use store::Store;

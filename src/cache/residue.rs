@@ -81,6 +81,17 @@ impl Residue {
         }
     }
 
+    /// Takes in a change that was remembered elsewhere, and follows those taken in before.
+    pub fn restore(&mut self, change: Replaced) {
+        self.bytes += change.cost_bytes();
+        self.changes.push_back(change);
+    }
+
+    /// Takes in a span of which only the ends are exact, and which follows those taken in before.
+    pub fn restore_gap(&mut self, from: ResourceVersion, to: ResourceVersion) {
+        self.gaps.push_back((from, to));
+    }
+
     /// Lets go of what is over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
         let floor = self.floor;
@@ -110,6 +121,11 @@ impl Residue {
         let version = version.max(self.floor);
         let gap = self.gaps.iter().find(|(from, to)| *from < version && version < *to);
         gap.map_or(version, |(_, to)| *to)
+    }
+
+    /// The spans inside of which nothing is exact, in order.
+    pub fn gaps(&self) -> impl Iterator<Item = (ResourceVersion, ResourceVersion)> + '_ {
+        self.gaps.iter().copied()
     }
 
     /// The changes from after one version up to another, newest first.

@@ -241,6 +241,12 @@ impl EventRing {
         self.records.range(start..end.max(start)).rev().map(|entry| &entry.record)
     }
 
+    /// The records up to a version and when they came, newest first.
+    pub fn up_to(&self, bound: Bound<ResourceVersion>) -> impl Iterator<Item = (&Record, Instant)> {
+        let end = self.records.partition_point(|entry| is_within(entry.record.version(), bound));
+        self.records.range(..end).rev().map(|entry| (&entry.record, entry.at))
+    }
+
     /// The version of the newest record, or the floor.
     pub fn last(&self) -> ResourceVersion {
         self.records.back().map_or(self.floor, |last| last.record.version())

@@ -7,6 +7,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
+    history::History,
     ring::{Gap, Record},
     store::Store,
 };
@@ -63,6 +64,8 @@ pub enum Change {
         /// Why, for those who followed what was before.
         because: String,
     },
+    /// The state came with its history.
+    Restored(Box<History>),
     /// One more record.
     Record(Record),
     /// Only the version has moved.
@@ -190,6 +193,11 @@ impl CacheWriter {
     /// The version reached; `None` before the first list is complete.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
+    }
+
+    /// What everything is packed by.
+    pub fn packer(&self) -> &Arc<Packer> {
+        &self.rest.packer
     }
 
     /// Objects and JSON bytes held, those of a list under way included: what the limits of a first sync are checked against.
@@ -422,7 +430,7 @@ mod tests {
         match &commit.change {
             Change::Record(Record::Event(event)) => vec![line(event)],
             Change::Record(Record::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
-            Change::Start { .. } | Change::Version => vec![],
+            Change::Start { .. } | Change::Restored(_) | Change::Version => vec![],
         }
     }
 
@@ -609,5 +617,88 @@ mod tests {
         assert!(commit.store.is_empty());
         assert!(writer.apply(Update::Bookmark(version(11))).unwrap().is_none());
         assert_eq!(writer.apply(Update::Bookmark(version(30))).unwrap().unwrap().version.get(), 30);
+    }
+
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    /// What becomes of one name between two lists.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Fate {
+        NeverThere,
+        New,
+        Gone,
+        Same,
+        Changed,
+        Remade,
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_relists_difference_leads_from_one_state_to_the_other_and_tells_nothing_else(
+            fates in prop::collection::vec((0..6usize, 0..50u64), 0..12),
+            parts in prop::option::of(1..4usize),
+        ) {
+            use Fate::{Changed, Gone, NeverThere, New, Remade, Same};
+            let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+            for (number, (fate, order)) in (0u64..).zip(&fates) {
+                let fate = [NeverThere, New, Gone, Same, Changed, Remade][*fate];
+                let (name, old, new) = (format!("n{number}"), 10 + number, 100 + 100 * order + number);
+                let was = (!matches!(fate, NeverThere | New)).then_some(("1", old));
+                let is = match fate {
+                    NeverThere | Gone => None,
+                    Same => was,
+                    New | Changed => Some(("1", new)),
+                    Remade => Some(("2", new)),
+                };
+                was.map(|was| before.insert(name.clone(), was));
+                is.map(|is| after.insert(name, is));
+            }
+            let all = |state: &BTreeMap<String, (&str, u64)>| -> Vec<_> {
+                state.iter().map(|(name, (uid, version))| object(name, uid, *version)).collect()
+            };
+            let mut writer = CacheWriter::default();
+            list(&mut writer, all(&before), 90);
+            writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+            for object in all(&after) {
+                writer.apply(Update::ListItem(object)).unwrap();
+            }
+            while parts.is_some_and(|parts| writer.prepare(parts)) {}
+            let commit = writer.apply(Update::ListEnd(version(10_000))).unwrap().unwrap();
+            let events = events(&commit);
+            let mut state = before.clone();
+            let (mut last, mut count) = (None, BTreeMap::new());
+            for event in &events {
+                let (name, object) = (event.object().key().to_string(), event.object());
+                let held = state.get(&name).copied();
+                let previous = event.previous();
+                let previous = previous.as_deref().map(|previous| (previous.uid(), previous.version().get()));
+                prop_assert_eq!(previous, held, "what was there before {}", name);
+                let now = (if object.uid() == "1" { "1" } else { "2" }, object.version().get());
+                match event.kind() {
+                    Deleted => {
+                        prop_assert_eq!((held, last), (Some(now), None), "deletes come first, of what was there");
+                        state.remove(&name);
+                    }
+                    kind => {
+                        prop_assert!(last < Some(event.version()), "changes come in the order of versions");
+                        prop_assert_eq!(kind == Added, held.is_none());
+                        last = Some(event.version());
+                        state.insert(name.clone(), now);
+                    }
+                }
+                *count.entry(name).or_insert(0) += 1;
+            }
+            let held = commit.store.iter().map(|o| (o.key().to_string(), o.version().get())).collect::<Vec<_>>();
+            prop_assert_eq!(held, after.iter().map(|(name, (_, version))| (name.clone(), *version)).collect::<Vec<_>>());
+            prop_assert_eq!(&state, &after);
+            for (number, (fate, _)) in fates.iter().enumerate() {
+                let told = count.get(&format!("n{number}")).copied().unwrap_or(0);
+                prop_assert_eq!(told, [0, 1, 1, 0, 1, 2][*fate], "n{}", number);
+            }
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, RingConfig,
-    ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PeerConfig, PeersName,
+    RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::settings::UpstreamSettings;
 
@@ -247,6 +247,45 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_ON_DEMAND_IDLE_TIMEOUT", help_heading = "On demand", value_name = "DURATION")
     )]
     pub on_demand_idle_timeout: Option<Duration>,
+    /// Where other replicas may take over what is cached, over mutual TLS: IP:PORT or :PORT. Off unless given.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PEER_LISTEN", help_heading = "Peers", value_name = "ADDRESS")
+    )]
+    pub peer_listen: Option<ListenAddress>,
+    /// Begin with what another replica holds, history included: a name whose addresses are the replicas. Checked against the apiserver; else, and without it, every start lists.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEERS", help_heading = "Peers", value_name = "NAME:PORT"))]
+    pub peers: Option<PeersName>,
+    /// Begin by listing, whatever --peers says.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_COLD", help_heading = "Peers", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")
+    )]
+    pub cold: Option<bool>,
+    /// This replica's certificate chain among its peers (PEM), for server and client authentication, with the name of --peers. Read for each connection.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PEER_CERT_FILE", help_heading = "Peers", value_name = "FILE")
+    )]
+    pub peer_cert_file: Option<PathBuf>,
+    /// That certificate's private key (PEM).
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEER_KEY_FILE", help_heading = "Peers", value_name = "FILE"))]
+    pub peer_key_file: Option<PathBuf>,
+    /// The CA of the replicas' certificates (PEM). Whoever has one of its certificates can read everything cached.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PEER_CA_FILE", help_heading = "Peers", value_name = "FILE"))]
+    pub peer_ca_file: Option<PathBuf>,
+    /// How long a start with what another replica holds may take, its check included; then it lists.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PEER_TIMEOUT", help_heading = "Peers", value_name = "DURATION")
+    )]
+    pub peer_timeout: Option<Duration>,
+    /// The most that is taken over of one resource, uncompressed.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PEER_TRANSFER_BYTES_MAX", help_heading = "Peers", value_name = "SIZE")
+    )]
+    pub peer_transfer_bytes_max: Option<ByteSize>,
     /// How log lines on stderr look.
     #[cfg_attr(
         feature = "cli",
@@ -258,10 +297,10 @@ pub struct ServeOptions {
     pub log_level: Option<String>,
     #[serde(rename = "apiVersion")]
     #[cfg_attr(feature = "cli", arg(skip))]
-    file_api_version: Option<String>,
+    pub(super) file_api_version: Option<String>,
     #[serde(rename = "kind")]
     #[cfg_attr(feature = "cli", arg(skip))]
-    file_kind: Option<String>,
+    pub(super) file_kind: Option<String>,
 }
 
 macro_rules! overlay {
@@ -274,13 +313,14 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
     pub fn validate(self) -> Result<ServeConfig, ConfigError> {
         let default = ServeConfig::default();
         self.check_contradictions(&default)?;
+        let peer_files = self.peer_files()?;
         let listen = self.listen.clone().unwrap_or(default.listen);
         let on_demand = self.on_demand.unwrap_or_else(|| listen.is_local());
         let limits = default.on_demand.expect("the defaults have limits, for the flags that change one of them");
@@ -382,6 +422,18 @@ impl ServeOptions {
                 bytes_max: size("--on-demand-bytes-max", self.on_demand_bytes_max, 1, limits.bytes_max)?,
                 idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, limits.idle_timeout)?,
             }),
+            peer: PeerConfig {
+                listen: self.peer_listen,
+                peers: self.peers.filter(|_| self.cold != Some(true)),
+                files: peer_files,
+                timeout: span("--peer-timeout", self.peer_timeout, default.peer.timeout)?,
+                transfer_bytes_max: size(
+                    "--peer-transfer-bytes-max",
+                    self.peer_transfer_bytes_max,
+                    1 << 20,
+                    default.peer.transfer_bytes_max,
+                )?,
+            },
             log_format: self.log_format.unwrap_or(default.log_format),
             log_level: self.log_level.unwrap_or(default.log_level),
         })
@@ -399,6 +451,13 @@ impl ServeOptions {
         }
         if listen == admin_listen && !matches!(listen, ListenAddress::Tcp(address) if address.port() == 0) {
             return contradiction(format!("--listen and --admin-listen are both {listen}; give each its own address"));
+        }
+        let ports = [("--listen", listen), ("--admin-listen", admin_listen)];
+        let fixed = |address: &&ListenAddress| !matches!(address, ListenAddress::Tcp(address) if address.port() == 0);
+        if let Some(peers) = self.peer_listen.as_ref().filter(fixed)
+            && let Some((flag, _)) = ports.iter().find(|(_, other)| *other == peers)
+        {
+            return contradiction(format!("{flag} and --peer-listen are both {peers}; give each its own address"));
         }
         match (&self.tls_cert_file, &self.tls_private_key_file) {
             (Some(_), None) => return contradiction("--tls-cert-file needs --tls-private-key-file".to_owned()),

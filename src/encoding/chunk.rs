@@ -55,6 +55,11 @@ pub fn encode_content(content: &[u8]) -> Result<Bytes, FrameError> {
     Ok(Bytes::from(frame.into_boxed_slice()))
 }
 
+/// The content of a frame that [`encode_content`] made; more than `content_bytes_max` is refused before it is decompressed.
+pub fn decode_content(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<u8>, FrameError> {
+    super::decompress(zstd, b"", content_bytes_max)
+}
+
 /// The events of a chunk, in order; one with more than `content_bytes_max` of content is refused before it is decompressed. The
 /// objects share one piece of memory.
 pub fn decode(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<Event>, ChunkError> {

@@ -6,15 +6,17 @@
 
 use std::{
     iter::Sum,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
     task::Waker,
 };
 
 use futures::task::AtomicWaker;
 use smallvec::SmallVec;
+
+use crate::{
+    planted::{self, Bug},
+    sync::{AtomicBool, Mutex},
+};
 
 /// Streams of one connection. Most have one, for which this needs no memory of its own.
 pub type Rung = SmallVec<[u32; 4]>;
@@ -49,12 +51,15 @@ impl Line {
 
     /// Says that there is something to see to on a stream; tells whether that is the first of them.
     pub fn ring(&self, stream: u32) -> bool {
+        if planted::is(Bug::WokenBeforeTheRing) {
+            self.waker.wake();
+        }
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         rung.push(stream);
         // Whoever takes the first takes all: a second wake-up would find nothing.
         let first = rung.len() == 1;
         drop(rung);
-        if first {
+        if first && !planted::is(Bug::WokenBeforeTheRing) {
             self.waker.wake();
         }
         first
@@ -109,7 +114,13 @@ impl Bell {
 
     /// Rings if it was armed.
     pub(super) fn ring(&self) -> Woken {
-        if !self.armed.swap(false, Ordering::SeqCst) {
+        if planted::is(Bug::DisarmedAfterTheRing) && self.is_armed() {
+            let connections = usize::from(self.line.ring(self.stream));
+            self.armed.store(false, Ordering::SeqCst);
+            return Woken { connections, streams: 1 };
+        }
+        let two_steps = planted::is(Bug::RingsTwice) && self.is_armed();
+        if !self.armed.swap(false, Ordering::SeqCst) && !two_steps {
             return Woken::default();
         }
         Woken { connections: usize::from(self.line.ring(self.stream)), streams: 1 }

@@ -6,7 +6,7 @@
 
 use std::{
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     cache::{
-        Expired, History, Record, Replaced, RingLimits, Store, Way,
+        Expired, History, HistoryCopy, Record, Replaced, RingLimits, Store, Way,
         writer::{Change, Commit},
     },
     model::{
@@ -38,6 +38,7 @@ use crate::{
     },
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    sync::{Mutex, MutexGuard},
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
     watch,
 };
@@ -266,6 +267,9 @@ impl Hub {
         }
         inner.message.clear();
         let Inner { cache, views, epochs, .. } = &mut *inner;
+        if planted::is(Bug::HeadBeforeAppend) {
+            self.head.send_replace(Some(version));
+        }
         let (mut dispatched, mut closed) = (0, Vec::new());
         match (change, cache) {
             (Change::Record(record), Some(cached)) => {
@@ -275,14 +279,17 @@ impl Hub {
             }
             (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
             (change, cache) => {
-                if let (Some(_), Change::Start { because }) = (&cache, change)
-                    && !planted::is(Bug::RewoundSilently)
-                {
-                    let end = StreamEnd::Rewritten(because);
+                let fresh = || History::new(self.limits, version, self.parser.clone());
+                let (history, because) = match change {
+                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
+                    Change::Start { because } => (fresh(), because),
+                    Change::Record(_) | Change::Version => (fresh(), String::new()),
+                };
+                if cache.is_some() && !planted::is(Bug::RewoundSilently) {
                     closed = views.drain();
+                    let end = StreamEnd::Rewritten(because);
                     closed.iter().for_each(|view| view.close(&end));
                 }
-                let history = History::new(self.limits, version, self.parser.clone());
                 *epochs += 1;
                 *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
@@ -401,11 +408,17 @@ impl Hub {
         inner.proven_at = None;
         inner.synced_since = None;
         let views = inner.views.drain();
+        if planted::is(Bug::WokenBeforeTheEnd) {
+            views.iter().for_each(|view| {
+                view.wake();
+            });
+        }
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
         self.enter(phase);
         drop(inner);
-        views.iter().for_each(|view| {
+        let wakes = !planted::is(Bug::WokenBeforeTheEnd);
+        views.iter().filter(|_| wakes).for_each(|view| {
             view.wake();
         });
         // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
@@ -499,9 +512,13 @@ impl Hub {
             }
         };
         let place = self.admit(place, terms.pass.clone()).map_err(Refusal::Exhausted)?;
+        if planted::is(Bug::SubscribedInTwoSections) {
+            drop(inner);
+            inner = self.inner();
+        }
         let at_view = view.join(bell.clone());
-        if views.get(&key).is_none() {
-            views.insert(view.clone());
+        if inner.views.get(&key).is_none() {
+            inner.views.insert(view.clone());
         }
         inner.subscribers += 1;
         inner.used_at = Instant::now();
@@ -629,6 +646,18 @@ impl Hub {
         let inner = self.inner();
         let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
         Some((cached.history.way_from(version).is_ok(), cached.version))
+    }
+
+    /// Goes on with a copy of the history of this epoch, as [`History::copy`]; `None` where it is another by now.
+    pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
+        let inner = self.inner();
+        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
+        Some(cached.history.copy(copy, entries_max))
+    }
+
+    /// How much history is kept.
+    pub fn limits(&self) -> RingLimits {
+        self.limits
     }
 
     /// Unregisters a subscription; a view that nobody uses any more is dropped.

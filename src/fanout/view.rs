@@ -1,7 +1,7 @@
 //! What equal subscriptions share: one selection, its log, the blocks that are on their way to subscribers, and the bells of those who
 //! wait for more.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use slab::Slab;
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use crate::{
         selection::{Selection, SelectionSpec},
     },
     planted::{self, Bug},
+    sync::{Mutex, MutexGuard},
 };
 
 /// What makes subscriptions equal.
@@ -196,6 +197,12 @@ impl View {
         }
         if let Some(end) = end {
             return Err(RunError::Ended(end.clone()));
+        }
+        if planted::is(Bug::ArmedAfterTheLook) {
+            drop(state);
+            bell.arm();
+            *waited = Some(cursor);
+            return Ok(Run::Nothing);
         }
         // Armed under the lock that an append takes too: what comes after this rings.
         bell.arm();

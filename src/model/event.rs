@@ -187,3 +187,76 @@ impl WatchEvent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        object::ObjectParser,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    const LABELS: [&str; 7] = ["", "app=web", "app!=web", "app in (web,db)", "app notin (web)", "app", "!app"];
+    const FIELDS: [&str; 4] = ["", "spec.nodeName=n1", "spec.nodeName!=n1", "metadata.namespace=ns"];
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_a_selection_is_told_keeps_its_members(
+            states in prop::collection::vec(prop::option::weighted(0.8, (0..3usize, 0..2usize)), 1..20),
+            settles: bool,
+        ) {
+            let gvr = GroupVersionResource::new("", "v1", "pods");
+            let table = FieldTable::new(&gvr, true, &[]);
+            let parser = Arc::new(ObjectParser::new(&table));
+            let mut selections = Vec::new();
+            for labels in LABELS {
+                for fields in FIELDS {
+                    let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+                    selections.push(Selection::bind("", "", labels, &fields, &table, parser.clone(), &gvr).unwrap());
+                }
+            }
+            let mut members = vec![false; selections.len()];
+            let mut held: Option<Arc<Object>> = None;
+            for (version, state) in (1..).zip(states) {
+                let (app, node) = state.unwrap_or_default();
+                let labels = ["", r#""app":"web""#, r#""app":"db""#][app];
+                let json = format!(
+                    r#"{{"metadata":{{"namespace":"ns","name":"a","uid":"u","resourceVersion":"{version}","labels":{{{labels}}}}},"spec":{{"nodeName":"n{node}"}}}}"#
+                );
+                let object = Arc::new(parser.parse(json.as_bytes()).unwrap());
+                // The last state of what is deleted may be another than the one before.
+                let kind = match (&held, state) {
+                    (None, None) => continue,
+                    (None, Some(_)) => EventType::Added,
+                    (Some(_), Some(_)) => EventType::Modified,
+                    (Some(_), None) => EventType::Deleted,
+                };
+                let at = ResourceVersion::new(version).unwrap();
+                let event = WatchEvent::new(kind, at, object.clone(), held.take()).packing(&Arc::default(), None);
+                if settles {
+                    event.settle();
+                }
+                held = state.map(|_| object);
+                for (selection, member) in selections.iter().zip(&mut members) {
+                    let was = *member;
+                    let is = held.as_ref().is_some_and(|object| selection.matches(object));
+                    let expected = match (was, is) {
+                        (false, true) => Some(Transition::Enter),
+                        (true, true) => Some(Transition::Change),
+                        (true, false) if held.is_some() => Some(Transition::Leave),
+                        (true, false) => Some(Transition::Delete),
+                        (false, false) => None,
+                    };
+                    prop_assert_eq!(event.transition(selection), expected, "at {}", version);
+                    *member = is;
+                }
+            }
+        }
+    }
+}

@@ -73,22 +73,8 @@ pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usiz
     }
     let mut buffer = BytesMut::new();
     loop {
-        if let Some((flag, prefix)) = buffer.first_chunk::<PREFIX_BYTES>().map(|prefix| (prefix[0], &prefix[1..])) {
-            if flag != 0 {
-                return Err(status::malformed("it is marked as compressed, and does not say how"));
-            }
-            let length = prefix.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
-            if length > bytes_max {
-                return Err(status::too_long(&format!("{length} bytes, and the limit is {bytes_max}")));
-            }
-            match buffer.len().cmp(&(PREFIX_BYTES + length)) {
-                std::cmp::Ordering::Less => {}
-                std::cmp::Ordering::Equal => {
-                    buffer.advance(PREFIX_BYTES);
-                    return Ok(Some(buffer.freeze()));
-                }
-                std::cmp::Ordering::Greater => return Err(status::malformed("more than one message")),
-            }
+        if let Some(message) = take_message(&mut buffer, bytes_max)? {
+            return Ok(Some(message));
         }
         match body.data().await {
             Some(Ok(data)) => {
@@ -100,6 +86,28 @@ pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usiz
             None if buffer.is_empty() => return Err(status::malformed("there is no message")),
             None => return Err(status::malformed("the message is cut off")),
         }
+    }
+}
+
+/// The one message of a request, of at most `bytes_max` bytes, once all of it has come.
+pub fn take_message(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<Bytes>, Status> {
+    let Some((flag, prefix)) = buffer.first_chunk::<PREFIX_BYTES>().map(|prefix| (prefix[0], &prefix[1..])) else {
+        return Ok(None);
+    };
+    if flag != 0 {
+        return Err(status::malformed("it is marked as compressed, and does not say how"));
+    }
+    let length = prefix.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+    if length > bytes_max {
+        return Err(status::too_long(&format!("{length} bytes, and the limit is {bytes_max}")));
+    }
+    match buffer.len().cmp(&(PREFIX_BYTES + length)) {
+        std::cmp::Ordering::Less => Ok(None),
+        std::cmp::Ordering::Equal => {
+            buffer.advance(PREFIX_BYTES);
+            Ok(Some(buffer.split().freeze()))
+        }
+        std::cmp::Ordering::Greater => Err(status::malformed("more than one message")),
     }
 }
 

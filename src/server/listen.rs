@@ -54,6 +54,16 @@ pub enum Bound {
     Unix(PathBuf),
 }
 
+impl Bound {
+    /// The port of a TCP address.
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Self::Tcp(address) => Some(address.port()),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

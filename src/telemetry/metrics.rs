@@ -34,6 +34,7 @@ pub struct Metrics {
     subscriptions_finished: IntCounterVec,
     resumes: IntCounterVec,
     lags: IntCounterVec,
+    warm_starts: IntCounterVec,
     relists: IntCounterVec,
     self_checks: IntCounterVec,
     watch_restarts: IntCounterVec,
@@ -147,6 +148,37 @@ impl Lag {
             Self::CatchUp => "catch_up",
             Self::Restart => "restart",
             Self::Expired => "expired",
+        }
+    }
+}
+
+/// How an attempt to take over a cache from a peer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmStart {
+    /// It was taken over.
+    Warm,
+    /// There is no other replica.
+    Alone,
+    /// No replica gave it whole.
+    Failed,
+    /// Upstream did not confirm what was given.
+    Unconfirmed,
+    /// It took too long.
+    Timeout,
+}
+
+impl WarmStart {
+    /// Every label.
+    pub const ALL: [&str; 5] = ["warm", "alone", "failed", "unconfirmed", "timeout"];
+
+    /// The label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Alone => "alone",
+            Self::Failed => "failed",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Timeout => "timeout",
         }
     }
 }
@@ -318,6 +350,11 @@ impl Metrics {
                 "Watches that had fallen behind the events that are held, by what became of them.",
                 &with(&["result"]),
             )?,
+            warm_starts: counter(
+                "kubefan_warm_starts_total",
+                "Attempts to take over a cache from a peer, by how they ended.",
+                &with(&["result"]),
+            )?,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
             self_checks: counter(
                 "kubefan_self_checks_total",
@@ -425,6 +462,9 @@ impl Metrics {
         }
         for result in Lag::ALL {
             self.lags.with_label_values(&with(result));
+        }
+        for result in WarmStart::ALL {
+            self.warm_starts.with_label_values(&with(result));
         }
         for result in SelfCheck::ALL {
             self.self_checks.with_label_values(&with(result));
@@ -543,6 +583,11 @@ impl CacheMetrics {
     /// A subscription had fallen behind.
     pub fn lag(&self, result: Lag) {
         self.all.lags.with_label_values(&self.with(result.as_str())).inc();
+    }
+
+    /// An attempt to take over this cache from a peer has ended.
+    pub fn warm_start(&self, result: WarmStart) {
+        self.all.warm_starts.with_label_values(&self.with(result.as_str())).inc();
     }
 
     /// Upstream is listed again.

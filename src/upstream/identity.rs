@@ -172,6 +172,11 @@ impl Upstream {
         self.known().as_ref().map(ToString::to_string)
     }
 
+    /// The identity where there is something to tell clusters apart by; `None` also before the first answer.
+    pub fn proven_identity(&self) -> Option<String> {
+        self.known().as_ref().filter(|known| known.uid.is_some() || !known.ca.0.is_empty()).map(ToString::to_string)
+    }
+
     fn known(&self) -> std::sync::MutexGuard<'_, Option<Identity>> {
         self.identity_memory().known.lock().unwrap_or_else(PoisonError::into_inner)
     }

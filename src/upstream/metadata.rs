@@ -1,4 +1,4 @@
-//! The metadata of all objects at one exact version, page by page: what a cache is compared with.
+//! The metadata of all objects at one version, page by page: what a cache is compared with.
 //!
 //! Names and versions alone cost the apiserver and the network a fraction of the objects. Every page is checked to be of the version
 //! asked for, because a list of another version would make differences where there are none.
@@ -33,7 +33,8 @@ pub struct MetadataTarget {
 pub struct MetadataPages {
     upstream: Upstream,
     target: MetadataTarget,
-    version: ResourceVersion,
+    /// `None` until the first page of a list at any version tells.
+    version: Option<ResourceVersion>,
     next: Next,
 }
 
@@ -71,12 +72,30 @@ struct ItemMeta {
     #[serde(default)]
     namespace: String,
     resource_version: String,
+    #[serde(default)]
+    uid: String,
+}
+
+/// What of an object's metadata tells it from its other versions, and from others of its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// `metadata.resourceVersion`.
+    pub version: ResourceVersion,
+    /// `metadata.uid`.
+    pub uid: String,
 }
 
 impl MetadataPages {
     /// A list that has not begun.
     pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
-        Self { upstream, target, version, next: Next::First }
+        Self { upstream, target, version: Some(version), next: Next::First }
+    }
+
+    /// The same at whatever version the cluster has reached.
+    pub fn consistent(upstream: Upstream, target: MetadataTarget) -> Self {
+        Self { upstream, target, version: None, next: Next::First }
     }
 
     /// The next page, in key order; `None` after the last.
@@ -84,9 +103,19 @@ impl MetadataPages {
     /// # Errors
     /// `Gone` where the version is no longer held upstream, `VersionTooLarge` where it is not reached yet; whatever a request can meet.
     pub async fn next(&mut self) -> Result<Option<Vec<(ObjectKey, ResourceVersion)>>, UpstreamError> {
+        let page = self.next_told().await?;
+        Ok(page.map(|page| page.into_iter().map(|Told { key, version, .. }| (key, version)).collect()))
+    }
+
+    /// As [`Self::next`], with the objects' uids.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn next_told(&mut self) -> Result<Option<Vec<Told>>, UpstreamError> {
         let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
-        let version = self.version.to_string();
+        let version = self.version.map(|version| version.to_string()).unwrap_or_default();
         let place: &[_] = match &self.next {
+            Next::First if version.is_empty() => &[],
             Next::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
             Next::Continue(token) => &[("continue", token.as_str())],
             Next::End => return Ok(None),
@@ -97,14 +126,16 @@ impl MetadataPages {
         let path = gvr.collection_path(scope) + &encode_query(query);
         let body = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?.into_body();
         let Page { metadata, items } = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
-        if metadata.resource_version != version {
+        if version.is_empty() {
+            self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
+        } else if metadata.resource_version != version {
             let got = metadata.resource_version;
             return Err(UpstreamError::invalid(format_args!("a list at version {got:?}; asked for exactly {version}")));
         }
         self.next = if metadata.next.is_empty() { Next::End } else { Next::Continue(metadata.next) };
         let item = |Item { metadata }: Item| {
             let version = metadata.resource_version.parse().map_err(UpstreamError::invalid)?;
-            Ok((ObjectKey::new(&metadata.namespace, &metadata.name), version))
+            Ok(Told { key: ObjectKey::new(&metadata.namespace, &metadata.name), version, uid: metadata.uid })
         };
         items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
     }

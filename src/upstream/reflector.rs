@@ -372,7 +372,8 @@ impl<R: Rng> Reflector<R> {
     ) -> Result<Step, ReflectorError> {
         // Until there is something to give: with a selector a page may be empty and not the last.
         loop {
-            let body = self.get_page(next.as_deref()).await.map_err(ReflectorError::List)?;
+            let asked = next;
+            let body = self.get_page(asked.as_deref()).await.map_err(ReflectorError::List)?;
             let received = Instant::now();
             let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
             let page_version = page.metadata.resource_version.parse();
@@ -387,6 +388,12 @@ impl<R: Rng> Reflector<R> {
                 page.items.unwrap_or_default().into_iter().map(item).collect();
             self.ready = items?;
             next = page.metadata.next.filter(|next| !next.is_empty());
+            // It would be asked for without end.
+            if next.is_some() && next == asked {
+                let error = UpstreamError::invalid("a page of a list is followed by itself");
+                self.ready.clear();
+                return Err(ReflectorError::List(error));
+            }
             if next.is_none() {
                 (self.unpaged, self.list_next) = (false, false);
                 self.ready.push_back((Update::ListEnd(list_version), received));
@@ -424,7 +431,8 @@ impl<R: Rng> Reflector<R> {
 
     async fn begin_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
         let mut proven_at = None;
-        if in_doubt && !self.question_refused {
+        // What is looked at in the past is behind what the cache itself was told.
+        if in_doubt && !self.question_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
             match self.cluster_version().await {
                 Ok(reached) if reached < version => {

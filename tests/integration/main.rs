@@ -23,6 +23,7 @@ mod history;
 mod memory;
 mod metrics;
 mod on_demand;
+mod peers;
 mod recovery;
 mod relists;
 mod restarts;
@@ -58,6 +59,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        peers::TESTS,
         recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{upstream::Trick, world::World};
 
 /// The kinds of faults, as they are counted.
-pub(crate) const KINDS: [&str; 24] = [
+pub(crate) const KINDS: [&str; 25] = [
     "upstream cut",
     "upstream cut mid-frame",
     "upstream half-open",
@@ -32,6 +32,7 @@ pub(crate) const KINDS: [&str; 24] = [
     "subscriber half-open",
     "subscriber's link slow",
     "subscriber stalled",
+    "subscribers stalled in a gap",
     "subscriber slow",
     "subscriber away",
     "clock jump",
@@ -283,6 +284,17 @@ impl Faults {
                 let time = self.seconds(5, 90);
                 world.tell(format!("{subscriber}, for {time:?}"));
                 world.places[place].stall(time);
+            }
+            "subscribers stalled in a gap" => {
+                let (away, stall) = (self.seconds(2, 10), self.seconds(60, 120));
+                world.tell(format!(
+                    "{kind}: kubefan {node} cut for {away:?}, and then its watch has expired; for {stall:?}"
+                ));
+                world.places.iter().for_each(|place| place.stall(stall));
+                way.route.refuse(true);
+                way.route.each(|link| link.cut());
+                way.play(Trick::Expire);
+                self.later(away, Heal::Reach(node));
             }
             "subscriber slow" => {
                 let (each, time) = (Duration::from_millis(self.random.random_range(10..500)), self.seconds(10, 60));

@@ -109,6 +109,7 @@ impl Node {
             upstream_field_selector: String::new(),
             schema_check_interval: Duration::from_secs(300),
             cache_compression: options.cache_compression,
+            peers: None,
             seed: Some(options.seed.wrapping_add(starts)),
         };
         let registry_options = RegistryOptions {

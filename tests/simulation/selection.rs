@@ -21,11 +21,13 @@ pub(crate) enum Selection {
     AppIn(&'static str, &'static str),
     /// `canary` on `spec.nodeName=VALUE`.
     CanaryOn(&'static str),
+    /// `tier!=cache,canary notin (later)`: also what has no such label.
+    NotCached,
 }
 
 impl Selection {
     /// All that are drawn from.
-    pub(crate) const ALL: [Selection; 10] = [
+    pub(crate) const ALL: [Selection; 11] = [
         Selection::Everything,
         Selection::Namespace("team-0"),
         Selection::App("web"),
@@ -36,6 +38,7 @@ impl Selection {
         Selection::NotRunning,
         Selection::AppIn("web", "team-1"),
         Selection::CanaryOn("node-2"),
+        Selection::NotCached,
     ];
 
     /// As a subscriber asks for it.
@@ -51,6 +54,9 @@ impl Selection {
             Selection::NotRunning => Target { field_selector: "status.phase!=Running".to_owned(), ..target },
             Selection::AppIn(app, namespace) => {
                 Target { label_selector: format!("app={app}"), namespace: namespace.to_owned(), ..target }
+            }
+            Selection::NotCached => {
+                Target { label_selector: label_selector("tier!=cache,canary notin (later)"), ..target }
             }
             Selection::CanaryOn(node) => Target {
                 label_selector: label_selector("canary"),
@@ -71,6 +77,7 @@ impl Selection {
             Selection::Node(node) => object.node == node,
             Selection::NotRunning => object.phase != "Running",
             Selection::AppIn(app, namespace) => label("app") == Some(app) && object.namespace == namespace,
+            Selection::NotCached => label("tier") != Some("cache") && label("canary") != Some("later"),
             Selection::CanaryOn(node) => label("canary").is_some() && object.node == node,
         }
     }

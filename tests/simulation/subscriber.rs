@@ -202,6 +202,9 @@ impl Generated {
             self.recorder.note(What::StartsOver { goes_on: false }, None);
             self.resume = None;
             self.kept = Kept { objects: BTreeMap::new(), fits: false };
+        } else if self.random.random_bool(0.3) {
+            // As a program that was started again: it has kept the version, and nothing else.
+            self.kept = Kept { objects: BTreeMap::new(), fits: false };
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }

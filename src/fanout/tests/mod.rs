@@ -28,6 +28,8 @@ use crate::{
 
 mod catch_ups;
 mod formats;
+#[cfg(shuttle)]
+mod interleavings;
 
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),

@@ -27,10 +27,11 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether it asks for a state: a list, its first page only, or a watch that begins with one.
+    /// Whether it asks for a state: a list, its first page only, or a watch that begins with one. A list of one name is a look-up: so
+    /// kubefan asks how far the cluster is when a watch has ended.
     pub(crate) fn asks_for_state(&self) -> bool {
         match self.verb.as_str() {
-            "list" => !self.uri.contains("continue="),
+            "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
             _ => self.uri.contains("sendInitialEvents=true"),
         }
     }

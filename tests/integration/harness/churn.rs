@@ -6,11 +6,7 @@ use std::time::Duration;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::{sync::watch, task::JoinSet, time::interval};
 
 use super::{apiserver::ApiServer, objects::version_of};
 
@@ -20,7 +16,7 @@ const NAMESPACES: usize = 3;
 const NODES: usize = 4;
 const APPS: usize = 4;
 /// Writers side by side: one alone is held to the time of a request.
-const WRITERS: usize = 8;
+const WRITERS: usize = 16;
 
 /// What was written so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,7 +65,6 @@ impl Churn {
             let (tell, stopped) = (tell.clone(), stopped.clone());
             async move {
                 let mut ticks = interval(period);
-                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 while !*stopped.borrow() {
                     ticks.tick().await;
                     let version = writer.step().await;

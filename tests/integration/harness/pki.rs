@@ -31,7 +31,14 @@ impl Authority {
         let mut params =
             CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "localhost");
-        self.issue(params, ExtendedKeyUsagePurpose::ServerAuth)
+        self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth])
+    }
+
+    /// Issues a certificate for a replica on loopback, which is server and client to its peers: (certificate, private key), both PEM.
+    pub(crate) fn peer(&self) -> (String, String) {
+        let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("names are valid");
+        params.distinguished_name.push(DnType::CommonName, "kubefan");
+        self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth])
     }
 
     /// Issues a certificate that Kubernetes reads as this user and group: (certificate, private key), both PEM.
@@ -39,12 +46,12 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
         params.distinguished_name.push(DnType::OrganizationName, group);
-        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+        self.issue(params, &[ExtendedKeyUsagePurpose::ClientAuth])
     }
 
-    fn issue(&self, mut params: CertificateParams, usage: ExtendedKeyUsagePurpose) -> (String, String) {
+    fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
         let key = KeyPair::generate().expect("a key is made");
-        params.extended_key_usages = vec![usage];
+        params.extended_key_usages = usages.to_vec();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
         (certificate.pem(), key.serialize_pem())

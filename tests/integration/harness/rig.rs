@@ -15,6 +15,7 @@ use kubefan::{
     config::ServeConfig,
     fanout::GateLimits,
     model::GroupVersionResource,
+    peer::Peers,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
         watch_service_client::WatchServiceClient,
@@ -53,6 +54,7 @@ pub(crate) struct Setup {
     pub(crate) schema_check_interval: Duration,
     pub(crate) upstream_field_selector: String,
     pub(crate) cache_compression: bool,
+    pub(crate) peers: Option<Peers>,
 }
 
 impl Setup {
@@ -85,6 +87,7 @@ impl Setup {
             schema_check_interval: Duration::from_secs(24 * 3600),
             upstream_field_selector: String::new(),
             cache_compression: false,
+            peers: None,
         }
     }
 
@@ -156,6 +159,7 @@ impl Rig {
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
+            peers: setup.peers,
             seed: None,
         };
         let stop = CancellationToken::new();

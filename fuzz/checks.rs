@@ -1,0 +1,277 @@
+//! What must hold whatever bytes come from outside. Each check takes any bytes and panics where something does not hold.
+//!
+//! The fuzz targets call them with bytes that the fuzzer makes up, and a unit test of kubefan calls them with `corpus/`, on every compiler.
+
+use std::{collections::HashMap, convert::Infallible, future::Future, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use futures::{FutureExt, stream};
+use http_body_util::{BodyExt, Full, StreamBody};
+use kubefan::{
+    cache::{Backfill, CacheWriter, writer::Change},
+    encoding::{chunk, delta},
+    fanout::{Catalog, Refusal, Served},
+    model::{
+        GroupVersionResource, ResourceVersion, Scope,
+        fields::FieldTable,
+        object::{Object, ObjectParser},
+        projection::{Parts, Projection},
+        selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+    },
+    proto::v1alpha1::{Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, WatchRequest},
+    server::{call, request},
+    telemetry::metrics::{Metrics, WatchPurpose},
+    upstream::{
+        Reflector, Upstream,
+        client::{UpstreamBody, UpstreamOptions},
+        reflector::{ReflectorOptions, Step, Target},
+    },
+};
+use prost::Message;
+use rand::{SeedableRng, rngs::StdRng};
+use serde_json::value::RawValue;
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+/// Between two parts of an input: no byte of UTF-8, so that the fuzzer need not keep away from it.
+const PART: u8 = 0xff;
+/// Between two chunks of a body.
+const CHUNK: u8 = 0xfe;
+
+type Check = fn(&[u8]);
+
+/// All checks, by the names of their targets and corpora.
+pub(crate) const ALL: [(&str, Check); 5] = [
+    ("upstream", upstream),
+    ("selectors", selectors),
+    ("requests", requests),
+    ("encodings", encodings),
+    ("projection", projection),
+];
+
+/// Any JSON object.
+type JsonObject = HashMap<String, Box<RawValue>>;
+
+fn parts(data: &[u8]) -> (&[u8], &[u8]) {
+    match data.iter().position(|byte| *byte == PART) {
+        Some(at) => (&data[..at], &data[at + 1..]),
+        None => (data, &[]),
+    }
+}
+
+/// What upstream sends, from the body's chunks to commits: a byte of flags, the body of every list, [`PART`], and that of every watch with
+/// [`CHUNK`] where it is cut. Versions only go up but for a new start, and every object reads back from its own bytes.
+pub(crate) fn upstream(data: &[u8]) {
+    const STEPS_MAX: usize = 64;
+    let Some((flags, data)) = data.split_first() else { return };
+    let (list, watch) = parts(data);
+    let chunks: Vec<_> = watch.split(|byte| *byte == CHUNK).map(Bytes::copy_from_slice).collect();
+    let (list, gzip) = (Bytes::copy_from_slice(list), flags & 2 != 0);
+    let service = service_fn(move |request: http::Request<Bytes>| {
+        let body: UpstreamBody = if request.uri().query().is_some_and(|query| query.contains("watch=1")) {
+            let frames = chunks.clone().into_iter().map(|chunk| Ok::<_, BoxError>(http_body::Frame::data(chunk)));
+            StreamBody::new(stream::iter(frames)).boxed_unsync()
+        } else {
+            Full::new(list.clone()).map_err(|never: Infallible| match never {}).boxed_unsync()
+        };
+        let mut answer = http::Response::new(body);
+        if gzip {
+            answer.headers_mut().insert("content-encoding", http::HeaderValue::from_static("gzip"));
+        }
+        async move { Ok::<_, BoxError>(answer) }
+    });
+    let base = http::Uri::from_static("http://upstream");
+    let options = UpstreamOptions { body_bytes_max: 1 << 20, ..UpstreamOptions::default() };
+    let client = Upstream::from_service(BoxCloneSyncService::new(service), &base, options);
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
+    let metrics =
+        Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(&gvr, &Scope::Cluster);
+    let target =
+        Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
+    let options = ReflectorOptions {
+        page_size: 2,
+        watch_list: flags & 1 != 0,
+        upstream_idle_timeout: Duration::from_secs(1),
+        line_bytes_max: 1 << 16,
+    };
+    let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
+    let mut reflector = Reflector::new(client, target, parser.clone(), options, open_watch, StdRng::seed_from_u64(0));
+    let mut writer = CacheWriter::new(flags & 4 != 0);
+    let steps = async {
+        for _ in 0..STEPS_MAX {
+            let update = match reflector.step().await {
+                Ok(Step::Update { update, .. }) => update,
+                Ok(Step::Watching { .. } | Step::Ended { .. }) => continue,
+                Err(_) => return,
+            };
+            let reached = writer.version();
+            match writer.apply(update) {
+                Ok(Some(commit)) => {
+                    let is_start = matches!(commit.change, Change::Start { .. });
+                    assert!(is_start || reached.is_none_or(|reached| reached <= commit.version), "{reached:?}");
+                    commit.store.iter().for_each(|object| reads_back(object, &parser));
+                }
+                Ok(None) => {}
+                Err(_) => reflector.relist("out_of_order"),
+            }
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime without I/O").block_on(steps);
+}
+
+fn reads_back(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
+    let version = ResourceVersion::new(u64::MAX).expect("not zero");
+    let moved = parser.parse(&object.bytes_at(version)).expect("an object at another version");
+    assert_eq!((moved.version(), moved.key(), moved.uid()), (version, object.key(), object.uid()));
+    assert!(moved.is_seen_as(object));
+    let remnant = object.remnant(parser);
+    let read = parser.parse(&remnant.bytes()).expect("what is left of an object");
+    assert!(remnant.is_seen_as(object) && read.is_seen_as(object), "{:?}", remnant.bytes());
+}
+
+/// Selectors, as text: what can be read is written as text that reads as the same. Of two parts the first is a label selector, the
+/// second a field selector.
+pub(crate) fn selectors(data: &[u8]) {
+    let (labels, fields) = parts(data);
+    if let Ok(labels) = std::str::from_utf8(labels)
+        && let Ok(selector) = LabelSelector::parse(labels)
+    {
+        let text = selector.to_string();
+        // Spaces and quotes may make it longer than what is allowed.
+        if text.len() <= SELECTOR_BYTES_MAX {
+            assert_eq!(LabelSelector::parse(&text).as_ref(), Ok(&selector), "{labels:?} is {text:?}");
+        }
+        for value in [None, Some(""), Some("web"), Some("-9223372036854775808")] {
+            selector.matches(|_| value);
+        }
+    }
+    if let Ok(fields) = std::str::from_utf8(fields)
+        && let Ok(selector) = FieldSelector::parse(fields)
+    {
+        let text = selector.to_string();
+        if text.len() <= SELECTOR_BYTES_MAX {
+            assert_eq!(FieldSelector::parse(&text).as_ref(), Ok(&selector), "{fields:?} is {text:?}");
+        }
+        for value in [None, Some(""), Some("web")] {
+            selector.matches(|_| value.map(Into::into));
+        }
+    }
+}
+
+/// Finds nothing: what is to be looked at comes before.
+struct Nothing;
+
+impl Catalog for Nothing {
+    async fn find(&self, _: &str, _: &str, _: &str, _: &str) -> Result<Served, Refusal> {
+        Err(Refusal::NotFound("nothing is served".to_owned()))
+    }
+
+    fn backfill(
+        &self,
+        _: &Served,
+        _: ResourceVersion,
+        _: bool,
+    ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send {
+        std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
+    }
+
+    fn changes(&self) -> kubefan::watch::Receiver<u64> {
+        kubefan::watch::Sender::new(0).subscribe()
+    }
+
+    fn list(&self) -> Vec<ResourceStatus> {
+        Vec::new()
+    }
+}
+
+/// A gRPC call's body, cut where there is a [`CHUNK`], and what its message asks for, as each of the requests.
+pub(crate) fn requests(data: &[u8]) {
+    let mut buffer = BytesMut::new();
+    for chunk in data.split(|byte| *byte == CHUNK) {
+        buffer.extend_from_slice(chunk);
+        if !matches!(call::take_message(&mut buffer, 1 << 16), Ok(None)) {
+            break;
+        }
+    }
+    let mut targets = Vec::new();
+    if let Ok(watch) = WatchRequest::decode(data) {
+        let kept = request::state_kept(&watch);
+        let version = request::version(&watch.resource_version);
+        assert!(kept != Ok(true) || matches!(version, Ok(Some(_))));
+        let _ = (request::timeout(watch.timeout_seconds), request::bookmark_interval(watch.bookmark_interval));
+        let _ = (request::watch_format(&watch), request::policy(&watch));
+        targets.push(watch.target);
+    }
+    if let Ok(list) = ListRequest::decode(data) {
+        let _ = (request::list_format(&list), request::version(&list.resource_version));
+        targets.push(list.target);
+    }
+    if let Ok(get) = GetRequest::decode(data) {
+        let _ = request::get_format(&get);
+        targets.push(get.target);
+    }
+    for target in targets {
+        let selected = request::select(&Nothing, target).now_or_never();
+        assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
+    }
+}
+
+/// What a client is sent compressed: as a chunk of events, as a delta whose base it holds, and as two states between which a delta is made.
+pub(crate) fn encodings(data: &[u8]) {
+    const BYTES_MAX: usize = 1 << 20;
+    if let Ok(events) = chunk::decode(data, BYTES_MAX) {
+        let again = chunk::encode(events.iter().map(Event::encode_length_delimited_to_vec)).expect("it was in one");
+        assert_eq!(chunk::decode(&again, 2 * BYTES_MAX).as_ref(), Ok(&events));
+    }
+    let (base, rest) = parts(data);
+    let sent = ObjectDelta {
+        base_crc32: delta::base_crc32(base),
+        zstd: Bytes::copy_from_slice(rest),
+        ..ObjectDelta::default()
+    };
+    if let Ok(object) = delta::decode(base, &sent, BYTES_MAX) {
+        assert!(object.len() <= BYTES_MAX);
+    }
+    if let Some(made) = delta::object_delta("1".to_owned(), base, rest) {
+        assert_eq!(delta::decode(base, &made, rest.len()).as_deref(), Ok(rest));
+    }
+}
+
+/// A field mask (one path a line) and, as another part, an object: what is left of JSON is JSON, the same if it is done again, and not
+/// more than what was there.
+pub(crate) fn projection(data: &[u8]) {
+    let (paths, json) = parts(data);
+    let Ok(paths) = std::str::from_utf8(paths) else { return };
+    let paths: Vec<String> = paths.lines().map(str::to_owned).collect();
+    let is_json = serde_json::from_slice::<JsonObject>(json).is_ok();
+    for parts in [Parts::Full, Parts::Metadata, Parts::Fields(&paths)] {
+        for (drop_managed_fields, drop_last_applied) in [(false, false), (true, false), (false, true)] {
+            let Ok(projection) = Projection::new(parts, drop_managed_fields, drop_last_applied) else { continue };
+            let left = projection.apply(json);
+            if is_json {
+                assert!(serde_json::from_slice::<JsonObject>(&left).is_ok(), "{left:?}");
+                assert_eq!(projection.apply(&left), left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_input_of_the_corpus_passes_its_check() {
+        for (name, check) in super::ALL {
+            let inputs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+            let mut count = 0;
+            for input in std::fs::read_dir(&inputs).unwrap() {
+                let path = input.unwrap().path();
+                // Shown where the check fails.
+                println!("{}", path.display());
+                check(&std::fs::read(path).unwrap());
+                count += 1;
+            }
+            assert!(count > 0, "{} is empty", inputs.display());
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Mutual TLS between peers: each side shows a certificate and checks the other's against the peers' CA. There is no other way to speak.
+//!
+//! A transfer is everything that the cache holds, so whoever has a certificate of this CA may read it all: the CA must be the
+//! replicas' own. The files are read for every connection, which are few, so that rotated ones are used at once.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use super::PeerError;
+
+/// Where certificate, key and CA are, all in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerTls {
+    /// The certificate chain, for both sides: server and client authentication.
+    pub cert_file: PathBuf,
+    /// Its private key.
+    pub key_file: PathBuf,
+    /// The CA that every peer's certificate is checked against.
+    pub ca_file: PathBuf,
+}
+
+struct Read {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    roots: Arc<RootCertStore>,
+}
+
+impl PeerTls {
+    /// Whether the files can be used.
+    ///
+    /// # Errors
+    /// [`PeerError::Tls`] names what cannot.
+    pub fn check(&self) -> Result<(), PeerError> {
+        self.server_config()?;
+        self.client_config().map(|_| ())
+    }
+
+    /// Takes a connection, if the other side proves to be a peer.
+    ///
+    /// # Errors
+    /// [`PeerError::Tls`] for files that cannot be used, [`PeerError::Connect`] for what the other side does not prove.
+    pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
+        let this = self.clone();
+        let config = blocking(move || this.server_config()).await?;
+        TlsAcceptor::from(Arc::new(config)).accept(io).await.map_err(|error| PeerError::Connect(error.to_string()))
+    }
+
+    /// Makes a connection to a peer by its name.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub async fn connect<T: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        name: &str,
+        io: T,
+    ) -> Result<client::TlsStream<T>, PeerError> {
+        let this = self.clone();
+        let config = blocking(move || this.client_config()).await?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|error| PeerError::Connect(error.to_string()))?;
+        let connecting = TlsConnector::from(Arc::new(config)).connect(name, io);
+        connecting.await.map_err(|error| PeerError::Connect(error.to_string()))
+    }
+
+    fn server_config(&self) -> Result<ServerConfig, PeerError> {
+        let Read { chain, key, roots } = self.read()?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+        let verifier = verifier.map_err(|error| self.unusable(&self.ca_file, error))?;
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config =
+            builder.and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
+        let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    fn client_config(&self) -> Result<ClientConfig, PeerError> {
+        let Read { chain, key, roots } = self.read()?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config =
+            builder.and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
+        let mut config = config.map_err(|error| self.unusable(&self.cert_file, error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+
+    fn read(&self) -> Result<Read, PeerError> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|error| PeerError::Tls(format!("cannot read {}: {error}", path.display())))
+        };
+        let certificates = |path: &Path| -> Result<Vec<CertificateDer<'static>>, PeerError> {
+            let read = read(path)?;
+            let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read).collect();
+            let all = all.map_err(|error| self.unusable(path, error))?;
+            if all.is_empty() { Err(self.unusable(path, "it has no certificate in PEM")) } else { Ok(all) }
+        };
+        let (chain, ca) = (certificates(&self.cert_file)?, certificates(&self.ca_file)?);
+        let key = PrivateKeyDer::from_pem_slice(&read(&self.key_file)?);
+        let key = key.map_err(|error| self.unusable(&self.key_file, error))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in ca {
+            roots.add(certificate).map_err(|error| self.unusable(&self.ca_file, error))?;
+        }
+        Ok(Read { chain, key, roots: Arc::new(roots) })
+    }
+
+    fn unusable(&self, path: &Path, error: impl std::fmt::Display) -> PeerError {
+        PeerError::Tls(format!("{} cannot be used: {error}", path.display()))
+    }
+}
+
+/// Files may lie on a disk that is slow.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, PeerError> + Send + 'static,
+) -> Result<T, PeerError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(PeerError::Tls("reading the files has failed".to_owned())))
+}

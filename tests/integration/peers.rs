@@ -1,0 +1,432 @@
+//! Warm start: a replica that begins with what another one holds serves whoever comes back as that one did, and asks upstream for names
+//! and versions only; what is wrong, foreign, cut off or slow is not taken, and the start is a cold one.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use futures::{StreamExt, future::BoxFuture};
+use hyper_util::rt::TokioIo;
+use kubefan::{
+    app::registry::Registry,
+    peer::{Dial, PeerError, Peers, Sender},
+    proto::v1alpha1::{
+        Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
+    },
+    sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb},
+};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tonic::{
+    Code,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
+use tower::service_fn;
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    network::{Asked, answer},
+    pki::Authority,
+    process::free_port,
+    record::{Query, Watch, assert_equal, connect},
+    rig::{PODS, Rig, Setup, pod, pods, target},
+    tests,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: two_processes_with_certificates_hand_over_and_without_them_do_not;
+    paused: a_warm_replica_serves_every_resume_as_the_first_did, a_state_that_has_lost_an_event_is_not_taken,
+        a_peer_of_another_cluster_is_refused, slow_dying_and_absent_peers_are_passed_by,
+        a_version_that_upstream_no_longer_holds_is_compared_with_the_present, a_stale_or_unsynced_peer_gives_nothing,
+        what_changes_during_a_transfer_is_watched_for;
+};
+
+/// How a peer behaves.
+#[derive(Clone)]
+enum Peer {
+    Good(Arc<Registry>),
+    /// It answers nothing.
+    Silent,
+    /// Its connection breaks after so many bytes.
+    Dying(Arc<Registry>, u64),
+    /// Nobody is there.
+    Gone,
+}
+
+/// Peers in memory, each at an address of its own.
+struct Memory(Vec<Peer>);
+
+fn serve(registry: Arc<Registry>, io: DuplexStream) {
+    let service = PeerServiceServer::new(Sender::new(registry));
+    let incoming = futures::stream::iter([Ok::<_, std::io::Error>(io)]).chain(futures::stream::pending());
+    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+}
+
+impl Dial for Memory {
+    fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
+        let addresses = (1..=self.0.len()).map(|i| SocketAddr::from(([192, 0, 2, i as u8], 7445))).collect();
+        Box::pin(std::future::ready(Ok(addresses)))
+    }
+
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
+        let SocketAddr::V4(v4) = address else { unreachable!() };
+        let peer = self.0[usize::from(v4.ip().octets()[3]) - 1].clone();
+        Box::pin(async move {
+            let (ours, theirs) = tokio::io::duplex(16 << 10);
+            match peer {
+                Peer::Good(registry) => serve(registry, theirs),
+                Peer::Silent => drop(tokio::spawn(async move {
+                    let _held = theirs;
+                    std::future::pending::<()>().await;
+                })),
+                Peer::Dying(registry, bytes) => {
+                    let (inner, outer) = tokio::io::duplex(16 << 10);
+                    serve(registry, outer);
+                    tokio::spawn(async move {
+                        let (from, mut to) = tokio::io::split(inner);
+                        let mut from = from.take(bytes);
+                        let (mut up, mut down) = tokio::io::split(theirs);
+                        tokio::select! {
+                            _ = tokio::io::copy(&mut from, &mut down) => {}
+                            _ = tokio::io::copy(&mut up, &mut to) => {}
+                        }
+                        let _ = down.shutdown().await;
+                    });
+                }
+                Peer::Gone => return Err(PeerError::Connect("connection refused".to_owned())),
+            }
+            let mut io = Some(TokioIo::new(ours));
+            let once = service_fn(move |_| std::future::ready(io.take().ok_or(std::io::Error::other("once"))));
+            let channel = Endpoint::from_static("http://peer.test").connect_with_connector(once).await;
+            channel.map_err(|error| PeerError::Connect(error.to_string()))
+        })
+    }
+}
+
+/// A setup with little history in full, so that much of it is residue.
+fn short() -> Setup {
+    let mut setup = Setup::of(&["pods"]);
+    setup.registry.ring.ring_events_max = 12;
+    setup
+}
+
+fn beside(peers: Vec<Peer>) -> Setup {
+    let peers = Peers::new(Arc::new(Memory(peers)), Duration::from_secs(30), 1 << 30);
+    Setup { peers: Some(peers), ..short() }
+}
+
+fn warm_starts(rig: &Rig, result: &str) -> f64 {
+    rig.metric(&format!(r#"kubefan_warm_starts_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+}
+
+fn stage(stage: &str) -> Target {
+    Target { label_selector: format!("stage={stage}"), ..target("pods") }
+}
+
+/// Objects enter and leave, are deleted and made again.
+fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
+    let mut last = sim.revision();
+    for round in from..from + rounds {
+        let name = format!("pod-{}", round % 7);
+        let label = ["on", "off"][(round / 3) % 2];
+        last = match sim.create(&pods(), pod(&name, label)) {
+            Ok(version) => version,
+            Err(_) if round % 5 == 0 => sim.delete(&pods(), "default", &name).unwrap(),
+            Err(_) => {
+                let mut changed = pod(&name, label);
+                changed["metadata"]["annotations"] = json!({ "round": round.to_string() });
+                sim.update(&pods(), changed).unwrap()
+            }
+        };
+    }
+    last
+}
+
+/// Waits until a kubefan has told everything so far.
+async fn up_to_date(rig: &Rig) {
+    let mut watch = rig.watch_all("pods").await;
+    watch.until(rig.sim.revision()).await;
+}
+
+/// Requests for objects: lists and watches that begin with the state, those for metadata or for a version left out.
+fn object_lists(rig: &Rig) -> Vec<String> {
+    let lists = rig.network.asked(PODS).into_iter().map(|asked| asked.path);
+    let of_objects = |path: &String| {
+        let continued = !path.contains("watch=1") && !path.contains("Exact") && !path.contains("fieldSelector");
+        path.contains("sendInitialEvents") || continued
+    };
+    lists.filter(of_objects).collect()
+}
+
+async fn a_warm_replica_serves_every_resume_as_the_first_did() {
+    for (compression, gap) in [(false, false), (true, false), (false, true)] {
+        let sim = short().sim();
+        churn(&sim, 0, 20);
+        let first = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..short() }).await;
+        let mut versions = vec![sim.revision()];
+        for round in 0..30 {
+            versions.push(churn(&sim, 20 + round, 1));
+        }
+        up_to_date(&first).await;
+        if gap {
+            first.network.refuse(true);
+            first.cut().await;
+            churn(&sim, 60, 5);
+            first.fault(Verb::Watch, Fault::Status(Box::new(Status::expired("too old"))), 1);
+            first.network.refuse(false);
+            up_to_date(&first).await;
+            versions.push(sim.revision());
+        }
+        churn(&sim, 80, 4);
+        up_to_date(&first).await;
+        let peers = vec![Peer::Good(first.registry.clone())];
+        let second = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..beside(peers) }).await;
+        assert_eq!(warm_starts(&second, "warm"), 1.0);
+        assert_eq!(object_lists(&second), Vec::<String>::new(), "the objects came from the peer");
+        assert_eq!(second.watch_all("pods").await.state, first.truth(PODS).await);
+        for target in [target("pods"), stage("on"), stage("off"), Target { name: "pod-3".into(), ..target("pods") }] {
+            let mut resumes = Vec::new();
+            for version in &versions {
+                let version = version.to_string();
+                let open = async |rig: &Rig| rig.watch(target.clone(), &version).await.unwrap();
+                resumes.push((version.clone(), open(&first).await, open(&second).await));
+            }
+            let last = churn(&sim, 90, 6);
+            for (version, ours, theirs) in &mut resumes {
+                ours.until(last).await;
+                theirs.until(last).await;
+                let what = format!("{target:?} from {version}");
+                assert_equal(&what, &theirs.events, &ours.events);
+                assert_eq!((&theirs.catch_ups, &theirs.gaps), (&ours.catch_ups, &ours.gaps), "{what}");
+                assert_eq!(theirs.state, ours.state, "{what}");
+                assert!(theirs.snapshot.is_empty() && theirs.restarted_from.is_empty(), "{what}");
+            }
+        }
+        let resumed = |rig: &Rig, way: &str| {
+            rig.metric(&format!(r#"kubefan_resumes_total{{group="",namespace="",resource="pods",result="{way}"}}"#))
+        };
+        for way in ["ring", "residue", "backfill"] {
+            assert_eq!(resumed(&second, way), resumed(&first, way), "{way}");
+        }
+        assert!(resumed(&second, "ring") > 0.0 && resumed(&second, "residue") > 0.0);
+        assert_eq!(resumed(&second, "backfill"), 0.0, "nobody needed upstream");
+        assert_eq!(object_lists(&second), Vec::<String>::new());
+    }
+}
+
+/// A kubefan that has lost what was written while it was away, and believes to be up to date.
+async fn deceived(sim: &SimApiserver) -> Rig {
+    sim.create(&pods(), pod("ghost", "on")).unwrap();
+    let rig = Rig::synced(sim.clone(), short()).await;
+    let mut watch = rig.watch_all("pods").await;
+    rig.network.refuse(true);
+    rig.cut().await;
+    sim.delete(&pods(), "default", "ghost").unwrap();
+    sim.create(&pods(), pod("lost", "on")).unwrap();
+    let version = sim.revision().to_string();
+    let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version } } });
+    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![bookmark.to_string()], true));
+    rig.network.refuse(false);
+    watch.until(sim.revision()).await;
+    rig
+}
+
+async fn a_state_that_has_lost_an_event_is_not_taken() {
+    let sim = short().sim();
+    churn(&sim, 0, 20);
+    let wrong = deceived(&sim).await;
+    let second = Rig::synced(sim.clone(), beside(vec![Peer::Good(wrong.registry.clone())])).await;
+    assert_eq!((warm_starts(&second, "warm"), warm_starts(&second, "unconfirmed")), (0.0, 1.0));
+    assert_eq!(object_lists(&second).len(), 1, "a cold start");
+    assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+}
+
+async fn a_peer_of_another_cluster_is_refused() {
+    let (sim, other) = (short().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
+    for sim in [&sim, &other] {
+        churn(sim, 0, 20);
+    }
+    let foreign = Rig::synced(other, short()).await;
+    let second = Rig::synced(sim, beside(vec![Peer::Good(foreign.registry.clone())])).await;
+    assert_eq!(warm_starts(&second, "failed"), 1.0);
+    assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+}
+
+async fn slow_dying_and_absent_peers_are_passed_by() {
+    let sim = short().sim();
+    for number in 0..400 {
+        sim.create(&pods(), pod(&format!("many-{number}"), "on")).unwrap();
+    }
+    churn(&sim, 0, 40);
+    let first = Rig::synced(sim.clone(), short()).await;
+    let good = || Peer::Good(first.registry.clone());
+    let bad = || [Peer::Gone, Peer::Dying(first.registry.clone(), 700), Peer::Dying(first.registry.clone(), 2000)];
+    let warm = Rig::synced(sim.clone(), beside([&bad()[..], &[good()]].concat())).await;
+    assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever is asked first");
+    let warm = Rig::synced(sim.clone(), beside(vec![Peer::Silent, good()])).await;
+    assert_eq!(warm_starts(&warm, "warm"), 1.0);
+    for (peers, result) in
+        [(bad().to_vec(), "failed"), (vec![Peer::Silent, Peer::Silent, Peer::Silent], "timeout"), (vec![], "alone")]
+    {
+        let begun = tokio::time::Instant::now();
+        let cold = Rig::synced(sim.clone(), beside(peers)).await;
+        assert_eq!(warm_starts(&cold, result), 1.0, "{result}");
+        assert!(begun.elapsed() <= Duration::from_secs(31), "{:?}", begun.elapsed());
+        assert_eq!(cold.watch_all("pods").await.state, cold.truth(PODS).await);
+    }
+}
+
+async fn a_version_that_upstream_no_longer_holds_is_compared_with_the_present() {
+    let sim = short().sim();
+    churn(&sim, 0, 20);
+    for deceive in [false, true] {
+        let first = if deceive { deceived(&sim).await } else { Rig::synced(sim.clone(), short()).await };
+        let setup = beside(vec![Peer::Good(first.registry.clone())]);
+        let network = crate::harness::network::Network::to(sim.clone());
+        network.rule(|path| {
+            let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+            path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
+        });
+        let second = Rig::over(network, sim.clone(), setup);
+        second.ready().await;
+        assert_eq!(warm_starts(&second, if deceive { "unconfirmed" } else { "warm" }), 1.0);
+        assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
+    }
+}
+
+async fn a_stale_or_unsynced_peer_gives_nothing() {
+    let sim = short().sim();
+    churn(&sim, 0, 20);
+    let stale = Rig::synced(sim.clone(), short()).await;
+    stale.network.refuse(true);
+    stale.cut().await;
+    let unsynced = Rig::start(sim.clone(), short());
+    unsynced.network.refuse(true);
+    let peers = vec![Peer::Good(stale.registry.clone()), Peer::Good(unsynced.registry.clone())];
+    let second = Rig::synced(sim, beside(peers)).await;
+    assert_eq!(warm_starts(&second, "failed"), 1.0);
+}
+
+async fn what_changes_during_a_transfer_is_watched_for() {
+    let sim = short().sim();
+    churn(&sim, 0, 30);
+    let first = Rig::synced(sim.clone(), short()).await;
+    let second = Rig::start(sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
+    let mut from = 30;
+    while warm_starts(&second, "warm") == 0.0 {
+        churn(&sim, from, 1);
+        from += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut watch = second.watch_all("pods").await;
+    watch.until(churn(&sim, from, 5)).await;
+    assert_eq!(watch.state, second.truth(PODS).await);
+    assert_eq!(object_lists(&second), Vec::<String>::new());
+}
+
+/// Writes a replica's certificate, key and CA, and gives the flags that name them.
+fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
+    let (certificate, key) = of.peer();
+    let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
+    let write = |(what, text): (&str, String)| {
+        let path = dir.join(format!("{name}-{what}.pem"));
+        std::fs::write(&path, text).unwrap();
+        format!("--peer-{what}-file={}", path.display())
+    };
+    texts.into_iter().map(write).collect()
+}
+
+async fn metric(kubefan: &Kubefan, line: &str) -> f64 {
+    let (_, text) = kubefan.admin("/metrics").await.expect("it answers");
+    let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
+    value.map_or(0.0, |value| value.parse().unwrap())
+}
+
+async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
+    let api = ApiServer::shared().await;
+    let namespace = api.unique("peers");
+    api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+    let collection = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let write = async |round: usize| {
+        let stage = ["on", "off"][round % 2];
+        let map = json!({ "metadata": { "name": format!("map-{round}"), "labels": { "stage": stage } } });
+        let made = api.create(&collection, &map).await;
+        made["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
+    };
+    write(0).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (ours, others) = (Authority::new(), Authority::new());
+    let cache = ["--resource=configmaps".to_owned(), format!("--namespace={namespace}")];
+    let start = async |args: &[&[String]]| {
+        let args = [&[&cache[..]], args].concat().concat();
+        Kubefan::start(&api, &args.iter().map(String::as_str).collect::<Vec<_>>()).await
+    };
+    let warm_starts = async |kubefan: &Kubefan, result: &str| {
+        let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps",result="{result}""#);
+        metric(kubefan, &format!("kubefan_warm_starts_total{{{labels}}}")).await
+    };
+    let first = start(&[&files(dir.path(), "first", &ours, &ours), &["--peer-listen=127.0.0.1:0".to_owned()]]).await;
+    let port = |kubefan: &Kubefan| {
+        let log = kubefan.process.log();
+        let address = log.lines().find_map(|line| line.strip_prefix("kubefan: serving peers on ")).expect("it is told");
+        address.trim().parse::<SocketAddr>().unwrap().port()
+    };
+    let peers_at = port(&first);
+    let peers = [format!("--peers=127.0.0.1:{peers_at}")];
+    let left_at = write(1).await;
+    let mut last = left_at;
+    for round in 2..12 {
+        last = write(round).await;
+    }
+    let query = Query { labels: "stage=on", ..Query::default() };
+    let target = Target { namespace: namespace.clone(), ..query.target("configmaps") };
+    let resume = async |kubefan: &Kubefan| {
+        let mut client = connect(kubefan.grpc_addr).await;
+        let mut watch = Watch::start(&mut client, target.clone(), &left_at.to_string()).await.unwrap();
+        watch.until(last).await;
+        assert!(watch.snapshot.is_empty() && watch.gaps.is_empty() && watch.catch_ups.is_empty());
+        watch.events
+    };
+    let expected = resume(&first).await;
+    assert_eq!(expected.len(), 5);
+
+    let second = start(&[&files(dir.path(), "second", &ours, &ours), &peers]).await;
+    assert_eq!(warm_starts(&second, "warm").await, 1.0, "{}", second.process.log());
+    assert_equal("on the second", &resume(&second).await, &expected);
+    let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps""#);
+    let initial =
+        format!(r#"kubefan_relists_total{{group="",namespace="{namespace}",reason="initial",resource="configmaps"}}"#);
+    let relists = metric(&second, &initial).await;
+    let rings = metric(&second, &format!(r#"kubefan_resumes_total{{{labels},result="ring"}}"#)).await;
+    assert_eq!((relists, rings), (0.0, 1.0), "from what the first one gave");
+
+    let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["--cold".to_owned()]]).await;
+    assert_eq!(metric(&cold, &initial).await, 1.0);
+    for result in ["warm", "failed", "alone", "timeout", "unconfirmed"] {
+        assert_eq!(warm_starts(&cold, result).await, 0.0);
+    }
+    // Of another CA, and one that believes in another.
+    for (name, of, trusts) in [("stranger", &others, &ours), ("doubter", &ours, &others)] {
+        let third = start(&[&files(dir.path(), name, of, trusts), &peers]).await;
+        assert_eq!(warm_starts(&third, "failed").await, 1.0, "{name}");
+        assert!(third.process.log().contains("no warm start from this peer"), "{}", third.process.log());
+    }
+    let own = free_port();
+    let own = [format!("--peers=127.0.0.1:{own}"), format!("--peer-listen=127.0.0.1:{own}")];
+    let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
+    assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
+
+    // Without a certificate, in plain text, and on the port of subscribers.
+    let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };
+    let ca = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.ca_pem)).domain_name("127.0.0.1");
+    let endpoint = |scheme: &str, port: u16| Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}")).unwrap();
+    let anonymous = endpoint("https", peers_at).tls_config(ca).unwrap().connect_lazy();
+    let plain = endpoint("http", peers_at).connect_lazy();
+    for channel in [anonymous, plain] {
+        let refused = PeerServiceClient::new(channel).transfer(request()).await.unwrap_err();
+        assert!(std::error::Error::source(&refused).is_some(), "the connection, not the service: {refused}");
+    }
+    let data = endpoint("http", first.grpc_addr.port()).connect_lazy();
+    let refused = PeerServiceClient::new(data).transfer(request()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+}
