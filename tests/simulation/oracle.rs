@@ -114,6 +114,11 @@ impl Walk<'_> {
         &self.truth.epochs[stand.epoch]
     }
 
+    /// How far the cluster had come when this was told: an epoch that had not begun is no further than the one of then.
+    fn reached(&self, epoch: usize, entry: &Entry) -> u64 {
+        if epoch >= entry.epoch { entry.revision } else { self.truth.epochs[epoch].revision }
+    }
+
     /// The first version after a stand that the subscriber has to be told of.
     fn next_after(&self, stand: Stand) -> Option<u64> {
         let epoch = self.epoch(stand);
@@ -218,8 +223,7 @@ impl Walk<'_> {
                     format!("was given version {version} to resume from, after {}", stand.at),
                 ));
             }
-            let current = stand.epoch == entry.epoch;
-            let revision = if current { entry.revision } else { walk.epoch(stand).revision };
+            let revision = walk.reached(stand.epoch, entry);
             if version > revision {
                 return Err((
                     guarantee,

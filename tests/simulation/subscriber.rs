@@ -72,7 +72,7 @@ fn last(world: &World, turn: &AtomicUsize) -> usize {
 /// Watches by the generated client, for ever.
 pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
     sleep(habits.start_after).await;
-    let kept = Kept { objects: BTreeMap::new(), fits: false };
+    let kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
     let turn = Arc::new(AtomicUsize::new(habits.first_replica));
     let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, kept };
     loop {
@@ -98,6 +98,8 @@ struct Kept {
     objects: BTreeMap<String, Bytes>,
     /// They are the state at the version to resume from.
     fits: bool,
+    /// It began with a snapshot, so every object is there.
+    whole: bool,
 }
 
 impl Kept {
@@ -131,7 +133,7 @@ impl Generated {
                 Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
                 Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
             },
-            state_kept: deltas && from.is_some() && self.kept.fits,
+            state_kept: deltas && from.is_some() && self.kept.fits && self.kept.whole,
             on_lag: match self.spec.conflates {
                 true => v1alpha1::OnLag::Conflate.into(),
                 false => v1alpha1::OnLag::Expire.into(),
@@ -167,6 +169,7 @@ impl Generated {
             Some(what) => {
                 if matches!(what, What::SnapshotBegin { .. }) {
                     self.kept.objects.clear();
+                    self.kept.whole = true;
                 }
                 self.recorder.note(what, resume);
             }
@@ -201,10 +204,10 @@ impl Generated {
         if over {
             self.recorder.note(What::StartsOver { goes_on: false }, None);
             self.resume = None;
-            self.kept = Kept { objects: BTreeMap::new(), fits: false };
+            self.kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
         } else if self.random.random_bool(0.3) {
             // As a program that was started again: it has kept the version, and nothing else.
-            self.kept = Kept { objects: BTreeMap::new(), fits: false };
+            self.kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }

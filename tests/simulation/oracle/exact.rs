@@ -118,10 +118,7 @@ impl Walk<'_> {
         }
         // Any epoch in which that version was reached by then.
         let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
-        let reached = |epoch: &usize| {
-            let revision = if *epoch == entry.epoch { entry.revision } else { self.truth.epochs[*epoch].revision };
-            *epoch <= entry.epoch && version <= revision
-        };
+        let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
         self.stands = epochs.map(|epoch| Stand { epoch, at: version, mixed: false }).collect();
         self.keep(|walk, stand| walk.is_state(stand, &told).map(|()| stand))

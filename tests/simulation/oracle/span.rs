@@ -41,7 +41,7 @@ impl Walk<'_> {
             return Err((Guarantee::Resumable, format!("got the end of a {name} without a version to resume from")));
         };
         self.keep(|walk, stand| {
-            let reached = if stand.epoch == entry.epoch { entry.revision } else { walk.epoch(stand).revision };
+            let reached = walk.reached(stand.epoch, entry);
             if to < stand.at || to > reached {
                 let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", stand.at);
                 return Err((Guarantee::Ordered, text));
