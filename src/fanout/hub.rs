@@ -502,7 +502,7 @@ impl Hub {
                         let from =
                             if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached };
                         let then = self.way_on(&view, cached, from)?.0;
-                        let part = Part::Backfill { backfill: backfill.clone(), after: version };
+                        let part = Part::Backfill { backfill: backfill.clone(), after: version, told: version };
                         let prelude = Prelude::new(part).followed_by(then.prelude);
                         (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
                     }

@@ -38,8 +38,8 @@ pub(super) enum Part {
     Chunks { head: Head, chunks: Joined, next: usize },
     /// What changed, each object once.
     CatchUp { catch_up: Box<CatchUp>, begun: bool },
-    /// Events from before the cache began, after this version.
-    Backfill { backfill: Arc<Backfill>, after: ResourceVersion },
+    /// Events from before the cache began, after this version; the subscriber was told of another one last.
+    Backfill { backfill: Arc<Backfill>, after: ResourceVersion, told: ResourceVersion },
 }
 
 /// How a snapshot begins.
@@ -146,7 +146,7 @@ impl Prelude {
                 }
                 taken.pieces = frames.finish();
             }
-            Part::Backfill { backfill, after } => {
+            Part::Backfill { backfill, after, told } => {
                 // Without the state before them nothing is known that a delta could be made from.
                 let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
                 let holds = if has_bases { holds } else { Holds::Nothing };
@@ -157,10 +157,16 @@ impl Prelude {
                         break;
                     }
                     for entry in entries(record, selection, None) {
-                        encoder.entry(&entry, holds, &mut frames);
+                        if encoder.entry(&entry, holds, &mut frames).messages > 0 {
+                            *told = entry.version;
+                        }
                         self.sent += 1;
                     }
                     *after = record.version();
+                }
+                // What follows, another mark perhaps, begins where the subscriber knows that it is.
+                if taken.complete && *told < backfill.reached {
+                    frames.message(&control::bookmark(backfill.reached));
                 }
                 taken.resume = Some(if taken.complete { backfill.reached } else { *after });
                 taken.pieces = frames.finish();

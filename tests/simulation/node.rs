@@ -178,8 +178,9 @@ impl Node {
                 continue;
             }
             for metric in family.get_metric() {
-                let own =
-                    |label: &&prometheus::proto::LabelPair| !["group", "resource", "namespace"].contains(&label.name());
+                let own = |label: &&prometheus::proto::LabelPair| {
+                    !["group", "resource", "namespace", "scope"].contains(&label.name())
+                };
                 let labels: Vec<_> = metric.get_label().iter().filter(own).map(|label| label.value()).collect();
                 let name = format!("{} {}", family.name(), labels.join(" "));
                 *counts.entry(name).or_default() += metric.get_counter().get_value() as u64;

@@ -72,7 +72,7 @@ fn last(world: &World, turn: &AtomicUsize) -> usize {
 /// Watches by the generated client, for ever.
 pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
     sleep(habits.start_after).await;
-    let kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
+    let kept = Kept::default();
     let turn = Arc::new(AtomicUsize::new(habits.first_replica));
     let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, kept };
     loop {
@@ -94,12 +94,13 @@ struct Generated {
 }
 
 /// The bases of deltas.
+#[derive(Default)]
 struct Kept {
     objects: BTreeMap<String, Bytes>,
+    /// They began with a snapshot, so that none is missing.
+    whole: bool,
     /// They are the state at the version to resume from.
     fits: bool,
-    /// It began with a snapshot, so every object is there.
-    whole: bool,
 }
 
 impl Kept {
@@ -204,10 +205,10 @@ impl Generated {
         if over {
             self.recorder.note(What::StartsOver { goes_on: false }, None);
             self.resume = None;
-            self.kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
+            self.kept = Kept::default();
         } else if self.random.random_bool(0.3) {
             // As a program that was started again: it has kept the version, and nothing else.
-            self.kept = Kept { objects: BTreeMap::new(), fits: false, whole: false };
+            self.kept = Kept::default();
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fanout::{OnExpired, OnLag, Terms};
+use crate::{
+    cache::{Backfill, EventRing},
+    fanout::{OnExpired, OnLag, Terms},
+};
 
 fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> Terms {
     Terms { on_lag, on_expired, ..start.into() }
@@ -175,6 +178,19 @@ async fn a_catch_up_never_leads_into_another_history() {
     cache.list(&[("x", "web", 3)], 7);
     let end = slow.next().await.unwrap_err();
     assert!(matches!(end, StreamEnd::Rewritten(_)), "{end}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
+    let mut cache = Cache::that_remembers();
+    cache.list(&[("a", "web", 5)], 10);
+    let epoch = cache.hub.ahead().unwrap().epoch;
+    let backfill = Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true };
+    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
+    let mut back = cache.with("", terms).unwrap();
+    (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
+    let mut lines = ready(&mut back).await;
+    assert_eq!(lines.remove(0), "bookmark (10)", "else a mark that follows would begin where it never was");
 }
 
 /// One step of a random history.
