@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Broken, Guarantee, Phase, Stand, Walk};
+use super::{Broken, Guarantee, Phase, Stand, Walk, Youth};
 use crate::{
     history::{Entry, Told},
     truth::{Kind, State},
@@ -14,7 +14,7 @@ impl Walk<'_> {
         let name = if catch_up { "catch-up" } else { "gap" };
         match self.phase {
             Phase::Opened { from: Some(_) } => {}
-            Phase::Exact if catch_up && !self.spec.conflates && !self.young => {
+            Phase::Exact if catch_up && !self.spec.conflates && self.youth == Youth::Over => {
                 return Err((Guarantee::Reliable, format!("got a catch-up from {from}, and had asked for EXPIRE")));
             }
             Phase::Exact => {}
