@@ -27,6 +27,7 @@ fn main() -> std::process::ExitCode {
     let number = |name: &str| {
         std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text:?} is no number")))
     };
+    seed::remember_panics();
     #[cfg(planted_bugs)]
     if number("KUBEFAN_SEED").is_none() {
         return planted::check(number("KUBEFAN_SEEDS"));

@@ -78,6 +78,17 @@ enum Phase {
     Exact,
 }
 
+/// How a resumed stream has begun. Events that were read again from upstream end with a bookmark, and a catch-up may follow right there,
+/// whatever is to happen on lag.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Youth {
+    /// With events, or with nothing yet.
+    Events,
+    /// With events, and then a bookmark.
+    Bookmark,
+    Over,
+}
+
 struct Walk<'a> {
     truth: &'a Truth,
     spec: &'a Spec,
@@ -87,15 +98,22 @@ struct Walk<'a> {
     resume: Option<u64>,
     /// Time may not go back behind this.
     floor: Option<u64>,
-    /// Nothing but events has come since it resumed: it is still being led to where the replica goes on by itself.
-    young: bool,
+    /// What has come since it resumed: it may still be being led to where the replica goes on by itself.
+    youth: Youth,
 }
 
 /// Judges one history. `ended`: the world was healed and had time, so the subscriber must have everything.
 pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
     let stands = Vec::new();
-    let mut walk =
-        Walk { truth, spec: &history.spec, stands, phase: Phase::Closed, resume: None, floor: None, young: false };
+    let mut walk = Walk {
+        truth,
+        spec: &history.spec,
+        stands,
+        phase: Phase::Closed,
+        resume: None,
+        floor: None,
+        youth: Youth::Over,
+    };
     let violation = |(guarantee, text): Broken, entry, at_end| {
         let text = format!("{} {text}", history.spec);
         Violation { guarantee, text, entry, at_end }
@@ -112,6 +130,11 @@ pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(),
 impl Walk<'_> {
     fn epoch(&self, stand: Stand) -> &Epoch {
         &self.truth.epochs[stand.epoch]
+    }
+
+    /// How far the cluster had come when this was told: an epoch that had not begun is no further than the one of then.
+    fn reached(&self, epoch: usize, entry: &Entry) -> u64 {
+        if epoch >= entry.epoch { entry.revision } else { self.truth.epochs[epoch].revision }
     }
 
     /// The first version after a stand that the subscriber has to be told of.
@@ -201,7 +224,11 @@ impl Walk<'_> {
         {
             return Err((Guarantee::Atomic, format!("got resume version {version} inside a marked span")));
         }
-        self.young &= matches!(entry.what, What::Event(_));
+        self.youth = match (self.youth, &entry.what) {
+            (Youth::Events, What::Event(_)) => Youth::Events,
+            (Youth::Events, What::Bookmark) => Youth::Bookmark,
+            _ => Youth::Over,
+        };
         if entry.resume.is_some() {
             self.resume = entry.resume;
             self.floor = entry.resume;
@@ -218,8 +245,7 @@ impl Walk<'_> {
                     format!("was given version {version} to resume from, after {}", stand.at),
                 ));
             }
-            let current = stand.epoch == entry.epoch;
-            let revision = if current { entry.revision } else { walk.epoch(stand).revision };
+            let revision = walk.reached(stand.epoch, entry);
             if version > revision {
                 return Err((
                     guarantee,
@@ -254,7 +280,7 @@ impl Walk<'_> {
             }
         };
         self.phase = Phase::Opened { from };
-        self.young = from.is_some();
+        self.youth = if from.is_some() { Youth::Events } else { Youth::Over };
         Ok(())
     }
 

@@ -15,9 +15,9 @@ const AROUND: usize = 25;
 pub(crate) fn replay(seed: u64) -> ExitCode {
     let report = run_seed(seed, &Options::default());
     println!("{}", story(&report));
-    match report.violations.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    match report.failure() {
+        None => ExitCode::SUCCESS,
+        Some(_) => ExitCode::FAILURE,
     }
 }
 
@@ -49,6 +49,7 @@ pub(crate) fn story(report: &Report) -> String {
             story.push(format!("{mark} {entry}"));
         }
     }
+    story.extend(report.panics.iter().map(|panic| format!("\na task panicked: {panic}")));
     story.extend(report.violations.iter().map(|(_, violation)| format!("\n{violation}")));
     story.join("\n")
 }

@@ -1,6 +1,6 @@
 //! One seed: the world it makes, what happens in it, and what came of it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::BTreeMap, sync::Arc, time::Duration};
 
 use kubefan::sim::apiserver::{SimApiserver, SimOptions};
 use rand::{RngExt, SeedableRng};
@@ -47,6 +47,8 @@ pub(crate) struct Report {
     pub(crate) truth: Truth,
     pub(crate) histories: Vec<History>,
     pub(crate) violations: Vec<(usize, Violation)>,
+    /// Tasks that panicked, which nobody else would be told of.
+    pub(crate) panics: Vec<String>,
     pub(crate) story: Vec<(Duration, String)>,
     pub(crate) counts: BTreeMap<String, u64>,
     pub(crate) faults: u64,
@@ -56,6 +58,14 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// What went wrong, the first thing first; nothing where nothing did.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let seed = self.seed;
+        let panicked = self.panics.first().map(|panic| format!("seed {seed}: a task panicked: {panic}"));
+        let violated = self.violations.first().map(|(_, violation)| format!("seed {seed}: {violation}"));
+        panicked.or(violated)
+    }
+
     /// Tells two runs apart.
     pub(crate) fn digests(&self) -> Vec<u64> {
         self.histories.iter().map(History::digest).collect()
@@ -65,7 +75,24 @@ impl Report {
 /// Runs one seed, on this thread.
 pub(crate) fn run_seed(seed: u64, options: &Options) -> Report {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(run(seed, options))
+    let mut report = runtime.block_on(run(seed, options));
+    drop(runtime);
+    report.panics = PANICS.take();
+    report
+}
+
+thread_local! {
+    /// What panicked on this thread, which is where all tasks of a seed run.
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// From here on panics are remembered, for [`Report::panics`].
+pub(crate) fn remember_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICS.with_borrow_mut(|panics| panics.push(panic.to_string()));
+        before(panic);
+    }));
 }
 
 /// A world without subscribers, its replicas running.
@@ -210,6 +237,7 @@ async fn run(seed: u64, options: &Options) -> Report {
         seed,
         truth: std::mem::replace(&mut world.truth.lock().unwrap(), Truth::new()),
         violations,
+        panics: Vec::new(),
         story: std::mem::take(&mut world.story.lock().unwrap()),
         histories,
         counts,

@@ -46,7 +46,7 @@ const EXPECTED: [&str; 11] = [
 struct Total {
     seeds: u64,
     counts: BTreeMap<String, u64>,
-    violations: Vec<String>,
+    failures: Vec<String>,
     poor: Vec<u64>,
     slowest: f64,
 }
@@ -64,15 +64,21 @@ pub(crate) fn sweep(seeds: u64) -> ExitCode {
                     if seed > seeds {
                         return;
                     }
-                    let report = run_seed(seed, &options);
+                    let report = std::panic::catch_unwind(|| run_seed(seed, &options));
                     let mut total = total.lock().unwrap();
-                    total.add(&report);
+                    match report {
+                        Ok(report) => total.add(&report),
+                        Err(_) => {
+                            total.seeds += 1;
+                            total.failures.push(format!("seed {seed}: the simulation itself panicked, as said above"));
+                        }
+                    }
                     if total.seeds.is_multiple_of(50) || total.seeds == seeds {
                         let rate = total.seeds as f64 / began.elapsed().as_secs_f64();
                         eprint!(
                             "\r{} of {seeds} seeds, {rate:.1} per second, {} failed ",
                             total.seeds,
-                            total.violations.len()
+                            total.failures.len()
                         );
                     }
                 }
@@ -84,8 +90,8 @@ pub(crate) fn sweep(seeds: u64) -> ExitCode {
     println!("{} seeds in {:.1} s", total.seeds, began.elapsed().as_secs_f64());
     total.counts.iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
     println!("  slowest to be quiet after the healing: {:.0} s", total.slowest);
-    total.violations.iter().take(20).for_each(|violation| println!("{violation}"));
-    let mut ok = total.violations.is_empty();
+    total.failures.iter().take(20).for_each(|failure| println!("{failure}"));
+    let mut ok = total.failures.is_empty();
     if !total.poor.is_empty() {
         println!("too few events or faults in seeds {:?}", total.poor);
         ok = false;
@@ -117,8 +123,6 @@ impl Total {
         if report.writes < EVENTS_LEAST || report.faults < FAULTS_LEAST {
             self.poor.push(report.seed);
         }
-        if let Some((_, violation)) = report.violations.first() {
-            self.violations.push(format!("seed {}: {violation}", report.seed));
-        }
+        self.failures.extend(report.failure());
     }
 }

@@ -24,8 +24,8 @@ pub(crate) fn run() -> ExitCode {
 fn twice(seed: u64) -> Result<(), Failed> {
     let options = Options::default();
     let (first, second) = (run_seed(seed, &options), run_seed(seed, &options));
-    if let Some((_, violation)) = first.violations.first() {
-        return Err(format!("seed {seed}: {violation}\nKUBEFAN_SEED={seed} plays it again").into());
+    if let Some(failure) = first.failure() {
+        return Err(format!("{failure}\nKUBEFAN_SEED={seed} plays it again").into());
     }
     if first.digests() == second.digests() && first.story == second.story {
         return Ok(());

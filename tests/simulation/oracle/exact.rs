@@ -77,9 +77,6 @@ impl Walk<'_> {
         let resumable = |text: String| Err((Guarantee::Resumable, text));
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
-            (Phase::Opened { from: Some(from) }, Some(restarted)) if restarted != *from => {
-                return resumable(format!("asked from {from}, and was started over from {restarted}"));
-            }
             // Inside a span too: what was told of it is replaced with all else.
             (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
@@ -121,10 +118,7 @@ impl Walk<'_> {
         }
         // Any epoch in which that version was reached by then.
         let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
-        let reached = |epoch: &usize| {
-            let revision = if *epoch == entry.epoch { entry.revision } else { self.truth.epochs[*epoch].revision };
-            *epoch <= entry.epoch && version <= revision
-        };
+        let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
         self.stands = epochs.map(|epoch| Stand { epoch, at: version, mixed: false }).collect();
         self.keep(|walk, stand| walk.is_state(stand, &told).map(|()| stand))

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Broken, Guarantee, Phase, Stand, Walk};
+use super::{Broken, Guarantee, Phase, Stand, Walk, Youth};
 use crate::{
     history::{Entry, Told},
     truth::{Kind, State},
@@ -14,7 +14,7 @@ impl Walk<'_> {
         let name = if catch_up { "catch-up" } else { "gap" };
         match self.phase {
             Phase::Opened { from: Some(_) } => {}
-            Phase::Exact if catch_up && !self.spec.conflates && !self.young => {
+            Phase::Exact if catch_up && !self.spec.conflates && self.youth == Youth::Over => {
                 return Err((Guarantee::Reliable, format!("got a catch-up from {from}, and had asked for EXPIRE")));
             }
             Phase::Exact => {}
@@ -41,7 +41,7 @@ impl Walk<'_> {
             return Err((Guarantee::Resumable, format!("got the end of a {name} without a version to resume from")));
         };
         self.keep(|walk, stand| {
-            let reached = if stand.epoch == entry.epoch { entry.revision } else { walk.epoch(stand).revision };
+            let reached = walk.reached(stand.epoch, entry);
             if to < stand.at || to > reached {
                 let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", stand.at);
                 return Err((Guarantee::Ordered, text));
