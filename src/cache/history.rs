@@ -69,7 +69,7 @@ pub struct History {
 impl History {
     /// A history that starts after `floor`, of objects that `parser` reads.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
-        Self { limits, parser, ring: EventRing::new(limits, floor), residue: Residue::new(floor), share: 1.0 }
+        Self::to_restore(limits, (floor, floor), parser)
     }
 
     /// A history to be restored: what is older than `ring_floor` was reduced elsewhere, and nothing is known from before
@@ -79,13 +79,8 @@ impl History {
         (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
         parser: Arc<ObjectParser>,
     ) -> Self {
-        Self {
-            limits,
-            parser,
-            ring: EventRing::new(limits, ring_floor),
-            residue: Residue::new(residue_floor),
-            share: 1.0,
-        }
+        let (ring, residue) = (EventRing::new(limits, ring_floor), Residue::new(residue_floor));
+        Self { limits, parser, ring, residue, share: 1.0 }
     }
 
     /// Where changes are restored to, before the first record is pushed.
@@ -96,7 +91,6 @@ impl History {
     /// Everything was restored: lets go of what is over the limits here.
     pub fn restored(&mut self, now: Instant, store_bytes: usize) {
         self.evict(now, store_bytes, 0);
-        self.residue.evict(self.limits.residue_bytes_max(store_bytes));
     }
 
     /// The recent events.
@@ -149,7 +143,8 @@ impl History {
     pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
         if copy.in_ring {
             let oldest = copy.records.last().map(|(record, _)| record.version());
-            let older = self.ring.up_to(oldest.map_or(Bound::Included(copy.version), Bound::Excluded));
+            let older =
+                self.ring.between(self.ring.floor(), oldest.map_or(Bound::Included(copy.version), Bound::Excluded));
             let before = copy.records.len();
             copy.records.extend(older.take(entries_max).map(|(record, at)| (record.clone(), at)));
             if copy.records.len() - before == entries_max {
@@ -197,7 +192,7 @@ impl History {
             return Err(Expired { requested: after, oldest: self.oldest() });
         }
         let mut part = Vec::new();
-        for record in self.ring.between(after, up_to) {
+        for (record, _) in self.ring.between(after, up_to) {
             let version = record.version();
             let replaced = record.events().iter().rev().map(|event| {
                 let (object, before) = (event.object(), event.previous());

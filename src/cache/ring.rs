@@ -234,17 +234,15 @@ impl EventRing {
         }
     }
 
-    /// The records from after one version up to another, newest first.
-    pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &Record> {
+    /// The records from after one version up to another and when they came, newest first.
+    pub fn between(
+        &self,
+        after: ResourceVersion,
+        up_to: Bound<ResourceVersion>,
+    ) -> impl Iterator<Item = (&Record, Instant)> {
         let start = self.records.partition_point(|entry| entry.record.version() <= after);
         let end = self.records.partition_point(|entry| is_within(entry.record.version(), up_to));
-        self.records.range(start..end.max(start)).rev().map(|entry| &entry.record)
-    }
-
-    /// The records up to a version and when they came, newest first.
-    pub fn up_to(&self, bound: Bound<ResourceVersion>) -> impl Iterator<Item = (&Record, Instant)> {
-        let end = self.records.partition_point(|entry| is_within(entry.record.version(), bound));
-        self.records.range(..end).rev().map(|entry| (&entry.record, entry.at))
+        self.records.range(start..end.max(start)).rev().map(|entry| (&entry.record, entry.at))
     }
 
     /// The version of the newest record, or the floor.

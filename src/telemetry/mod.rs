@@ -1,5 +1,6 @@
 //! Metrics and logs.
 
 pub mod metrics;
+pub mod process;
 #[cfg(feature = "cli")]
 pub mod tracing;

@@ -2,7 +2,7 @@
 
 use kubefan::{
     proto::v1alpha1::{OnExpired, Target},
-    sim::apiserver::{Fault, SimApiserver, Status, Verb},
+    sim::apiserver::{Fault, Status, Verb},
 };
 use serde_json::json;
 use tonic::Code;
@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 use crate::harness::{
     Test,
     record::{Watch, assert_equal},
-    rig::{PODS, Rig, Setup, pod, pods, target, versions},
+    rig::{PODS, Rig, Setup, churn, stage, target, versions},
     tests,
 };
 
@@ -23,30 +23,6 @@ pub(crate) const TESTS: &[Test] = tests! {
 };
 
 const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
-
-/// A target by labels.
-fn stage(stage: &str) -> Target {
-    Target { label_selector: format!("stage={stage}"), ..target("pods") }
-}
-
-/// What the workload does, over and over: objects enter and leave, are deleted and made again.
-fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
-    let mut last = sim.revision();
-    for round in from..from + rounds {
-        let name = format!("pod-{}", round % 7);
-        let label = ["on", "off"][(round / 3) % 2];
-        last = match sim.create(&pods(), pod(&name, label)) {
-            Ok(version) => version,
-            Err(_) if round % 5 == 0 => sim.delete(&pods(), "default", &name).unwrap(),
-            Err(_) => {
-                let mut changed = pod(&name, label);
-                changed["metadata"]["annotations"] = json!({ "round": round.to_string() });
-                sim.update(&pods(), changed).unwrap()
-            }
-        };
-    }
-    last
-}
 
 async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
     for watch_list in [true, false] {

@@ -18,7 +18,7 @@ use crate::harness::{
     kubefan::Kubefan,
     load,
     objects::{pod, version_of},
-    record::{Query, Recorded, Watch, assert_equal, connect, upstream_initial, upstream_watch},
+    record::{Query, Recorded, Watch, assert_equal, connect, query, upstream_initial, upstream_watch},
     rig::{PODS, Rig, Setup, target},
     tests,
 };
@@ -61,10 +61,6 @@ const CHANGING: [Query; 8] = [
     query("", "", "status.phase!=Running"),
     query("", "tier=front", "spec.restartPolicy=Always"),
 ];
-
-const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
-    Query { namespace, labels, fields }
-}
 
 async fn subscribers_see_what_the_apiserver_says_by_list() {
     subscribers_see_what_the_apiserver_says("never").await;

@@ -29,7 +29,7 @@ use crate::harness::{
     pki::Authority,
     process::free_port,
     record::{Query, Watch, assert_equal, connect},
-    rig::{PODS, Rig, Setup, pod, pods, target},
+    rig::{PODS, Rig, Setup, churn, pod, pods, stage, target},
     tests,
 };
 
@@ -117,29 +117,6 @@ fn beside(peers: Vec<Peer>) -> Setup {
 
 fn warm_starts(rig: &Rig, result: &str) -> f64 {
     rig.metric(&format!(r#"kubefan_warm_starts_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
-}
-
-fn stage(stage: &str) -> Target {
-    Target { label_selector: format!("stage={stage}"), ..target("pods") }
-}
-
-/// Objects enter and leave, are deleted and made again.
-fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
-    let mut last = sim.revision();
-    for round in from..from + rounds {
-        let name = format!("pod-{}", round % 7);
-        let label = ["on", "off"][(round / 3) % 2];
-        last = match sim.create(&pods(), pod(&name, label)) {
-            Ok(version) => version,
-            Err(_) if round % 5 == 0 => sim.delete(&pods(), "default", &name).unwrap(),
-            Err(_) => {
-                let mut changed = pod(&name, label);
-                changed["metadata"]["annotations"] = json!({ "round": round.to_string() });
-                sim.update(&pods(), changed).unwrap()
-            }
-        };
-    }
-    last
 }
 
 /// Waits until a kubefan has told everything so far.

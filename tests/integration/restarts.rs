@@ -14,7 +14,7 @@ use crate::harness::{
     churn::{Churn, Writer},
     kubefan::Kubefan,
     process::free_port,
-    record::{Query, Recorded, assert_equal, upstream_recording},
+    record::{Query, Recorded, assert_equal, query, upstream_recording},
     resuming::{Progress, Subscriber},
     tests,
 };
@@ -64,10 +64,6 @@ const CHANGING: [Query; 12] = [
     query("", "app notin (web-0),stage=off", "spec.nodeName=node-0"),
     query("team-2", "nobody=has-it", ""),
 ];
-
-const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
-    Query { namespace, labels, fields }
-}
 
 async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
     let scale = scale();

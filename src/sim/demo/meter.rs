@@ -11,9 +11,8 @@ use super::{
     counts::Counts,
     lag::Quantiles,
     load::pod_watches,
-    process,
 };
-use crate::sim::apiserver::SimApiserver;
+use crate::{sim::apiserver::SimApiserver, telemetry::process::resident_bytes};
 
 /// How often a meter is to be read.
 pub const METER_INTERVAL: Duration = Duration::from_millis(250);
@@ -104,7 +103,7 @@ impl Meter {
             bytes: rate(counts.bytes),
             deliveries: rate(counts.deliveries),
             lag: self.board.lags.take(),
-            resident_bytes: process::resident_bytes(),
+            resident_bytes: resident_bytes(),
         }
     }
 

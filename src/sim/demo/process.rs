@@ -2,13 +2,6 @@
 
 use std::fs;
 
-/// Resident memory in bytes; `None` where the system has no `/proc`.
-pub(super) fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(kib.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
-}
-
 /// How many files and connections may be open at once; `None` where it is not known.
 pub(super) fn open_files_max() -> Option<u64> {
     soft_limit(&fs::read_to_string("/proc/self/limits").ok()?)

@@ -28,6 +28,11 @@ pub(crate) struct Query {
     pub(crate) fields: &'static str,
 }
 
+/// A query, for tables of them.
+pub(crate) const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
+    Query { namespace, labels, fields }
+}
+
 impl Query {
     pub(crate) fn target(&self, resource: &str) -> Target {
         Target {

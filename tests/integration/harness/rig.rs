@@ -340,6 +340,30 @@ pub(crate) fn target(resource: &str) -> Target {
     Target { resource: resource.to_owned(), ..Target::default() }
 }
 
+/// All pods of a stage.
+pub(crate) fn stage(stage: &str) -> Target {
+    Target { label_selector: format!("stage={stage}"), ..target("pods") }
+}
+
+/// Writes pods, over and over: they enter and leave the stages `on` and `off`, are deleted and made again. Gives the last version.
+pub(crate) fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
+    let mut last = sim.revision();
+    for round in from..from + rounds {
+        let name = format!("pod-{}", round % 7);
+        let label = ["on", "off"][(round / 3) % 2];
+        last = match sim.create(&pods(), pod(&name, label)) {
+            Ok(version) => version,
+            Err(_) if round % 5 == 0 => sim.delete(&pods(), "default", &name).unwrap(),
+            Err(_) => {
+                let mut changed = pod(&name, label);
+                changed["metadata"]["annotations"] = json!({ "round": round.to_string() });
+                sim.update(&pods(), changed).unwrap()
+            }
+        };
+    }
+    last
+}
+
 pub(crate) fn pods() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "pods")
 }
