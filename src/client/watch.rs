@@ -138,7 +138,8 @@ pub enum WatchItem {
     CatchUpEnd,
     /// Time has passed; [`WatchStream::resume_version`] has moved.
     Bookmark,
-    /// The connection broke; another try follows by itself.
+    /// The connection broke; another try follows by itself. What came since a `GapBegin` or `CatchUpBegin` whose end did not come is
+    /// to be undone, or to be held back until its end: an object that was added there and is deleted by now is not told as deleted.
     Disconnected {
         /// Why.
         error: ClientError,

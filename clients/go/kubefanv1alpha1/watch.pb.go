@@ -751,6 +751,10 @@ type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Set only where everything at or below this version has been sent; absent inside a snapshot, a gap or a catch-up until its end.
 	// It is the only version that a client may keep to come back with.
+	//
+	// The events of a gap or a catch-up belong together. Where the stream breaks before the end, what was received of them is not part
+	// of the state at the last resume_version: a client undoes it, or applies such events only once their end is there. Otherwise an
+	// object that was added by the half that came, and deleted since, is never told as deleted.
 	ResumeVersion string `protobuf:"bytes,1,opt,name=resume_version,json=resumeVersion,proto3" json:"resume_version,omitempty"`
 	// What the message says.
 	//
@@ -1208,7 +1212,8 @@ type SnapshotBegin struct {
 	// The resource as kubefan resolved it.
 	Resource *ResolvedResource `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
 	// Set where the stream starts over because nothing led on from this version (ON_EXPIRED_RESTART): what the client holds is
-	// replaced by this snapshot.
+	// replaced by this snapshot. It may be above the version that the client asked for, by what the stream has sent since, and it may
+	// come inside a gap or a catch-up, which has no other end then.
 	RestartedFrom string `protobuf:"bytes,3,opt,name=restarted_from,json=restartedFrom,proto3" json:"restarted_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1313,7 +1318,7 @@ func (x *SnapshotEnd) GetObjectCount() int64 {
 
 // GapBegin opens a marked gap: kubefan had to list the resource again, and what happened in between is not known one by one.
 // The events up to gap_end lead from the state before to the state after, each changed key once (twice where an object was
-// deleted and another made in its name).
+// deleted and another made in its name). A stream that falls behind inside it goes on as its on_lag and on_expired say.
 type GapBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Up to this version the stream was exact.

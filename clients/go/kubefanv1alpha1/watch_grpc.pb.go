@@ -49,7 +49,8 @@ type WatchServiceClient interface {
 	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// synced, while its state is older than the server permits (--max-staleness), for a version from the future, and when kubefan
+	// drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
 	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.
@@ -144,7 +145,8 @@ type WatchServiceServer interface {
 	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, for a version from the future, and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// synced, while its state is older than the server permits (--max-staleness), for a version from the future, and when kubefan
+	// drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
 	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.

@@ -281,6 +281,14 @@ pub enum BenchError {
         /// What was expected.
         expected: u64,
     },
+    /// The server took more memory than it was allowed.
+    #[error("the server took {taken} bytes of memory, more than its --memory-max of {budget}")]
+    Memory {
+        /// Resident bytes.
+        taken: u64,
+        /// What it was told.
+        budget: u64,
+    },
     /// The apiserver refused a change.
     #[error("a change was refused: {0}")]
     Source(String),

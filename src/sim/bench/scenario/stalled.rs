@@ -28,6 +28,11 @@ use crate::{
 const PAGE_OBJECTS: usize = 500;
 /// Changes that history keeps at least: who only reads slowly has not fallen behind it.
 const RING_EVENTS_MIN: u32 = 64;
+/// What kubefan may take beside objects, in bytes: of its own, and for each subscriber.
+const MEMORY_BYTES_BASE: u64 = 48 << 20;
+const MEMORY_BYTES_PER_SUBSCRIBER: u64 = 48 << 10;
+/// What it may take for each object and each change of its history, in bytes, where the options do not say how large pods are.
+const OBJECT_BYTES: usize = 6 << 10;
 /// How often memory is looked at.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 /// What of a load's figures says how the others fare.
@@ -50,7 +55,9 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     let others = subscribers - stalled;
     let rate = stage.options.rate_of_paced();
     let history = ((f64::from(rate) * duration.as_secs_f64() / 2.0) as u32).max(RING_EVENTS_MIN);
-    let mut server = stage.server_with(source, &[format!("--ring-events-max={history}")]).await?;
+    let budget = memory_budget(stage, source, history);
+    let flags = [format!("--ring-events-max={history}"), format!("--memory-max={budget}")];
+    let mut server = stage.server_with(source, &flags).await?;
 
     let mut laggards = Laggards::start(&server.connector, &request(source), stalled);
     laggards.until(1, READY_TIMEOUT).await?;
@@ -68,6 +75,7 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
         let driving = drive(load, Trigger::Source(source), &mut server.meter, &board, each, duration);
         let (driven, memory) = with_memory(&meter, driving).await?;
         let (all, mut figures) = (driven.figures(), memory);
+        within(budget, &figures)?;
         for figure in SHOWN {
             figures.set(figure, all.get(figure).unwrap_or(f64::NAN));
         }
@@ -80,6 +88,23 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     let names = ["all read", "some stalled", "caught up"];
     let variant = |name| Variant { name, subscribers, batch: None };
     Ok(names.into_iter().map(variant).zip(rows).collect())
+}
+
+/// What kubefan is told that it may take, whoever stalls.
+fn memory_budget(stage: &Stage<'_>, source: &Source, history: u32) -> u64 {
+    let objects = source.objects() as u64 + u64::from(history);
+    let object_bytes = stage.options.object_bytes.unwrap_or(OBJECT_BYTES) as u64;
+    MEMORY_BYTES_BASE + MEMORY_BYTES_PER_SUBSCRIBER * stage.options.subscribers as u64 + objects * object_bytes
+}
+
+/// Fails where more was taken than was allowed.
+fn within(budget: u64, figures: &Figures) -> Result<(), BenchError> {
+    match figures.get(Figure::RssMax) {
+        Some(taken) if taken > budget as f64 => {
+            Err(BenchError::Memory { taken: taken as u64, budget })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Lets the stalled go on, until they hold what there is.
