@@ -11,7 +11,6 @@ mod rig;
 
 use std::{hint::black_box, sync::Arc};
 
-use bytes::BytesMut;
 use gungraun::{Callgrind, EventKind, prelude::*};
 use kubefan::{
     cache::writer::Commit,
@@ -26,6 +25,7 @@ use kubefan::{
         format::{Encoding, Format},
         projection::Projection,
     },
+    proto::v1alpha1::ResolvedResource,
 };
 use rig::{Cache, PodKind, SMALL, Subscriber};
 use tokio::time::Instant;
@@ -159,27 +159,30 @@ fn take(wave: Wave) -> Wave {
 }
 
 /// Changes of pods that nobody has looked at, and what encodes them.
-fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>, BytesMut) {
-    let encoder =
-        Encoder::new(Format::new(Projection::default(), false, encoding).expect("a format"), Budgets::default());
+fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
+    let encoder = Encoder::new(
+        Format::new(Projection::default(), false, encoding).expect("a format"),
+        &ResolvedResource::default(),
+        Budgets::default(),
+    );
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
-    let mut bytes = BytesMut::with_capacity(EVENTS * 4096);
     // To make zstd's context is no part of it.
     if let Some(first) = entries.pop() {
-        encoder.entry(&first, Holds::All, &mut bytes);
+        encoder.entry(&first, Holds::All, &mut encoder.buffer(4096));
     }
-    bytes.clear();
-    (encoder, entries, bytes)
+    (encoder, entries)
 }
 
 // Events become messages, each for the first time.
 #[library_benchmark]
 #[bench::json(args = (Encoding::Json), setup = changes, config = limited(ENCODE_JSON * EVENTS))]
 #[bench::delta(args = (Encoding::ZstdDelta), setup = changes, config = limited(ENCODE_DELTA * EVENTS))]
-fn encode((encoder, entries, mut bytes): (Encoder, Vec<LogEntry>, BytesMut)) -> impl Sized {
+fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
+    let mut bytes = encoder.buffer(EVENTS * 4096);
     for entry in &entries {
         encoder.entry(black_box(entry), Holds::All, &mut bytes);
     }
+    let bytes = bytes.freeze();
     (encoder, entries, bytes)
 }
 

@@ -138,6 +138,17 @@ impl History {
         }
     }
 
+    /// The same for one who may not be able to tell what is exact from what is not: then only events lead on, and none that are older than
+    /// the last gap.
+    pub fn way_for(&self, version: ResourceVersion, has_marks: bool) -> Result<Way, Expired> {
+        let way = self.way_from(version)?;
+        let exact_from = self.ring.exact_from();
+        match has_marks || version >= exact_from {
+            true => Ok(way),
+            false => Err(Expired { requested: version, oldest: exact_from }),
+        }
+    }
+
     /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
     /// has forgotten by then is found in the residue. Tells whether there is more.
     pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {

@@ -123,6 +123,8 @@ pub struct EventRing {
     limits: RingLimits,
     floor: ResourceVersion,
     records: VecDeque<Entry>,
+    /// The end of the last gap.
+    last_gap: Option<ResourceVersion>,
     bytes: usize,
     /// How many of the newest records are fresh, and their part of the bytes.
     fresh: usize,
@@ -138,13 +140,16 @@ struct Entry {
 impl EventRing {
     /// An empty ring whose history starts after `floor`.
     pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
-        Self { limits, floor, records: VecDeque::new(), bytes: 0, fresh: 0, fresh_bytes: 0 }
+        Self { limits, floor, records: VecDeque::new(), last_gap: None, bytes: 0, fresh: 0, fresh_bytes: 0 }
     }
 
     /// Appends a record that the views have seen; older ones settle. [`Self::evict`] follows.
     pub fn push(&mut self, record: Record, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows || planted::is(Bug::OutOfOrderPassedOn));
+        if let Record::Gap(gap) = &record {
+            self.last_gap = Some(gap.to);
+        }
         let cost_bytes = record.cost_bytes();
         self.bytes += cost_bytes;
         self.fresh += 1;
@@ -253,6 +258,11 @@ impl EventRing {
     /// The oldest version whose later events are all held.
     pub fn floor(&self) -> ResourceVersion {
         self.floor
+    }
+
+    /// The oldest version after which there are events and no gap.
+    pub fn exact_from(&self) -> ResourceVersion {
+        self.last_gap.map_or(self.floor, |gap| gap.max(self.floor))
     }
 
     /// The bytes that history keeps beyond the current objects.

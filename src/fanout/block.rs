@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::{
     encoder::{Encoder, Holds},
@@ -51,7 +51,7 @@ struct Content {
 
 impl Content {
     fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, holds: Holds) -> Self {
-        let mut bytes = BytesMut::with_capacity(capacity);
+        let mut bytes = encoder.buffer(capacity);
         let (mut ends, mut bases, mut messages) = (Vec::with_capacity(entries.len()), Vec::new(), 0);
         for (place, entry) in entries.iter().enumerate() {
             let written = encoder.entry(entry, holds, &mut bytes);

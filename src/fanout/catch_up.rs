@@ -91,7 +91,7 @@ impl CatchUp {
         bytes_max: usize,
         selection: &Selection,
         encoder: &Encoder,
-        frames: &mut FrameWriter,
+        frames: &mut FrameWriter<'_>,
     ) -> (usize, bool) {
         let mut events = 0;
         while let Some(was) = self.gone.front() {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::{
     budget::{Budget, Budgets, Share},
-    frame::{Base, Body, EventHead, Sink, control},
+    frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
     log::{LogEntry, Seen},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
         object::Object,
     },
     planted::{self, Bug},
-    proto::v1alpha1::DeleteReason,
+    proto::v1alpha1::{DeleteReason, ResolvedResource},
 };
 
 /// The events whose bytes are remembered: views that see one event take it at about the same time.
@@ -54,6 +54,7 @@ pub struct Written {
 #[derive(Default)]
 pub struct Encoder {
     format: Format,
+    layout: Layout,
     budgets: Budgets,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
@@ -116,9 +117,20 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format.
-    pub fn new(format: Format, budgets: Budgets) -> Self {
-        Self { format, budgets, ..Self::default() }
+    /// An encoder of one format, for objects of one resource.
+    pub fn new(format: Format, resource: &ResolvedResource, budgets: Budgets) -> Self {
+        let layout = Layout::of(&format, resource);
+        Self { format, layout, budgets, ..Self::default() }
+    }
+
+    /// Where frames for one subscriber go, with room for so many bytes of heads and small bodies.
+    pub fn writer(&self, capacity: usize) -> FrameWriter<'_> {
+        FrameWriter::new(&self.layout, capacity)
+    }
+
+    /// Where frames that lie in one piece go, with room for so many bytes.
+    pub fn buffer(&self, capacity: usize) -> FrameBuffer<'_> {
+        FrameBuffer::new(&self.layout, capacity)
     }
 
     /// What it may keep.
@@ -156,6 +168,10 @@ impl Encoder {
     /// Writes an entry for a stream whose client holds `holds`.
     pub fn entry(&self, entry: &LogEntry, holds: Holds, sink: &mut impl Sink) -> Written {
         match &entry.seen {
+            // Where there are no marks, nobody is led over a gap.
+            Seen::GapBegin(_) | Seen::GapEnd(_) | Seen::GapEvent(..) if !self.format.has_marks() => {
+                return Written::default();
+            }
             Seen::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
             Seen::GapEnd(gap) => sink.message(&control::gap_end(gap)),
             Seen::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
@@ -252,7 +268,10 @@ impl Encoder {
         let object = event.object();
         let bytes = match (seen, event.previous()) {
             // As the apiserver sends it: what it was, at the version of the event.
-            (Transition::Leave, _) if self.format.projection().is_identity() => event.left_bytes(),
+            (Transition::Leave, _) if self.format.projection().keeps_version() => {
+                let bytes = event.left_bytes();
+                self.format.bytes_of(&bytes).unwrap_or(bytes)
+            }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
             // Inside a gap a delete has the version of the object that is gone, which another event may have.
             _ if resume.is_none() => self.bytes(&object),
@@ -321,7 +340,11 @@ mod tests {
         const BYTES_MAX: usize = 1000;
         let budgets = Budgets { projected: Budget::new(BYTES_MAX), chunks: Budget::new(0) };
         let metadata = Projection::new(Parts::Metadata, false, false).unwrap();
-        let encoder = Encoder::new(Format::new(metadata, false, Encoding::Json).unwrap(), budgets.clone());
+        let encoder = Encoder::new(
+            Format::new(metadata, false, Encoding::Json).unwrap(),
+            &ResolvedResource::default(),
+            budgets.clone(),
+        );
         let known = |pod: &Arc<Object>| lock(&encoder.projected).objects.contains_key(pod.key());
         let gone: Vec<_> = (100..140).map(pod).collect();
         for pod in &gone {

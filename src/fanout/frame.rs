@@ -10,9 +10,14 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use super::pieces::Pieces;
+use super::{lines, pieces::Pieces};
 use crate::{
-    model::{ObjectKey, ResourceVersion, event::EventType as Kind, object::Object},
+    model::{
+        ObjectKey, ResourceVersion,
+        event::EventType as Kind,
+        format::{Format, Wire},
+        object::Object,
+    },
     proto::v1alpha1::{
         Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
         SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,
@@ -151,7 +156,7 @@ impl Body {
     }
 }
 
-/// Writes the head of a whole message, after which the body's bytes follow.
+/// Writes the head of a whole gRPC message, after which the body's bytes follow.
 fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     let version = Digits::of(head.version);
     let event_len = head.event_len(&version) + body.head_len() + body.bytes.len();
@@ -178,18 +183,98 @@ pub trait Sink {
     fn message(&mut self, message: &WatchResponse);
 }
 
+/// Where a message begins and ends: a gRPC frame, or a line of a Kubernetes watch.
+#[derive(Debug, Default)]
+pub enum Layout {
+    /// `WatchResponse` messages with gRPC's prefix.
+    #[default]
+    Grpc,
+    /// `{"type":…,"object":…}` and a line feed.
+    Lines(lines::TypeMeta),
+}
+
+impl Layout {
+    /// The layout of a format, for objects of one resource.
+    pub fn of(format: &Format, resource: &ResolvedResource) -> Self {
+        match format.wire() {
+            Wire::Grpc => Self::Grpc,
+            Wire::Lines => Self::Lines(lines::TypeMeta::of(format, resource)),
+        }
+    }
+
+    fn put_head(&self, head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
+        match self {
+            Self::Grpc => put_head(head, body, out),
+            Self::Lines(_) => lines::put_head(head.kind, out),
+        }
+    }
+
+    fn put_tail(&self, out: &mut BytesMut) {
+        match self {
+            Self::Grpc => {}
+            Self::Lines(_) => lines::put_tail(out),
+        }
+    }
+
+    /// Writes a message that is no event; tells how many messages that gave.
+    fn put_message(&self, message: &WatchResponse, out: &mut BytesMut) -> usize {
+        match self {
+            Self::Grpc => {
+                let len = message.encoded_len();
+                out.reserve(PREFIX_BYTES + len);
+                put_prefix(out, len);
+                message.encode_raw(out);
+                1
+            }
+            Self::Lines(type_meta) => match &message.message {
+                Some(watch_response::Message::Bookmark(_)) => {
+                    lines::put_bookmark(type_meta, &message.resume_version, false, out);
+                    1
+                }
+                // Lines have no such marks.
+                _ => 0,
+            },
+        }
+    }
+}
+
 /// Frames whole, one after the other: what many subscribers share lies in one piece.
-impl Sink for BytesMut {
+pub struct FrameBuffer<'a> {
+    layout: &'a Layout,
+    bytes: BytesMut,
+}
+
+impl<'a> FrameBuffer<'a> {
+    /// With room for so many bytes.
+    pub fn new(layout: &'a Layout, capacity: usize) -> Self {
+        Self { layout, bytes: BytesMut::with_capacity(capacity) }
+    }
+
+    /// The bytes so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing was added.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Ready to send.
+    pub fn freeze(self) -> Bytes {
+        self.bytes.freeze()
+    }
+}
+
+impl Sink for FrameBuffer<'_> {
     fn event(&mut self, head: &EventHead<'_>, body: Body) {
-        put_head(head, &body, self);
-        self.put_slice(&body.bytes);
+        self.layout.put_head(head, &body, &mut self.bytes);
+        self.bytes.put_slice(&body.bytes);
+        self.layout.put_tail(&mut self.bytes);
     }
 
     fn message(&mut self, message: &WatchResponse) {
-        let len = message.encoded_len();
-        self.reserve(PREFIX_BYTES + len);
-        put_prefix(self, len);
-        message.encode_raw(self);
+        self.layout.put_message(message, &mut self.bytes);
     }
 }
 
@@ -198,45 +283,52 @@ impl Sink for BytesMut {
 const COPIED_BODY_BYTES_MAX: usize = 4 << 10;
 
 /// Frames of which the heads share one buffer and large bodies stay where they are: what goes to one subscriber alone.
-#[derive(Default)]
-pub struct FrameWriter {
+pub struct FrameWriter<'a> {
+    layout: &'a Layout,
     heads: BytesMut,
     /// Where a body follows in the heads.
     bodies: Vec<(usize, Bytes)>,
-    bytes: usize,
+    /// Of those.
+    body_bytes: usize,
     messages: usize,
 }
 
-impl Sink for FrameWriter {
+impl Sink for FrameWriter<'_> {
     fn event(&mut self, head: &EventHead<'_>, body: Body) {
-        let before = self.heads.len();
-        put_head(head, &body, &mut self.heads);
-        self.bytes += self.heads.len() - before + body.bytes.len();
+        self.layout.put_head(head, &body, &mut self.heads);
         if body.bytes.len() <= COPIED_BODY_BYTES_MAX {
             self.heads.put_slice(&body.bytes);
         } else {
+            self.body_bytes += body.bytes.len();
             self.bodies.push((self.heads.len(), body.bytes));
         }
+        self.layout.put_tail(&mut self.heads);
         self.messages += 1;
     }
 
     fn message(&mut self, message: &WatchResponse) {
-        let before = self.heads.len();
-        self.heads.message(message);
-        self.bytes += self.heads.len() - before;
-        self.messages += 1;
+        self.messages += self.layout.put_message(message, &mut self.heads);
     }
 }
 
-impl FrameWriter {
+impl<'a> FrameWriter<'a> {
     /// With room for so many bytes of heads and small bodies.
-    pub fn with_capacity(bytes: usize) -> Self {
-        Self { heads: BytesMut::with_capacity(bytes), ..Self::default() }
+    pub fn new(layout: &'a Layout, capacity: usize) -> Self {
+        let heads = BytesMut::with_capacity(capacity);
+        Self { layout, heads, bodies: Vec::new(), body_bytes: 0, messages: 0 }
+    }
+
+    /// Ends an initial state for a watch over HTTP that asked to be told of its end.
+    pub fn initial_events_end(&mut self, version: ResourceVersion) {
+        if let Layout::Lines(type_meta) = self.layout {
+            lines::put_bookmark(type_meta, &version.to_string(), true, &mut self.heads);
+            self.messages += 1;
+        }
     }
 
     /// The bytes so far.
     pub fn len(&self) -> usize {
-        self.bytes
+        self.heads.len() + self.body_bytes
     }
 
     /// Whether nothing was added.
@@ -412,13 +504,14 @@ mod tests {
                 Body::object(Bytes::from(vec![b'x'; 300])),
                 Body::delta(Bytes::from(vec![b'z'; 130]), Base { version: head.version, crc32: 0xdead_beef }),
             ] {
-                let mut writer = FrameWriter::default();
+                let mut writer = FrameWriter::new(&Layout::Grpc, 0);
                 writer.event(&head, body.clone());
                 let len = writer.len();
                 let mut pieces = writer.finish();
                 let framed = pieces.copy_to_bytes(pieces.len());
-                let mut whole = BytesMut::new();
+                let mut whole = FrameBuffer::new(&Layout::Grpc, 0);
                 whole.event(&head, body.clone());
+                let whole = whole.freeze();
                 assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
                 let message = &framed[PREFIX_BYTES..];
                 assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());
@@ -451,7 +544,7 @@ mod tests {
     fn pieces_hold_the_messages_in_order_and_share_the_objects() {
         let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
         let version = ResourceVersion::new(7).unwrap();
-        let mut writer = FrameWriter::default();
+        let mut writer = FrameWriter::new(&Layout::Grpc, 0);
         writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None));
         writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
         writer.message(&control::snapshot_end(version, 1));

@@ -152,7 +152,7 @@ impl Chunk {
             let body = Body::object(encoder.snapshot_bytes(object));
             put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
         }
-        let mut frame = BytesMut::new();
+        let mut frame = encoder.buffer(0);
         match chunk::encode_content(&content) {
             Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
             // More than a chunk may hold: one by one they can be told still.

@@ -477,19 +477,19 @@ impl Hub {
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
-                let encoder = views.encoder(&key.format, &self.view_bytes.kept);
+                let encoder = views.encoder(&key.format, &self.resource, &self.view_bytes.kept);
                 Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
             }
         };
         let place = match terms.start {
-            Start::Snapshot => self.snapshot_for(&view, cached, None),
+            Start::Snapshot => self.snapshot_for(&view, cached, None, terms.marks_end),
             Start::After(requested) | Start::Kept(requested) | Start::Over(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
                 return Err(Refusal::Future { requested, current: cached.version });
             }
             Start::Over(version) => {
                 self.resumed(version, Resume::Restart);
-                self.snapshot_for(&view, cached, Some(version))
+                self.snapshot_for(&view, cached, Some(version), false)
             }
             Start::After(version) | Start::Kept(version) => {
                 let (place, way) = match &terms.backfill {
@@ -535,8 +535,14 @@ impl Hub {
     }
 
     /// The state from the start, and the place in the log after it.
-    fn snapshot_for(&self, view: &View, cached: &Cached, restarted_from: Option<ResourceVersion>) -> Place {
-        let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from };
+    fn snapshot_for(
+        &self,
+        view: &View,
+        cached: &Cached,
+        restarted_from: Option<ResourceVersion>,
+        marks_end: bool,
+    ) -> Place {
+        let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from, marks_end };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let Cached { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
@@ -563,16 +569,16 @@ impl Hub {
         &self.gate
     }
 
-    /// What leads on from `version`, where anything held here does.
-    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Refusal> {
+    /// What leads on from `version`, where anything held here does, for one who can be told of marks or not.
+    pub fn way_from(&self, version: ResourceVersion, has_marks: bool) -> Result<Way, Refusal> {
         let inner = self.inner();
-        Ok(self.serving(&inner)?.history.way_from(version)?)
+        Ok(self.serving(&inner)?.history.way_for(version, has_marks)?)
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
     fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(Place, Resume), Expired> {
         let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version), pass: None };
-        match cached.history.way_from(version)? {
+        match cached.history.way_for(version, view.encoder().format().has_marks())? {
             Way::Ring => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
             Way::Residue => {
                 let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
@@ -599,7 +605,7 @@ impl Hub {
         {
             Some(Ok((place, _))) => (place, Lag::CatchUp),
             _ if on_expired == OnExpired::Restart => {
-                (self.snapshot_for(view, cached, Some(expired.requested)), Lag::Restart)
+                (self.snapshot_for(view, cached, Some(expired.requested), false), Lag::Restart)
             }
             _ => {
                 self.metrics.lag(Lag::Expired);

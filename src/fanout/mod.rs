@@ -14,6 +14,7 @@ pub mod gate;
 pub mod generation;
 pub mod hub;
 pub mod index;
+pub mod lines;
 pub mod log;
 pub mod outcome;
 pub mod pacer;

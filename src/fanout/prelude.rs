@@ -48,6 +48,8 @@ pub(super) struct Head {
     /// Taken when it begins.
     pub(super) resource: Option<ResolvedResource>,
     pub(super) restarted_from: Option<ResourceVersion>,
+    /// A watch over HTTP asked to be told where the state ends.
+    pub(super) marks_end: bool,
 }
 
 /// What a turn gave.
@@ -89,7 +91,7 @@ impl Prelude {
         let before = self.sent;
         match &mut self.part {
             Part::Objects { head, store, last } => {
-                let mut frames = FrameWriter::with_capacity(bytes_max);
+                let mut frames = encoder.writer(bytes_max);
                 head.write(&mut frames);
                 let mut written = None;
                 for object in store.select(selection, last.as_ref()) {
@@ -105,11 +107,11 @@ impl Prelude {
                 if planted::is(Bug::SnapshotEndsAtHead) {
                     head.version = hub.head().unwrap_or(head.version);
                 }
-                taken.end_of_snapshot(head.version, self.sent, &mut frames);
+                taken.end_of_snapshot(head, self.sent, &mut frames);
                 taken.pieces = frames.finish();
             }
             Part::Chunks { head, chunks, next } => {
-                let mut frames = FrameWriter::default();
+                let mut frames = encoder.writer(0);
                 head.write(&mut frames);
                 let (mut pieces, first) = (frames.finish(), *next);
                 // At least one each time, whatever its size.
@@ -123,8 +125,8 @@ impl Prelude {
                     self.sent += count;
                     *next += 1;
                 };
-                let mut frames = FrameWriter::default();
-                taken.end_of_snapshot(head.version, self.sent, &mut frames);
+                let mut frames = encoder.writer(0);
+                taken.end_of_snapshot(head, self.sent, &mut frames);
                 pieces.append(frames.finish());
                 taken.pieces = pieces;
             }
@@ -133,7 +135,7 @@ impl Prelude {
                     let (part, rest) = hub.replaced(view, catch_up.from, up_to, CHANGES_MAX)?;
                     catch_up.read(part, rest, selection);
                 }
-                let mut frames = FrameWriter::with_capacity(bytes_max);
+                let mut frames = encoder.writer(bytes_max);
                 if !std::mem::replace(begun, true) {
                     frames.message(&control::catch_up_begin(catch_up.from));
                 }
@@ -150,7 +152,7 @@ impl Prelude {
                 // Without the state before them nothing is known that a delta could be made from.
                 let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
                 let holds = if has_bases { holds } else { Holds::Nothing };
-                let mut frames = FrameWriter::default();
+                let mut frames = encoder.writer(0);
                 for record in backfill.since(*after).map_err(Stuck::Expired)? {
                     if frames.len() >= bytes_max {
                         taken.complete = false;
@@ -164,8 +166,8 @@ impl Prelude {
                     }
                     *after = record.version();
                 }
-                // What follows, another mark perhaps, begins where the subscriber knows that it is.
-                if taken.complete && *told < backfill.reached {
+                // What follows, another mark perhaps, begins where the subscriber knows that it is. Where there are no marks, the log does.
+                if taken.complete && *told < backfill.reached && encoder.format().has_marks() {
                     frames.message(&control::bookmark(backfill.reached));
                 }
                 taken.resume = Some(if taken.complete { backfill.reached } else { *after });
@@ -186,7 +188,7 @@ impl Prelude {
 }
 
 impl Head {
-    fn write(&mut self, frames: &mut FrameWriter) {
+    fn write(&mut self, frames: &mut FrameWriter<'_>) {
         if let Some(resource) = self.resource.take() {
             frames.message(&control::snapshot_begin(self.version, resource, self.restarted_from));
         }
@@ -194,10 +196,13 @@ impl Head {
 }
 
 impl Taken {
-    fn end_of_snapshot(&mut self, version: ResourceVersion, sent: usize, frames: &mut FrameWriter) {
+    fn end_of_snapshot(&mut self, head: &Head, sent: usize, frames: &mut FrameWriter<'_>) {
         if self.complete {
-            frames.message(&control::snapshot_end(version, sent as u64));
-            self.resume = Some(version);
+            frames.message(&control::snapshot_end(head.version, sent as u64));
+            if head.marks_end {
+                frames.initial_events_end(head.version);
+            }
+            self.resume = Some(head.version);
         }
     }
 }

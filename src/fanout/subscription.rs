@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     bell::{Bell, Rung},
     encoder::Holds,
-    frame::{FrameWriter, Sink, control},
+    frame::{Sink, control},
     gate::Pass,
     hub::Hub,
     log::{LogEntry, Seen},
@@ -178,7 +178,7 @@ impl Subscription {
         let sent_all = self.view.end() == self.cursor || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
-            let mut frames = FrameWriter::default();
+            let mut frames = self.view.encoder().writer(0);
             frames.message(&control::bookmark(head));
             frames.finish()
         })
@@ -196,7 +196,7 @@ impl Subscription {
                     received = received.or(self.pass(taken));
                 }
                 Ok(Run::Alone(entries)) => {
-                    let mut frames = FrameWriter::default();
+                    let mut frames = view.encoder().writer(0);
                     entries.iter().for_each(|entry| {
                         view.encoder().entry(entry, self.holds, &mut frames);
                     });

@@ -49,12 +49,21 @@ pub struct Terms {
     pub on_expired: OnExpired,
     /// The events up to a version that something leads on from, read again from upstream.
     pub backfill: Option<Arc<Backfill>>,
+    /// A watch over HTTP asks to be told where its initial state ends.
+    pub marks_end: bool,
     /// Leave to be sent more than events; where there is none, and the gate has room, it is given then.
     pub pass: Option<Arc<Pass>>,
 }
 
 impl From<Start> for Terms {
     fn from(start: Start) -> Self {
-        Self { start, on_lag: OnLag::default(), on_expired: OnExpired::default(), backfill: None, pass: None }
+        Self {
+            start,
+            on_lag: OnLag::default(),
+            on_expired: OnExpired::default(),
+            backfill: None,
+            marks_end: false,
+            pass: None,
+        }
     }
 }

@@ -16,11 +16,13 @@ use super::{
     encoder::Encoder,
     index::{Place, SelectorIndex, ViewId},
     log::SeenInGap,
+    outcome::StreamEnd,
     view::{View, ViewKey},
 };
 use crate::{
-    cache::{Gap, Record},
+    cache::{Expired, Gap, Record},
     model::format::Format,
+    proto::v1alpha1::ResolvedResource,
 };
 
 /// The views, by what they select and by what they are found by.
@@ -32,6 +34,8 @@ pub(super) struct Views {
     index: SelectorIndex,
     /// Views that have something that their subscribers were not told of.
     untold: Vec<ViewId>,
+    /// Those that have ended for themselves, whose subscribers were not told of it.
+    ended: Vec<Arc<View>>,
     /// How many records that is.
     untold_records: usize,
     /// Kept between events.
@@ -50,13 +54,13 @@ impl Views {
         self.ids.get(key).map(|id| &self.slots[*id].view)
     }
 
-    /// The one encoder of a format; what it keeps is within `kept`.
-    pub(super) fn encoder(&mut self, format: &Format, kept: &Budgets) -> Arc<Encoder> {
+    /// The one encoder of a format, for objects of this resource; what it keeps is within `kept`.
+    pub(super) fn encoder(&mut self, format: &Format, resource: &ResolvedResource, kept: &Budgets) -> Arc<Encoder> {
         if let Some(encoder) = self.encoders.get(format).and_then(Weak::upgrade) {
             return encoder;
         }
         self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(format.clone(), kept.clone()));
+        let encoder = Arc::new(Encoder::new(format.clone(), resource, kept.clone()));
         self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
         encoder
     }
@@ -105,8 +109,22 @@ impl Views {
         }
     }
 
+    /// Who cannot be told of a gap is not led over it: their views end before it, and who comes next has another one.
+    fn end_unmarked(&mut self, gap: &Gap) {
+        let unmarked = |(_, slot): &(usize, &Slot)| !slot.view.encoder().format().has_marks();
+        let views: Vec<_> = self.slots.iter().filter(unmarked).map(|(_, slot)| slot.view.clone()).collect();
+        for view in views {
+            self.remove(&view);
+            view.close(&StreamEnd::Expired(Expired { requested: gap.from, oldest: gap.to }));
+            self.ended.push(view);
+        }
+    }
+
     /// Appends a record where it is seen; tells how many messages that gave.
     pub(super) fn append(&mut self, record: &Record, received: Instant) -> usize {
+        if let Record::Gap(gap) = record {
+            self.end_unmarked(gap);
+        }
         let mut inside = match record {
             Record::Event(_) => HashMap::new(),
             Record::Gap(gap) => self.see(gap),
@@ -155,18 +173,18 @@ impl Views {
 
     /// The views whose subscribers are to be woken, and of how many records; they count as told.
     pub(super) fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
-        let ids = std::mem::take(&mut self.untold);
+        let (ids, ended) = (std::mem::take(&mut self.untold), std::mem::take(&mut self.ended));
         let told = ids.into_iter().filter_map(|id| {
             let slot = self.slots.get_mut(id)?;
             slot.untold = false;
             Some(slot.view.clone())
         });
-        (told.collect(), std::mem::take(&mut self.untold_records))
+        (told.chain(ended).collect(), std::mem::take(&mut self.untold_records))
     }
 
     /// Whether nobody is to be woken.
     pub(super) fn all_told(&self) -> bool {
-        self.untold.is_empty()
+        self.untold.is_empty() && self.ended.is_empty()
     }
 
     /// How many there are.

@@ -34,12 +34,23 @@ impl Encoding {
     }
 }
 
-/// The form in which a subscriber is sent objects. The default is the object as it came, as JSON.
+/// How messages are laid out, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Wire {
+    /// Messages of the contract, as gRPC frames them.
+    #[default]
+    Grpc,
+    /// Lines of a Kubernetes watch. They know no marks: a span in which only the end is exact cannot be told.
+    Lines,
+}
+
+/// The form in which a subscriber is sent objects. The default is the object as it came, as JSON, over gRPC.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Format {
     projection: Projection,
     only_changes: bool,
     encoding: Encoding,
+    wire: Wire,
 }
 
 /// `only_changes` with bytes that hold the version: they change with every change.
@@ -57,7 +68,22 @@ impl Format {
         if only_changes && projection.is_identity() {
             return Err(ChangesEverything);
         }
-        Ok(Self { projection, only_changes, encoding })
+        Ok(Self { projection, only_changes, encoding, wire: Wire::Grpc })
+    }
+
+    /// The form of a Kubernetes watch over HTTP.
+    pub fn lines(projection: Projection) -> Self {
+        Self { projection, wire: Wire::Lines, ..Self::default() }
+    }
+
+    /// How messages are laid out.
+    pub fn wire(&self) -> Wire {
+        self.wire
+    }
+
+    /// Whether spans in which only the end is exact can be told, as marked.
+    pub fn has_marks(&self) -> bool {
+        self.wire == Wire::Grpc
     }
 
     /// What of each object is sent.

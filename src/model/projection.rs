@@ -30,6 +30,10 @@ const MANAGED_FIELDS: [&str; 2] = ["metadata", "managedFields"];
 const LAST_APPLIED_PATH: [&str; 3] = ["metadata", "annotations", LAST_APPLIED];
 
 /// How the apiserver names the type of an object of which it shows the metadata only.
+pub const PARTIAL_KIND: &str = "PartialObjectMetadata";
+/// Its group version.
+pub const PARTIAL_API_VERSION: &str = "meta.k8s.io/v1";
+/// Both, as members of the object.
 const PARTIAL_TYPE: &[u8] = br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1""#;
 
 /// The parts of an object that a projection keeps, as a request names them.
@@ -104,6 +108,13 @@ impl Projection {
         Ok(Self::canonical_of(parts == Parts::Metadata, root, drop_last_applied))
     }
 
+    /// The metadata, whole: what the apiserver gives to who asks for a PartialObjectMetadata. The only one that leaves something out and
+    /// is not in canonical form.
+    pub fn partial_object_metadata() -> Self {
+        let root = Node { fields: vec![("metadata".into(), Rule::Keep)], keeps_others: false };
+        Self { partial: true, root: Some(Arc::new(root)) }
+    }
+
     fn canonical_of(partial: bool, mut root: Rule, drop_last_applied: bool) -> Self {
         root.leave_out(&RESOURCE_VERSION);
         root.leave_out(&MANAGED_FIELDS);
@@ -122,7 +133,12 @@ impl Projection {
         if self.is_identity() { Self::canonical_of(false, Rule::Keep, false) } else { self }
     }
 
-    /// Whether the object's own bytes are sent, `metadata.resourceVersion` and all. Every other projection is in canonical form.
+    /// Whether what is sent holds `metadata.resourceVersion`; if not, it is in canonical form.
+    pub fn keeps_version(&self) -> bool {
+        self.is_identity() || *self == Self::partial_object_metadata()
+    }
+
+    /// Whether the object's own bytes are sent, `metadata.resourceVersion` and all.
     pub fn is_identity(&self) -> bool {
         self.root.is_none()
     }

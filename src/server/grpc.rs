@@ -130,7 +130,7 @@ impl<C: Catalog> Service<C> {
         let needs_state = selection.can_change() && !planted::is(Bug::BackfillWithoutMembership);
         let mut tries = 0;
         let expired = loop {
-            let (backfill, way) = match hub.way_from(version) {
+            let (backfill, way) = match hub.way_from(version, format.has_marks()) {
                 Ok(way) => (None, Some(way)),
                 // Where upstream has nothing either, what is held here is named.
                 Err(Refusal::Expired(expired)) => match self.catalog.backfill(served, version, needs_state).await {
