@@ -22,7 +22,6 @@ use kubefan::{
     fanout::{
         budget::Budgets,
         encoder::{Encoder, Holds},
-        frame::FrameWriter,
         generation::Generation,
         index::SelectorIndex,
     },
@@ -32,6 +31,7 @@ use kubefan::{
         format::Format,
         projection::{Parts, Projection},
     },
+    proto::v1alpha1::ResolvedResource,
     telemetry::metrics::WatchPurpose,
     upstream::{
         Upstream,
@@ -357,24 +357,28 @@ mod frames {
     /// A batch as one piece of memory, for all subscribers of a view.
     #[divan::bench(sample_size = 20)]
     fn whole(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) =
-            (Encoder::new(Format::default(), Budgets::default()), Cache::new(100, SMALL).entries(BATCH));
+        let (encoder, entries) = (
+            Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default()),
+            Cache::new(100, SMALL).entries(BATCH),
+        );
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
-            let mut bytes = BytesMut::with_capacity(64 << 10);
+            let mut bytes = encoder.buffer(64 << 10);
             for entry in black_box(&entries) {
                 encoder.entry(entry, Holds::All, &mut bytes);
             }
-            bytes
+            bytes.freeze()
         });
     }
 
     /// The same as heads, and objects that stay where they are: for a subscriber that is alone.
     #[divan::bench(sample_size = 20)]
     fn in_pieces(bencher: Bencher<'_, '_>) {
-        let (encoder, entries) =
-            (Encoder::new(Format::default(), Budgets::default()), Cache::new(100, SMALL).entries(BATCH));
+        let (encoder, entries) = (
+            Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default()),
+            Cache::new(100, SMALL).entries(BATCH),
+        );
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
-            let mut frames = FrameWriter::default();
+            let mut frames = encoder.writer(0);
             for entry in black_box(&entries) {
                 encoder.entry(entry, Holds::All, &mut frames);
             }
@@ -424,7 +428,7 @@ mod snapshot {
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
         let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
-        let encoder = Encoder::new(Format::default(), Budgets::default());
+        let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
             let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))

@@ -35,6 +35,10 @@ impl Catalog for Arc<Registry> {
         }
     }
 
+    async fn prove(&self, served: &Served) -> Result<(), Refusal> {
+        Err(Refusal::Unavailable(format!("{} is not proved fresh", served.gvr)))
+    }
+
     fn changes(&self) -> watch::Receiver<u64> {
         Registry::changes(self)
     }

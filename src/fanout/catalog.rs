@@ -51,6 +51,12 @@ pub trait Catalog: Send + Sync + 'static {
         needs_state: bool,
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
 
+    /// Waits for upstream's word that the state of a cache is not older than this call. One proof serves all who wait.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] where none came in time: the read is upstream's then.
+    fn prove(&self, served: &Served) -> impl Future<Output = Result<(), Refusal>> + Send;
+
     /// Changes whenever a cache comes, goes or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;
 

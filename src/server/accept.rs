@@ -18,10 +18,12 @@ use super::{
     call,
     connection::{Connection, Io},
     grpc::Service,
+    http::Front,
     http1,
     limits::HANDSHAKE_TIMEOUT,
     listen::{Listener, Peer},
     preface::{self, Rewound},
+    reader::Reader,
     status,
 };
 use crate::{
@@ -67,6 +69,7 @@ impl From<&ServeConfig> for ServerOptions {
 /// What all connections share.
 pub struct Server<C> {
     pub(super) service: Service<C>,
+    pub(super) front: Front<C>,
     pub(super) router: Router,
     pub(super) options: ServerOptions,
     pub(super) drain: CancellationToken,
@@ -82,11 +85,12 @@ impl<C: Catalog> Server<C> {
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let service = Service::new(catalog, drain.clone(), options.subscribers_max);
+        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max));
+        let (service, front) = (Service::new(reader.clone()), Front::new(reader, options.snapshot_stall_timeout));
         let routed = WatchServiceServer::new(service.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let router = router.fallback(not_found).layer(MapResponseLayer::new(status::explain)).with_state(());
-        Arc::new(Self { service, router, options, drain, metrics })
+        Arc::new(Self { service, front, router, options, drain, metrics })
     }
 
     /// Serves what `listener` accepts until the drain; then until the last connection has ended. When it is dropped, all end.
@@ -136,11 +140,11 @@ impl<C: Catalog> Server<C> {
 
     /// Serves one connection, whichever protocol it speaks.
     pub async fn serve<T: Io>(self: Arc<Self>, io: T, peer: Peer) -> ConnectionEnd {
-        let (router, drain) = (self.router.clone(), self.drain.clone());
+        let (front, router, drain) = (self.front.clone(), self.router.clone(), self.drain.clone());
         // In boxes, so that a connection at rest has the memory of its own protocol, and no more.
         match Box::pin(self.greet(io, peer)).await {
             Ok(Spoken::Http2(connection)) => connection.await,
-            Ok(Spoken::Http1(io)) => match Box::pin(http1::serve(io, router, drain)).await {
+            Ok(Spoken::Http1(io)) => match Box::pin(http1::serve(io, peer, front, router, drain)).await {
                 Ok(()) => ConnectionEnd::Closed,
                 Err(_) => ConnectionEnd::Error,
             },

@@ -14,12 +14,19 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
+use tokio::time::Instant;
 use tower::Service;
 
 use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, status};
 
 /// The body of a request.
-struct RequestBody(RecvStream);
+pub struct RequestBody(RecvStream);
+
+impl From<RecvStream> for RequestBody {
+    fn from(body: RecvStream) -> Self {
+        Self(body)
+    }
+}
 
 impl Body for RequestBody {
     type Data = Bytes;
@@ -56,6 +63,15 @@ pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Paylo
         Some(Ok(response)) => response,
         None => status::deadline_exceeded().into_http(),
     };
+    self::respond(response, respond, deadline_at).await;
+}
+
+/// Sends a whole response, until `deadline_at` or until the caller has gone away.
+pub async fn respond(
+    response: Response<axum::body::Body>,
+    mut respond: SendResponse<Payload>,
+    deadline_at: Option<Instant>,
+) {
     let (parts, body) = response.into_parts();
     let ended = body.is_end_stream();
     let Ok(mut send) = respond.send_response(Response::from_parts(parts, ()), ended) else { return };

@@ -15,12 +15,12 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
+use ::http::{Request, Response, header};
 use futures::{FutureExt, future::BoxFuture};
 use h2::{
     RecvStream,
     server::{self, SendResponse},
 };
-use http::{Request, Response, header};
 use prost::Message;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -28,11 +28,12 @@ use super::{
     Server, bridge, call,
     coalescer::{Coalescer, Flusher, coalesce},
     deadlines::Deadlines,
-    grpc::Opened,
+    http,
     keepalive::Keepalive,
     limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
     listen::Peer,
     payload::Payload,
+    reader::{Opened, Speech},
     status,
     stream::{Turn, WatchStream},
 };
@@ -194,7 +195,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                 self.deadlines.push(keepalive.due_at(), CONNECTION);
             } else if let Some(stream) = self.streams.get_mut(&owner) {
                 match stream.tick(now) {
-                    None => self.deadlines.push(stream.due_at(now), owner),
+                    None => {
+                        if let Some(due_at) = stream.due_at(now) {
+                            self.deadlines.push(due_at, owner);
+                        }
+                    }
                     Some(end) => self.finish(owner, end),
                 }
             }
@@ -215,7 +220,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn start(&mut self, begun: Begun) {
         let Begun { opened, mut respond, deadline_at } = begun;
         let mut response = Response::new(());
-        response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE);
+        match opened.speech {
+            Speech::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
+            Speech::Lines => http::watch_headers(response.headers_mut()),
+        }
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
         let stall_timeout = self.server.options.snapshot_stall_timeout;
@@ -225,7 +233,9 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
         stream.queued = true;
         self.queue.push(id);
-        self.deadlines.push(stream.due_at(Instant::now()), id);
+        if let Some(due_at) = stream.due_at(Instant::now()) {
+            self.deadlines.push(due_at, id);
+        }
         self.seldom.woke.store(true, Ordering::SeqCst);
         self.streams.insert(id, stream);
         let streams = &self.streams;
@@ -313,6 +323,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn answer(&mut self, mut request: Request<RecvStream>, respond: SendResponse<Payload>) {
         if call::is_grpc(&request) && request.uri().path() == WATCH {
             self.requests.spawn(open(self.server.clone(), self.line.clone(), request, respond));
+        } else if http::is_kubernetes(&request) {
+            request.extensions_mut().insert(self.peer);
+            let bell = Bell::new(&self.line, respond.stream_id().as_u32());
+            self.requests.spawn(answer(self.server.clone(), bell, request, respond));
         } else {
             request.extensions_mut().insert(self.peer);
             let answered = bridge::serve(request, respond, self.server.router.clone());
@@ -356,6 +370,29 @@ async fn open<C: Catalog>(
         Err(status) => {
             // Fails where the stream is gone.
             let _ = respond.send_response(status.into_http(), true);
+            None
+        }
+    }
+}
+
+/// Answers a request of the Kubernetes API: a watch begins, all else is its whole response.
+async fn answer<C: Catalog>(
+    server: Arc<Server<C>>,
+    bell: Bell,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Payload>,
+) -> Option<Begun> {
+    let request = request.map(|body| axum::body::Body::new(bridge::RequestBody::from(body)));
+    let answering = Box::pin(server.front.answer(request, bell));
+    let answer = tokio::select! {
+        biased;
+        answer = answering => answer,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
+    };
+    match answer {
+        http::Answer::Watch(opened) => Some(Begun { opened, respond, deadline_at: None }),
+        http::Answer::Response(response) => {
+            bridge::respond(response, respond, None).await;
             None
         }
     }

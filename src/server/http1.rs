@@ -2,23 +2,34 @@
 
 use std::convert::Infallible;
 
+use ::http::{Request, Response, StatusCode};
 use axum::{Router, response::IntoResponse};
-use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::{call, limits};
+use super::{
+    call,
+    http::{self, Front},
+    limits,
+    listen::Peer,
+};
+use crate::fanout::{Bell, Catalog, Line};
+
+/// The number of a watch on its line, where it is alone.
+const WATCH: u32 = 1;
 
 /// Serves a connection until it ends; once `drain` is cancelled, after the request that is under way.
-pub async fn serve(
+pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    front: Front<C>,
     router: Router,
     drain: CancellationToken,
 ) -> Result<(), hyper::Error> {
-    let service = service_fn(move |request| answer(request, router.clone()));
+    let service = service_fn(move |request| answer(request, peer, front.clone(), router.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits::HTTP1_HEADERS_TIMEOUT)
@@ -33,10 +44,24 @@ pub async fn serve(
     connection.await
 }
 
-async fn answer(request: Request<Incoming>, mut router: Router) -> Result<Response<axum::body::Body>, Infallible> {
+async fn answer<C: Catalog>(
+    mut request: Request<Incoming>,
+    peer: Peer,
+    front: Front<C>,
+    mut router: Router,
+) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(request.headers()) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
         return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
     }
-    router.call(request).await
+    request.extensions_mut().insert(peer);
+    if !http::is_kubernetes(&request) {
+        return router.call(request).await;
+    }
+    let line = Line::new();
+    let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
+    Ok(match answer {
+        http::Answer::Response(response) => response,
+        http::Answer::Watch(opened) => front.body(opened, line),
+    })
 }

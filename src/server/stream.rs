@@ -16,23 +16,29 @@ use bytes::Buf;
 use h2::SendStream;
 use tokio::time::Instant;
 
-use super::{grpc::Opened, limits::BATCH_BYTES_MAX, payload::Payload, status};
+use super::{
+    clocks::{Clocks, Tick},
+    http,
+    limits::BATCH_BYTES_MAX,
+    payload::Payload,
+    reader::{Opened, Speech},
+    status,
+};
 use crate::{
     fanout::{Line, StreamEnd},
     planted::{self, Bug},
 };
 
-/// The longest bookmark: a version of 20 digits, and what is around it.
+/// The longest bookmark: a version of 20 digits, and what is around it; over HTTP names too.
 const BOOKMARK_BYTES_MAX: usize = 40;
+const BOOKMARK_LINE_BYTES_MAX: usize = 512;
 
 /// A watch that is being sent.
 pub struct WatchStream {
     opened: Opened,
     send: SendStream<Payload>,
     notice: Arc<Notice>,
-    deadline_at: Option<Instant>,
-    stall_timeout: Duration,
-    last_sent: Instant,
+    clocks: Clocks,
     /// Whether it waits for a window.
     stalled: bool,
     /// Whether it is in the connection's queue already.
@@ -62,8 +68,10 @@ impl WatchStream {
     ) -> Self {
         let id = send.stream_id().as_u32();
         let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
-        let (last_sent, stalled, queued) = (Instant::now(), false, false);
-        Self { opened, send, notice, deadline_at, stall_timeout, last_sent, stalled, queued }
+        let tells_end = opened.speech == Speech::Lines;
+        let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, deadline_at, stall_timeout, tells_end);
+        let (stalled, queued) = (false, false);
+        Self { opened, send, notice, clocks, stalled, queued }
     }
 
     /// Sends a batch, as far as there is something and HTTP/2 has room for it; takes what it sent from `budget`.
@@ -107,7 +115,7 @@ impl WatchStream {
                     if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
                         break Turn::Gone;
                     }
-                    self.last_sent = now;
+                    self.clocks.sent(now);
                     room = room.saturating_sub(sent);
                     // A batch of a snapshot is this connection's own memory; one of the log is shared.
                     let weight = if self.opened.subscription.in_prelude() { 2 } else { 1 };
@@ -122,57 +130,51 @@ impl WatchStream {
         turn
     }
 
-    /// When it must be looked at, whatever happens. Nobody is told when a snapshot or a catch-up is over: it is looked for, so that the
-    /// first bookmark does not wait for the end of what that may take.
-    pub fn due_at(&self, now: Instant) -> Instant {
-        let interval = self.opened.bookmark_interval;
-        let silent = match self.opened.subscription.in_prelude() {
-            true => (self.last_sent + self.stall_timeout).min(now + interval),
-            false => self.last_sent + interval,
-        };
-        let ends = [self.opened.timeout_at, self.deadline_at];
-        ends.into_iter().flatten().fold(silent, Instant::min)
+    /// When it must be looked at, whatever happens; `None`: never.
+    pub fn due_at(&self, now: Instant) -> Option<Instant> {
+        self.clocks.due_at(now, self.opened.subscription.in_prelude())
     }
 
     /// Looks at its clocks; tells if it ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
-        let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if over(self.opened.timeout_at) {
-            return Some(StreamEnd::Timeout);
-        }
-        if over(self.deadline_at) {
-            return Some(StreamEnd::Deadline);
-        }
-        let silence = now.saturating_duration_since(self.last_sent);
-        if self.opened.subscription.in_prelude() {
-            return (silence >= self.stall_timeout).then_some(StreamEnd::SnapshotStalled(self.stall_timeout));
-        }
-        if silence >= self.opened.bookmark_interval {
-            // Also where the version has not moved: the next bookmark is one interval away.
-            self.last_sent = now;
-            // One that waits for a window would find a bookmark after each of its intervals.
-            let has_room = !self.stalled && self.has_room_for_bookmark();
-            if (has_room || planted::is(Bug::EarlyBookmark))
-                && let Some(bookmark) = self.opened.subscription.bookmark()
-            {
-                // Fails where the stream is gone, which its notice tells.
-                let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+        match self.clocks.tick(now, self.opened.subscription.in_prelude()) {
+            Tick::Nothing => {}
+            Tick::End(end) => return Some(end),
+            Tick::Bookmark => {
+                // One that waits for a window would find a bookmark after each of its intervals.
+                let has_room = !self.stalled && self.has_room_for_bookmark();
+                if (has_room || planted::is(Bug::EarlyBookmark))
+                    && let Some(bookmark) = self.opened.subscription.bookmark()
+                {
+                    // Fails where the stream is gone, which its notice tells.
+                    let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+                }
             }
         }
         None
     }
 
     fn has_room_for_bookmark(&mut self) -> bool {
-        self.send.reserve_capacity(BOOKMARK_BYTES_MAX);
-        let has_room = self.send.capacity() >= BOOKMARK_BYTES_MAX;
+        let bytes_max = match self.opened.speech {
+            Speech::Grpc => BOOKMARK_BYTES_MAX,
+            Speech::Lines => BOOKMARK_LINE_BYTES_MAX,
+        };
+        self.send.reserve_capacity(bytes_max);
+        let has_room = self.send.capacity() >= bytes_max;
         self.send.reserve_capacity(0);
         has_room
     }
 
     /// Ends it: the subscriber is told why, after what is still on its way to it.
     pub fn finish(mut self, end: StreamEnd) {
-        // Fails where the stream is gone.
-        let _ = self.send.send_trailers(status::trailers(status::ended(&end)));
+        // Both fail where the stream is gone.
+        let _ = match self.opened.speech {
+            Speech::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
+            Speech::Lines => {
+                let line = http::status::last_word(&end).map_or_else(String::new, |failure| failure.line());
+                self.send.send_data(Payload::Bytes(line.into()), true)
+            }
+        };
         self.opened.subscription.ended(end);
     }
 }

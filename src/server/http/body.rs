@@ -1,0 +1,90 @@
+//! A watch as the body of an HTTP/1.1 response: pulled by whoever writes the connection, as far as the socket takes it.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use futures::future::FutureExt;
+use http_body::{Body, Frame};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::status;
+use crate::{
+    fanout::{Line, Rung, StreamEnd},
+    server::{
+        clocks::{Clocks, Tick},
+        limits::BATCH_BYTES_MAX,
+        reader::Opened,
+    },
+};
+
+/// Its subscription and its clocks.
+pub struct WatchBody {
+    opened: Option<Opened>,
+    line: Arc<Line>,
+    clocks: Clocks,
+    alarm: Pin<Box<Sleep>>,
+}
+
+impl WatchBody {
+    pub(super) fn new(opened: Opened, line: Arc<Line>, stall_timeout: Duration) -> Self {
+        let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
+        let alarm = Box::pin(sleep_until(Instant::now()));
+        Self { opened: Some(opened), line, clocks, alarm }
+    }
+
+    /// Says why it ends, if there is something to say.
+    fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
+        let line = status::last_word(&end).map(|failure| failure.line().into());
+        if let Some(mut opened) = self.opened.take() {
+            opened.subscription.ended(end);
+        }
+        line
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.line.register(cx.waker());
+        self.line.rung(&mut Rung::new());
+        loop {
+            let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
+            match opened.subscription.take(BATCH_BYTES_MAX) {
+                Ok(Some(mut pieces)) => {
+                    self.clocks.sent(Instant::now());
+                    let remaining = pieces.remaining();
+                    return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
+                }
+                Ok(None) => {}
+                Err(end) => return Poll::Ready(self.end(end)),
+            }
+            let now = Instant::now();
+            match self.clocks.tick(now, opened.subscription.in_prelude()) {
+                Tick::End(end) => return Poll::Ready(self.end(end)),
+                Tick::Bookmark => {
+                    if let Some(mut bookmark) = opened.subscription.bookmark() {
+                        let remaining = bookmark.remaining();
+                        return Poll::Ready(Some(bookmark.copy_to_bytes(remaining)));
+                    }
+                }
+                Tick::Nothing => {}
+            }
+            let Some(due_at) = self.clocks.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
+            self.alarm.as_mut().reset(due_at);
+            if self.alarm.poll_unpin(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Body for WatchBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.poll_data(cx).map(|data| data.map(|data| Ok(Frame::data(data))))
+    }
+}

@@ -1,0 +1,344 @@
+//! Lists and single objects over HTTP.
+//!
+//! Pages of a list are read from the state that the first of them was taken from. A token says its version and where it goes on, as the
+//! apiserver's does (`storage/continue.go`), so that one which is not held here any more, or was given by another, goes upstream as it is.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::body::Body;
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use http::Response;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{
+    Front, Otherwise,
+    options::{Freshness, ListOptions},
+    path::Path,
+    status::Failure,
+};
+use crate::{
+    cache::Store,
+    fanout::{Catalog, Hub, Served},
+    model::{
+        ObjectKey, ResourceVersion,
+        format::Format,
+        projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
+        selection::Selection,
+    },
+};
+
+/// About how much is written at a time, in bytes.
+const CHUNK_BYTES: usize = 256 << 10;
+/// States that are kept for whoever reads them in pages.
+const STATES_MAX: usize = 32;
+/// Each for so long after it was last read. (The apiserver keeps them for about five minutes.)
+const STATE_AGE_MAX: Duration = Duration::from_secs(120);
+/// Of the only kind of token that there is.
+const TOKEN_VERSION: &str = "meta.k8s.io/v1";
+
+/// Where the next page begins.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Token {
+    v: String,
+    /// The state's version; below zero: whatever is held.
+    rv: i64,
+    /// The first key that was not read, below what the path names.
+    start: String,
+}
+
+impl Token {
+    fn decode(text: &str) -> Option<Self> {
+        let json = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let token: Self = serde_json::from_slice(&json).ok()?;
+        (token.v == TOKEN_VERSION).then_some(token)
+    }
+
+    fn encode(&self) -> String {
+        BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
+    }
+}
+
+/// The states that pages are read from.
+#[derive(Default)]
+pub struct Pages {
+    held: Mutex<VecDeque<Held>>,
+}
+
+struct Held {
+    hub: Arc<Hub>,
+    version: ResourceVersion,
+    store: Store,
+    read_at: Instant,
+}
+
+impl Pages {
+    fn held(&self) -> MutexGuard<'_, VecDeque<Held>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.retain(|held| held.read_at.elapsed() < STATE_AGE_MAX);
+        held
+    }
+
+    fn find(&self, hub: &Arc<Hub>, version: i64) -> Option<(Store, ResourceVersion)> {
+        let version = ResourceVersion::new(u64::try_from(version).ok()?)?;
+        let mut held = self.held();
+        let found = held.iter_mut().find(|held| Arc::ptr_eq(&held.hub, hub) && held.version == version)?;
+        found.read_at = Instant::now();
+        Some((found.store.clone(), version))
+    }
+
+    fn keep(&self, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
+        let mut held = self.held();
+        if held.iter().any(|held| Arc::ptr_eq(&held.hub, hub) && held.version == version) {
+            return;
+        }
+        if held.len() >= STATES_MAX {
+            held.pop_front();
+        }
+        held.push_back(Held { hub: hub.clone(), version, store: store.clone(), read_at: Instant::now() });
+    }
+}
+
+/// What a list is written from.
+struct Listing {
+    served: Served,
+    store: Store,
+    selection: Selection,
+    format: Format,
+    layout: Layout,
+    /// Where it goes on.
+    last: Option<ObjectKey>,
+    /// How many objects are still to be written.
+    left: usize,
+    begun: bool,
+    /// What stands around the items.
+    head: Bytes,
+    tail: Bytes,
+}
+
+/// How items stand in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Layout {
+    /// Without the type: the list's own says it. What an item begins with that is left out.
+    Typed(String),
+    /// As they are.
+    Whole,
+}
+
+impl<C: Catalog> Front<C> {
+    pub(super) async fn list(
+        &self,
+        path: &Path,
+        options: ListOptions,
+        format: Format,
+    ) -> Result<Response<Body>, Otherwise> {
+        let ListOptions { label_selector, field_selector, freshness, limit, continues } = options;
+        let permit = self.reader.admit()?;
+        let selected = self.select(path, (label_selector, field_selector), false).await?;
+        let (served, selection) = (selected.served, selected.selection);
+        let hub = served.hub.clone();
+        let mut last = None;
+        let (store, version) = match continues.is_empty() {
+            true => {
+                self.freshen(&served, freshness).await?;
+                hub.snapshot()?
+            }
+            false => {
+                let not_held = || Otherwise::Upstream(Failure::list_expired());
+                let token = Token::decode(&continues).ok_or_else(not_held)?;
+                last = Some(before(&token, &path.namespace).ok_or_else(not_held)?);
+                self.pages.find(&hub, token.rv).ok_or_else(not_held)?
+            }
+        };
+        let pass = hub.gate().enter().await?;
+        let count = || store.select(&selection, last.as_ref()).count();
+        let (mut left, mut meta) = (usize::MAX, ListMeta { version, continues: String::new(), remaining: None });
+        if let Some(limit) = limit {
+            let page = store.select(&selection, last.as_ref()).take(limit).last();
+            let more = page.is_some_and(|page| store.select(&selection, Some(page.key())).next().is_some());
+            if let Some(page) = page.filter(|_| more) {
+                let rv = i64::try_from(version.get()).unwrap_or(-1);
+                let start = format!("{}\0", below(page.key(), &path.namespace));
+                meta.continues = Token { v: TOKEN_VERSION.to_owned(), rv, start }.encode();
+                // Selected ones are not counted upstream either.
+                let all = !selection.can_change() && selection.spec().name.is_empty();
+                meta.remaining = all.then(|| count() - limit);
+                self.pages.keep(&hub, version, &store);
+            }
+            left = limit;
+        }
+        let layout = Layout::of(&served, &store, &format);
+        let (head, tail) = layout.around(&served, &format, &meta);
+        let listing = Listing { served, store, selection, format, layout, last, left, begun: false, head, tail };
+        let chunks = stream::unfold(Some(listing), move |listing| {
+            let _held = (&permit, &pass);
+            std::future::ready(listing.map(|mut listing| {
+                let (chunk, complete) = listing.next();
+                (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))
+            }))
+        });
+        Ok(super::json(Body::from_stream(chunks)))
+    }
+
+    pub(super) async fn get(
+        &self,
+        path: &Path,
+        options: ListOptions,
+        format: Format,
+    ) -> Result<Response<Body>, Otherwise> {
+        let selected = self.select(path, Default::default(), false).await?;
+        // One object upstream finds sooner than any proof comes that ours is the newest.
+        if options.freshness == Freshness::Consistent {
+            return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
+        }
+        // A get knows no match: the version is one that it may not be older than.
+        let freshness = match options.freshness {
+            Freshness::Exact(version) => Freshness::NotOlderThan(version),
+            other => other,
+        };
+        self.freshen(&selected.served, freshness).await?;
+        let (store, _) = selected.served.hub.snapshot()?;
+        let key = ObjectKey::new(&path.namespace, &path.name);
+        let Some(object) = store.get(key.as_str()) else {
+            return Err(Failure::no_object(&selected.served.gvr, &path.name).into());
+        };
+        let json = object.bytes();
+        let bytes = format.bytes_of(&json).unwrap_or(json);
+        let mut body = BytesMut::with_capacity(bytes.len() + 1);
+        body.put_slice(&bytes);
+        body.put_u8(b'\n');
+        Ok(super::json(Body::from(body.freeze())))
+    }
+}
+
+/// A key as tokens write it: below the namespace that the path names.
+fn below<'a>(key: &'a ObjectKey, namespace: &str) -> &'a str {
+    if namespace.is_empty() { key.as_str() } else { key.name() }
+}
+
+/// The key that a token goes on after; `None` where it does not go on after one.
+fn before(token: &Token, namespace: &str) -> Option<ObjectKey> {
+    let last = token.start.strip_suffix('\0').filter(|last| !last.is_empty())?;
+    Some(match (namespace, last.split_once('/')) {
+        ("", Some((namespace, name))) => ObjectKey::new(namespace, name),
+        (namespace, None) => ObjectKey::new(namespace, last),
+        (_, Some(_)) => return None,
+    })
+}
+
+struct ListMeta {
+    version: ResourceVersion,
+    continues: String,
+    remaining: Option<usize>,
+}
+
+impl Layout {
+    fn of(served: &Served, store: &Store, format: &Format) -> Self {
+        if !format.projection().is_identity() {
+            return Self::Whole;
+        }
+        let resource = served.hub.resource();
+        let head = format!("{{\"kind\":\"{}\",\"apiVersion\":\"{}\",", resource.kind, served.gvr.api_version());
+        let is_typed = match store.iter().next() {
+            Some(object) => object.bytes().starts_with(head.as_bytes()),
+            // Nobody can tell from nothing; custom resources are in groups of somebody's domain.
+            None => !served.gvr.group.contains('.') || served.gvr.group.ends_with(".k8s.io"),
+        };
+        if is_typed { Self::Typed(head) } else { Self::Whole }
+    }
+
+    /// What comes before the items and after them, in the order of fields that the apiserver has: typed lists by their declaration, all
+    /// others by name.
+    fn around(&self, served: &Served, format: &Format, meta: &ListMeta) -> (Bytes, Bytes) {
+        let ListMeta { version, continues, remaining } = meta;
+        let is_whole = *self == Self::Whole && format.projection().is_identity();
+        let (kind, api_version) = match format.projection().is_identity() {
+            true => (served.hub.resource().kind.clone(), served.gvr.api_version()),
+            false => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
+        };
+        let remaining = remaining.map_or_else(String::new, |remaining| format!(",\"remainingItemCount\":{remaining}"));
+        if is_whole {
+            let head = format!("{{\"apiVersion\":\"{api_version}\",\"items\":[");
+            let tail = format!(
+                "],\"kind\":\"{kind}List\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
+                 \"resourceVersion\":\"{version}\"}}}}\n"
+            );
+            return (head.into(), tail.into());
+        }
+        let continues = match continues.as_str() {
+            "" => String::new(),
+            token => format!(",\"continue\":\"{token}\""),
+        };
+        let head = format!(
+            "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
+             {continues}{remaining}}},\"items\":["
+        );
+        (head.into(), Bytes::from_static(b"]}\n"))
+    }
+}
+
+impl Listing {
+    /// The next part of the body, and whether that was all.
+    fn next(&mut self) -> (Bytes, bool) {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
+        let mut is_first = !std::mem::replace(&mut self.begun, true);
+        if is_first {
+            chunk.put_slice(&self.head);
+        }
+        let (mut objects, mut complete, mut last) = (0, true, None);
+        for object in self.store.select(&self.selection, self.last.as_ref()) {
+            if self.left == 0 {
+                break;
+            }
+            if chunk.len() >= CHUNK_BYTES {
+                complete = false;
+                break;
+            }
+            if !std::mem::take(&mut is_first) {
+                chunk.put_u8(b',');
+            }
+            let json = object.bytes();
+            match &self.layout {
+                Layout::Typed(head) if json.starts_with(head.as_bytes()) => {
+                    chunk.put_u8(b'{');
+                    chunk.put_slice(&json[head.len()..]);
+                }
+                Layout::Typed(_) => chunk.put_slice(&json),
+                Layout::Whole => chunk.put_slice(&self.format.bytes_of(&json).unwrap_or(json)),
+            }
+            self.left -= 1;
+            objects += 1;
+            last = Some(object.key().clone());
+        }
+        self.last = last.or(self.last.take());
+        if complete {
+            chunk.put_slice(&self.tail);
+        }
+        self.served.hub.metrics().snapshot_sent(objects, chunk.len());
+        (chunk.freeze(), complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_says_what_the_apiservers_would() {
+        let token = Token { v: TOKEN_VERSION.to_owned(), rv: 4567, start: "web\0".to_owned() };
+        let text = token.encode();
+        assert_eq!(text, BASE64_URL_SAFE_NO_PAD.encode(r#"{"v":"meta.k8s.io/v1","rv":4567,"start":"web\u0000"}"#));
+        let token = Token::decode(&text).expect("its own");
+        assert_eq!(before(&token, "default"), Some(ObjectKey::new("default", "web")));
+        let everywhere = Token { start: "default/web\0".to_owned(), ..token };
+        assert_eq!(before(&everywhere, ""), Some(ObjectKey::new("default", "web")));
+        assert_eq!(before(&everywhere, "other"), None, "of another request");
+        assert_eq!(Token::decode("%%%"), None);
+    }
+}

@@ -1,0 +1,240 @@
+//! The Kubernetes API over HTTP: list, get and watch of what is cached, in the apiserver's own words; all else goes upstream.
+//!
+//! The rule that keeps this small and honest: what is not understood to the letter is not answered here. A query that cannot be read, a
+//! media type that is not made here, a version that is not held: upstream says what it says. Only where nothing is passed on
+//! (`--passthrough=off`) kubefan itself refuses them.
+
+pub mod accept;
+pub mod body;
+pub mod list;
+pub mod options;
+pub mod path;
+pub mod status;
+mod watch;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts};
+
+use self::{
+    accept::Form,
+    options::{Freshness, Options},
+    path::Path,
+    status::Failure,
+};
+use super::{
+    call,
+    reader::{FRESHNESS_TIMEOUT, Opened, Reader},
+    request::Selected,
+};
+use crate::{
+    fanout::{Bell, Catalog, Line, Refusal, Served},
+    model::{format::Format, projection::Projection},
+    proto::v1alpha1::Target,
+};
+
+/// What a request comes to.
+pub enum Answer {
+    /// A watch that has begun; whoever drives the connection sends it.
+    Watch(Opened),
+    /// A whole response.
+    Response(Response<Body>),
+}
+
+/// Why a read is not answered from the cache.
+enum Otherwise {
+    /// It is answered so.
+    Failed(Failure),
+    /// Upstream answers it; so it is answered where it is not asked.
+    Upstream(Failure),
+}
+
+impl From<Failure> for Otherwise {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Whether upstream knows better follows from why it was refused.
+impl From<Refusal> for Otherwise {
+    fn from(refusal: Refusal) -> Self {
+        let failure = Failure::from(&refusal);
+        match refusal {
+            Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) => Self::Failed(failure),
+            // It may have come, or be permitted, by now; and what is wrong with a selector upstream says in its own words.
+            Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
+                Self::Upstream(failure)
+            }
+            // Not as fresh as it was asked for.
+            Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
+                Self::Upstream(failure)
+            }
+        }
+    }
+}
+
+/// The front door of the Kubernetes API.
+pub struct Front<C> {
+    reader: Arc<Reader<C>>,
+    pages: Arc<list::Pages>,
+    /// How many have begun.
+    watches: Arc<AtomicU32>,
+    stall_timeout: Duration,
+}
+
+impl<C> Clone for Front<C> {
+    fn clone(&self) -> Self {
+        let Self { reader, pages, watches, stall_timeout } = self;
+        let (reader, pages, watches) = (reader.clone(), pages.clone(), watches.clone());
+        Self { reader, pages, watches, stall_timeout: *stall_timeout }
+    }
+}
+
+/// Whether a request is for this door: whatever is not gRPC.
+pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
+    !call::is_any_grpc(request.headers())
+}
+
+/// The headers of a watch.
+pub fn watch_headers(headers: &mut HeaderMap) {
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+}
+
+/// A response with JSON.
+fn json(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    watch_headers(response.headers_mut());
+    response
+}
+
+impl<C: Catalog> Front<C> {
+    /// The door to what `reader` reads; a snapshot that makes no progress for `stall_timeout` ends.
+    pub fn new(reader: Arc<Reader<C>>, stall_timeout: Duration) -> Self {
+        Self { reader, pages: Arc::default(), watches: Arc::default(), stall_timeout }
+    }
+
+    /// Answers a request. A watch rings `bell` when there is something to send.
+    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+        let (parts, _body) = request.into_parts();
+        match self.read(&parts, bell).await {
+            Ok(answer) => answer,
+            Err(Otherwise::Failed(failure)) => Answer::Response(failure.response()),
+            Err(Otherwise::Upstream(failure)) => Answer::Response(failure.response()),
+        }
+    }
+
+    /// Reads from a cache.
+    async fn read(&self, request: &Parts, bell: Bell) -> Result<Answer, Otherwise> {
+        let uri = &request.uri;
+        let nothing = || Failure::not_served(format!("{} {} is not cached", request.method, uri.path()));
+        let path = match request.method {
+            Method::GET => Path::parse(uri.path()),
+            _ => None,
+        };
+        let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
+        let query = uri.query().unwrap_or_default();
+        // As a websocket, or as whatever else it wants to become.
+        if request.headers.contains_key(header::UPGRADE) {
+            return Err(Otherwise::Upstream(nothing()));
+        }
+        let options = Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?;
+        let is_watch = matches!(options, Options::Watch(_));
+        let form = accept::negotiate(accepts(&request.headers), !is_watch && path.name.is_empty());
+        let projection = match form {
+            Form::Json => Projection::default(),
+            Form::PartialJson => Projection::partial_object_metadata(),
+            Form::Other => return Err(Otherwise::Upstream(not_made())),
+        };
+        let format = Format::lines(projection);
+        let response = match options {
+            Options::Watch(options) => return self.watch(&path, options, format, bell).await,
+            Options::List(_) if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
+            Options::List(options) if path.name.is_empty() => self.list(&path, options, format).await?,
+            Options::List(options) => self.get(&path, options, format).await?,
+        };
+        Ok(Answer::Response(response))
+    }
+
+    /// What a path and selectors select, as long as the cache serves it.
+    async fn select(&self, path: &Path, selectors: (String, String), waits: bool) -> Result<Selected, Otherwise> {
+        let (label_selector, field_selector) = selectors;
+        let target = Target {
+            group: path.group.clone(),
+            version: path.version.clone(),
+            resource: path.resource.clone(),
+            namespace: path.namespace.clone(),
+            name: path.name.clone(),
+            label_selector,
+            field_selector,
+        };
+        let selected = match waits {
+            true => self.reader.select_synced(Some(target)).await?,
+            false => self.reader.select(Some(target)).await?,
+        };
+        let nameless = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
+        match nameless {
+            // No object has such a path.
+            true => Err(Otherwise::Upstream(Failure::not_served("the resource is namespaced".to_owned()))),
+            false => Ok(selected),
+        }
+    }
+
+    /// Waits until the cache is as fresh as was asked for.
+    async fn freshen(&self, served: &Served, freshness: Freshness) -> Result<(), Otherwise> {
+        match freshness {
+            Freshness::Any => {}
+            Freshness::Consistent => self.reader.catalog().prove(served).await?,
+            Freshness::NotOlderThan(version) => served
+                .hub
+                .reached(version, FRESHNESS_TIMEOUT)
+                .await
+                .map_err(|refusal| Otherwise::Failed(Failure::from(&refusal)))?,
+            Freshness::Exact(version) => {
+                let (_, held) = served.hub.snapshot()?;
+                if held != version {
+                    return Err(Otherwise::Upstream(Failure::list_expired()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// From 0 to 1, another each time: what began together is not to end together. Evenly spread, which chance would not be.
+    fn spread(&self) -> f64 {
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
+        (f64::from(self.watches.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract()
+    }
+
+    /// The body of a watch that nobody else drives.
+    pub fn body(&self, opened: Opened, line: Arc<Line>) -> Response<Body> {
+        json(Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
+    }
+}
+
+fn not_made() -> Failure {
+    Failure::not_acceptable("only JSON and PartialObjectMetadata as JSON are made from the cache".to_owned())
+}
+
+fn accepts(headers: &HeaderMap) -> &str {
+    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Whether the JSON is for people (`isPrettyPrint` in the apiserver's `negotiate.go`).
+fn is_pretty(request: &Parts) -> bool {
+    let query = request.uri.query().unwrap_or_default();
+    if let Some((_, value)) = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "pretty")
+        && !value.is_empty()
+    {
+        return matches!(&*value, "1" | "t" | "T" | "true" | "TRUE" | "True");
+    }
+    let agent = request.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    ["curl", "Wget", "Mozilla/5.0"].iter().any(|people| agent.starts_with(people))
+}

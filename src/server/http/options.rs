@@ -1,0 +1,333 @@
+//! The query of a list or watch: `ListOptions` of the API concepts page, read and checked as the apiserver does
+//! (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`).
+
+use std::{borrow::Cow, time::Duration};
+
+use form_urlencoded::parse;
+
+use super::status::{Cause, Failure};
+use crate::model::ResourceVersion;
+
+/// The longest query that is read.
+const QUERY_BYTES_MAX: usize = 64 << 10;
+
+/// What `resourceVersion` and `resourceVersionMatch` ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// Not older than any write that had finished before the request.
+    Consistent,
+    /// Whatever is held.
+    Any,
+    /// Not older than this version.
+    NotOlderThan(ResourceVersion),
+    /// Of exactly this version.
+    Exact(ResourceVersion),
+}
+
+/// What a watch is told first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// The state, of this freshness.
+    State(Freshness),
+    /// What comes after this version.
+    After(ResourceVersion),
+    /// What comes from now on: of a state that is consistent, or any.
+    Now(Freshness),
+}
+
+/// A list's options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListOptions {
+    /// By label.
+    pub label_selector: String,
+    /// By field.
+    pub field_selector: String,
+    /// How fresh.
+    pub freshness: Freshness,
+    /// The most objects of a page; `None`: no pages.
+    pub limit: Option<usize>,
+    /// The token of the page before; empty for the first.
+    pub continues: String,
+}
+
+/// A watch's options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchOptions {
+    /// By label.
+    pub label_selector: String,
+    /// By field.
+    pub field_selector: String,
+    /// Where it begins.
+    pub begin: Begin,
+    /// Whether bookmarks are sent, the one that ends the initial state among them.
+    pub bookmarks: bool,
+    /// When it ends; `None`: when the server likes.
+    pub timeout: Option<Duration>,
+}
+
+/// What a query asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Options {
+    /// A list.
+    List(ListOptions),
+    /// A watch.
+    Watch(WatchOptions),
+}
+
+#[derive(Default)]
+struct Raw<'a> {
+    watch: bool,
+    label_selector: Cow<'a, str>,
+    field_selector: Cow<'a, str>,
+    version: Cow<'a, str>,
+    version_match: Cow<'a, str>,
+    continues: Cow<'a, str>,
+    limit: i64,
+    timeout_seconds: Option<i64>,
+    bookmarks: bool,
+    send_initial_events: Option<bool>,
+}
+
+/// As the apiserver reads a boolean.
+fn truth(value: &str) -> bool {
+    value != "0" && !value.eq_ignore_ascii_case("false")
+}
+
+fn number(value: &str) -> Result<i64, Failure> {
+    value.parse().map_err(|error: std::num::ParseIntError| {
+        let problem = match error.kind() {
+            std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        Failure::bad_request(format!("strconv.ParseInt: parsing {value:?}: {problem}"))
+    })
+}
+
+impl<'a> Raw<'a> {
+    fn read(query: &'a str) -> Result<Self, Failure> {
+        if query.len() > QUERY_BYTES_MAX {
+            return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
+        }
+        let mut raw = Self::default();
+        let mut seen: Vec<Cow<'_, str>> = Vec::new();
+        for (name, value) in parse(query.as_bytes()) {
+            // Of a name that comes more than once, the first value counts.
+            if seen.contains(&name) {
+                continue;
+            }
+            match &*name {
+                "watch" => raw.watch = truth(&value),
+                "labelSelector" => raw.label_selector = value,
+                "fieldSelector" => raw.field_selector = value,
+                "resourceVersion" => raw.version = value,
+                "resourceVersionMatch" => raw.version_match = value,
+                "continue" => raw.continues = value,
+                "limit" => raw.limit = number(&value)?,
+                "timeoutSeconds" => raw.timeout_seconds = Some(number(&value)?),
+                "allowWatchBookmarks" => raw.bookmarks = truth(&value),
+                "sendInitialEvents" => raw.send_initial_events = Some(truth(&value)),
+                _ => {}
+            }
+            seen.push(name);
+        }
+        Ok(raw)
+    }
+
+    fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
+        ResourceVersion::parse_request(&self.version)
+            .map_err(|_| Failure::bad_request(format!("Invalid value: {:?}: invalid resource version", self.version)))
+    }
+
+    fn list(self) -> Result<ListOptions, Failure> {
+        let mut causes = Vec::new();
+        if !self.version_match.is_empty() {
+            if self.version.is_empty() {
+                causes.push(Cause::forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                ));
+            }
+            if !self.continues.is_empty() {
+                causes.push(Cause::forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden when continue is provided",
+                ));
+            }
+            if !matches!(&*self.version_match, "Exact" | "NotOlderThan") {
+                causes.push(Cause::not_supported(
+                    "resourceVersionMatch",
+                    &self.version_match,
+                    &["Exact", "NotOlderThan", ""],
+                ));
+            }
+            if self.version_match == "Exact" && self.version == "0" {
+                causes.push(Cause::forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+                ));
+            }
+        }
+        if self.send_initial_events.is_some() {
+            causes.push(Cause::forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+        }
+        Failure::if_invalid(causes)?;
+        if !self.continues.is_empty() && !matches!(&*self.version, "" | "0") {
+            return Err(Failure::bad_request(
+                "specifying resource version is not allowed when using continue".to_owned(),
+            ));
+        }
+        let limit = usize::try_from(self.limit).ok().filter(|limit| *limit > 0);
+        let freshness = match (self.version()?, &*self.version_match) {
+            (None, _) if self.version.is_empty() => Freshness::Consistent,
+            (None, _) => Freshness::Any,
+            (Some(version), "Exact") => Freshness::Exact(version),
+            // Without a match, a limit asks for pages of exactly that version, as it always has.
+            (Some(version), "") if limit.is_some() => Freshness::Exact(version),
+            (Some(version), _) => Freshness::NotOlderThan(version),
+        };
+        Ok(ListOptions {
+            label_selector: self.label_selector.into_owned(),
+            field_selector: self.field_selector.into_owned(),
+            // Any state is given whole.
+            limit: limit.filter(|_| freshness != Freshness::Any || !self.continues.is_empty()),
+            freshness,
+            continues: self.continues.into_owned(),
+        })
+    }
+
+    /// Under the old path nothing is defaulted.
+    fn watch(self, is_old: bool) -> Result<WatchOptions, Failure> {
+        let unset = self.send_initial_events.is_none() && self.version_match.is_empty();
+        let is_any = self.version == "0";
+        let mut causes = Vec::new();
+        if self.send_initial_events.is_some() && self.version_match != "NotOlderThan" {
+            causes.push(Cause::forbidden(
+                "resourceVersionMatch",
+                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            ));
+        }
+        if !self.version_match.is_empty() {
+            if self.send_initial_events.is_none() {
+                causes.push(Cause::forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                ));
+            }
+            if self.version_match != "NotOlderThan" {
+                causes.push(Cause::not_supported("resourceVersionMatch", &self.version_match, &["NotOlderThan"]));
+            }
+            if !self.continues.is_empty() {
+                causes.push(Cause::forbidden(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden when continue is provided",
+                ));
+            }
+        }
+        Failure::if_invalid(causes)?;
+        let freshness = match self.version()? {
+            Some(version) => Freshness::NotOlderThan(version),
+            None if is_any => Freshness::Any,
+            None => Freshness::Consistent,
+        };
+        let begin = match (self.send_initial_events, freshness) {
+            (Some(true), freshness) => Begin::State(freshness),
+            (_, Freshness::NotOlderThan(version) | Freshness::Exact(version)) => Begin::After(version),
+            (None, freshness) => Begin::State(freshness),
+            (Some(false), freshness) => Begin::Now(freshness),
+        };
+        let timeout =
+            self.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+        Ok(WatchOptions {
+            label_selector: self.label_selector.into_owned(),
+            field_selector: self.field_selector.into_owned(),
+            begin,
+            bookmarks: self.bookmarks && !(is_old && unset && matches!(begin, Begin::State(_))),
+            timeout: timeout.map(|seconds| Duration::from_secs(seconds.min(u64::from(u32::MAX)))),
+        })
+    }
+}
+
+impl Options {
+    /// Reads a query; `is_old` under the old `/watch/`.
+    ///
+    /// # Errors
+    /// What the apiserver would answer.
+    pub fn read(query: &str, is_old: bool) -> Result<Self, Failure> {
+        let raw = Raw::read(query)?;
+        match raw.watch || is_old {
+            true => raw.watch(is_old).map(Self::Watch),
+            false => raw.list().map(Self::List),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(number: u64) -> ResourceVersion {
+        ResourceVersion::new(number).unwrap()
+    }
+
+    fn list(query: &str) -> ListOptions {
+        match Options::read(query, false) {
+            Ok(Options::List(options)) => options,
+            other => panic!("{query}: {other:?}"),
+        }
+    }
+
+    fn watch(query: &str) -> WatchOptions {
+        match Options::read(&format!("watch=1&{query}"), false) {
+            Ok(Options::Watch(options)) => options,
+            other => panic!("{query}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn how_fresh_a_list_is_follows_version_match_and_limit() {
+        assert_eq!(list("").freshness, Freshness::Consistent);
+        assert_eq!(list("resourceVersion=0").freshness, Freshness::Any);
+        assert_eq!(list("resourceVersion=0&limit=5").limit, None, "ignored");
+        assert_eq!(list("resourceVersion=7").freshness, Freshness::NotOlderThan(version(7)));
+        assert_eq!(list("resourceVersion=7&limit=5").freshness, Freshness::Exact(version(7)));
+        let pages = list("resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=5");
+        assert_eq!((pages.freshness, pages.limit), (Freshness::NotOlderThan(version(7)), Some(5)));
+        assert_eq!(list("resourceVersion=7&resourceVersionMatch=Exact").freshness, Freshness::Exact(version(7)));
+        assert_eq!(list("limit=3&limit=9").limit, Some(3), "the first counts");
+    }
+
+    #[test]
+    fn a_watch_begins_where_it_is_told_to() {
+        assert_eq!(watch("").begin, Begin::State(Freshness::Consistent));
+        assert_eq!(watch("resourceVersion=0").begin, Begin::State(Freshness::Any));
+        assert_eq!(watch("resourceVersion=7").begin, Begin::After(version(7)));
+        let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        assert_eq!(watch(streamed).begin, Begin::State(Freshness::Consistent));
+        let not_older = format!("{streamed}&resourceVersion=7");
+        assert_eq!(watch(&not_older).begin, Begin::State(Freshness::NotOlderThan(version(7))));
+        let none = "sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
+        assert_eq!(watch(none).begin, Begin::Now(Freshness::Consistent));
+        assert_eq!(watch("timeoutSeconds=5").timeout, Some(Duration::from_secs(5)));
+        assert_eq!(watch("timeoutSeconds=0").timeout, None);
+        let old = Options::read("allowWatchBookmarks=1", true);
+        assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: false, .. }))), "{old:?}");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_as_upstream_does() {
+        for (query, code) in [
+            ("resourceVersion=x", 400),
+            ("limit=x", 400),
+            ("resourceVersionMatch=Exact", 422),
+            ("resourceVersion=0&resourceVersionMatch=Exact", 422),
+            ("resourceVersion=1&resourceVersionMatch=Newest", 422),
+            ("sendInitialEvents=true", 422),
+            ("continue=abc&resourceVersion=7", 400),
+            ("watch=1&sendInitialEvents=true", 422),
+            ("watch=1&resourceVersionMatch=NotOlderThan&resourceVersion=1", 422),
+        ] {
+            let failure = Options::read(query, false).expect_err(query);
+            assert_eq!(failure.code(), code, "{query}");
+        }
+    }
+}
