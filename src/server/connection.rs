@@ -329,7 +329,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             self.requests.spawn(answer(self.server.clone(), bell, request, respond));
         } else {
             request.extensions_mut().insert(self.peer);
-            let answered = bridge::serve(request, respond, self.server.router.clone());
+            let stall_timeout = self.server.options.snapshot_stall_timeout;
+            let answered = bridge::serve(request, respond, self.server.router.clone(), stall_timeout);
             self.requests.spawn(answered.map(|()| None));
         }
     }
@@ -391,8 +392,13 @@ async fn answer<C: Catalog>(
     };
     match answer {
         http::Answer::Watch(opened) => Some(Begun { opened, respond, deadline_at: None }),
-        http::Answer::Response(response) => {
-            bridge::respond(response, respond, None).await;
+        http::Answer::Read(response) => {
+            let stall_timeout = Some(server.options.snapshot_stall_timeout);
+            bridge::respond(response, respond, (None, stall_timeout), Speech::Lines).await;
+            None
+        }
+        http::Answer::PassedOn(response) => {
+            bridge::respond(response, respond, (None, None), Speech::Lines).await;
             None
         }
     }

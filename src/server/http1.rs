@@ -61,7 +61,7 @@ async fn answer<C: Catalog>(
     let line = Line::new();
     let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
     Ok(match answer {
-        http::Answer::Response(response) => response,
+        http::Answer::Read(response) | http::Answer::PassedOn(response) => response,
         http::Answer::Watch(opened) => front.body(opened, line),
     })
 }

@@ -44,8 +44,10 @@ use crate::{
 pub enum Answer {
     /// A watch that has begun; whoever drives the connection sends it.
     Watch(Opened),
-    /// A whole response.
-    Response(Response<Body>),
+    /// A whole response, from the cache. It pins state while it is sent.
+    Read(Response<Body>),
+    /// Upstream's response, which may take as long as its reader likes.
+    PassedOn(Response<Body>),
 }
 
 /// Why a read is not answered from the cache.
@@ -126,8 +128,8 @@ impl<C: Catalog> Front<C> {
         let (parts, _body) = request.into_parts();
         match self.read(&parts, bell).await {
             Ok(answer) => answer,
-            Err(Otherwise::Failed(failure)) => Answer::Response(failure.response()),
-            Err(Otherwise::Upstream(failure)) => Answer::Response(failure.response()),
+            Err(Otherwise::Failed(failure)) => Answer::Read(failure.response()),
+            Err(Otherwise::Upstream(failure)) => Answer::PassedOn(failure.response()),
         }
     }
 
@@ -160,7 +162,7 @@ impl<C: Catalog> Front<C> {
             Options::List(options) if path.name.is_empty() => self.list(&path, options, format).await?,
             Options::List(options) => self.get(&path, options, format).await?,
         };
-        Ok(Answer::Response(response))
+        Ok(Answer::Read(response))
     }
 
     /// What a path and selectors select, as long as the cache serves it.

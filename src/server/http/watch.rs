@@ -76,5 +76,5 @@ impl<C: Catalog> Front<C> {
 
 /// A watch whose only event is an error: the response itself is a success.
 fn last_line(failure: &Failure) -> Answer {
-    Answer::Response(super::json(Body::from(failure.line())))
+    Answer::Read(super::json(Body::from(failure.line())))
 }
