@@ -36,11 +36,16 @@ pub(super) fn tls(config: &ServeConfig) -> Option<PeerTls> {
     Some(PeerTls { cert_file: files.cert_file, key_file: files.key_file, ca_file: files.ca_file })
 }
 
-/// Whom caches are taken over from; `own_port` is where this replica serves peers.
-pub(super) fn whom(config: &ServeConfig, own_port: Option<u16>) -> Option<Peers> {
+/// Content of one transfer where neither it nor memory has a limit, in bytes.
+const TRANSFER_BYTES_MAX: u64 = 4 << 30;
+
+/// Whom caches are taken over from; `own_port` is where this replica serves peers, `memory_max` what it may take in memory, in bytes.
+pub(super) fn whom(config: &ServeConfig, own_port: Option<u16>, memory_max: Option<usize>) -> Option<Peers> {
     let (name, tls) = (config.peer.peers.clone()?, tls(config)?);
     let dial = DnsDial::new(name.host, name.port, tls, own_port);
-    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max))
+    // Before a cache is there, nothing can be let go of when memory is short.
+    let share = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
+    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(share)))
 }
 
 /// Serves peers until `stop`.
