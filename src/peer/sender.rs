@@ -44,7 +44,7 @@ pub struct Offer {
     pub hub: Arc<Hub>,
     /// What everything cached is narrowed by.
     pub upstream_field_selector: String,
-    /// The schema that everything held was read by; `None` while it is being listed again because of another one.
+    /// The schema that everything held was read by; `None` where it is not known, and while all is listed again because of another one.
     pub schema: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl<S: Source> Sender<S> {
 
     fn identity_of(&self, wanted: &CacheIdentity, cluster: String, offer: &Offer) -> Result<CacheIdentity, Status> {
         let schema =
-            offer.schema.clone().ok_or_else(|| Status::unavailable("it is being listed with another schema"))?;
+            offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is not known, or is changing"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();
         let (gvr, scope) = (wanted.gvr.clone(), wanted.scope.clone());
         let ours = CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema };
