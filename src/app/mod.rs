@@ -169,7 +169,7 @@ impl App {
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
-            tokio::spawn(peers::serve(listener, tls, registry.clone(), stop.clone()));
+            tokio::spawn(peers::serve(listener, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
 
