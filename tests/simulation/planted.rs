@@ -28,7 +28,7 @@ pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
     let only = std::env::var("KUBEFAN_PLANTED_BUG").ok();
     let bugs = Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| only == bug.name()));
     let (mut found, mut missed, mut misnamed) = (0, 0, 0);
-    println!("{:<28} {:>5}  {:<14} {}", "BUG", "SEED", "VIOLATED", "BREAKS");
+    println!("{:<28} {:>5}  {:<14} BREAKS", "BUG", "SEED", "VIOLATED");
     for bug in bugs {
         planted::plant(Some(*bug));
         match first_violation(seeds.unwrap_or(SEEDS_MAX)) {
