@@ -484,4 +484,15 @@ fn title(name: &str, scope: &Scope) -> String {
 fn line(name: &str, phase: Phase, message: &str) -> String {
     let colon = if message.is_empty() { "" } else { ": " };
     format!("{name} {}{colon}{message}", phase.as_str())
+    /// Keeps less of what is not the state itself, in all caches, or as much as ever: see [`Hub::shed`].
+    pub(super) fn shed(&self, share: f64, keeps: bool) {
+        let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
+        for cache in caches {
+            cache.served.hub.shed(share, keeps);
+            if !keeps {
+                cache.backfiller.forget();
+            }
+        }
+    }
+
 }

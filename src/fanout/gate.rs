@@ -1,5 +1,5 @@
-//! Admission of everything that pins state while it is sent: snapshots, lists, catch-ups and backfills. A bounded number at once, the
-//! others in a queue, first come, first served, and for a bounded time: a storm of starts is worked off and not answered all at once.
+//! Admission of everything that pins state while it is sent or read: snapshots, lists, catch-ups, backfills and transfers to peers. A
+//! bounded number at once, the others in a queue, first come, first served, and for a bounded time: a storm of starts is worked off and not answered all at once.
 //!
 //! Live streams are never stopped here. Under memory pressure the gate is narrowed: see [`crate::app`]'s governor.
 
