@@ -21,6 +21,9 @@ pub use units::{ByteSize, Duration};
 
 use crate::upstream::settings::UpstreamSettings;
 
+/// The least budget in which kubefan is of any use: what it takes with empty caches, and a little more.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
 /// How the initial state is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]

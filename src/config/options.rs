@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PeerConfig, PeersName,
-    RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN, OnDemandConfig,
+    PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::settings::UpstreamSettings;
 
@@ -349,7 +349,7 @@ impl ServeOptions {
             )?,
             memory_bytes_max: self
                 .memory_max
-                .map(|given| size("--memory-max", Some(given), 64 << 20, 64 << 20))
+                .map(|given| size("--memory-max", Some(given), MEMORY_BYTES_MIN, MEMORY_BYTES_MIN))
                 .transpose()?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(

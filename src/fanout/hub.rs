@@ -97,7 +97,7 @@ pub struct HubStatus {
     pub subscribers: usize,
     /// When there was last a subscriber or a reader.
     pub used_at: Instant,
-    /// How long ago upstream proved the version ([`Hub::proved`]).
+    /// How long ago upstream proved the version ([`Hub::proved`]); `None` where it never has.
     pub age: Option<Duration>,
 }
 
@@ -130,6 +130,8 @@ struct Inner {
     proven_at: Option<Instant>,
     /// Beyond this age of the proof nobody reads; `None`: whatever the age.
     staleness_max: Option<Duration>,
+    /// Lists of upstream that have begun.
+    lists: u64,
     /// When the views last let go of what has served its time.
     tidied_at: Instant,
 }
@@ -221,6 +223,7 @@ impl Hub {
             used_at: Instant::now(),
             proven_at: None,
             staleness_max: None,
+            lists: 0,
             tidied_at: Instant::now(),
         };
         Arc::new(Self {
@@ -388,6 +391,17 @@ impl Hub {
     pub fn proved(&self, at: Instant) {
         let mut inner = self.inner();
         inner.proven_at = inner.proven_at.max(Some(at));
+    }
+
+    /// Upstream is being listed, because of `reason`: what was held until now will be replaced.
+    pub fn listing(&self, reason: &'static str) {
+        self.metrics.relist(reason);
+        self.inner().lists += 1;
+    }
+
+    /// How many lists of upstream have begun.
+    pub fn lists(&self) -> u64 {
+        self.inner().lists
     }
 
     /// Called inside the critical section, so that phase and state agree.
@@ -720,7 +734,7 @@ impl Hub {
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
-            gauges.staleness = inner.age().unwrap_or_default();
+            gauges.staleness_seconds = inner.age().map_or(f64::INFINITY, |age| age.as_secs_f64());
         }
         drop(inner);
         self.metrics.set(gauges);
@@ -729,7 +743,7 @@ impl Hub {
     fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
         match (*self.phase.borrow(), &inner.cache) {
             (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
-                (Some(age), Some(staleness_max)) if age > staleness_max => {
+                (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
                     let message = inner.message.clone();
                     Err(Refusal::Stale { resource: self.name(), age, staleness_max, message })
                 }

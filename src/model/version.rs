@@ -28,6 +28,11 @@ impl ResourceVersion {
         self.0.get()
     }
 
+    /// The one below it, whether anything was written at it or not; `None` below the first.
+    pub fn below(self) -> Option<Self> {
+        Self::new(self.get() - 1)
+    }
+
     /// Reads the version of a request, where empty and `"0"` stand for "any".
     pub fn parse_request(text: &str) -> Result<Option<Self>, InvalidVersion> {
         match text {

@@ -134,6 +134,9 @@ impl<S: Source> PeerService for Sender<S> {
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
+        // It pins state as a snapshot does. Refused by memory pressure, a peer begins with a list.
+        let pass =
+            find()?.hub.gate().enter().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
         // It may have waited: what it is now counts.
         let offer = find()?;
         let identity = self.identity_of(&wanted, cluster, &offer)?;
@@ -141,7 +144,7 @@ impl<S: Source> PeerService for Sender<S> {
         let encoder = Encoder::new(&identity, ahead.store, history, Instant::now());
         let (parts, receiver) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(async move {
-            let _until_the_end = permits;
+            let _until_the_end = (permits, pass);
             let result = send(encoder, parts, until, &identity).await;
             offer.hub.metrics().transfer(result);
         });

@@ -290,7 +290,7 @@ impl Metrics {
         let gate = GateMetrics {
             in_flight: IntGauge::new(
                 "kubefan_snapshots",
-                "Snapshots, lists, catch-ups and backfills that are being sent now.",
+                "Snapshots, lists, catch-ups, backfills and transfers to peers that are being sent or read now.",
             )?,
             waiting: IntGauge::new("kubefan_snapshots_waiting", "Those that wait for their turn now.")?,
             refused: IntCounter::new(
@@ -572,8 +572,8 @@ pub struct CacheGauges {
     pub object_memory_bytes: usize,
     /// The version; 0 before the first list.
     pub version: u64,
-    /// How long ago upstream proved it; 0 before the first list.
-    pub staleness: Duration,
+    /// How long ago upstream proved it; infinite where it never has, 0 before the first list.
+    pub staleness_seconds: f64,
     /// Whether it is served.
     pub synced: bool,
 }
@@ -680,7 +680,7 @@ impl CacheMetrics {
         set(&self.all.synced, usize::from(gauges.synced));
         self.ring_age.set(gauges.ring_age.as_secs_f64());
         self.version.set(gauges.version as f64);
-        self.staleness.set(gauges.staleness.as_secs_f64());
+        self.staleness.set(gauges.staleness_seconds);
     }
 }
 

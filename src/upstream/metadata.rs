@@ -104,6 +104,11 @@ impl MetadataPages {
         Self { upstream, target, version: None, next: Next::First }
     }
 
+    /// The version of the list; `None` before the first page of a list at whatever version.
+    pub fn version(&self) -> Option<ResourceVersion> {
+        self.version
+    }
+
     /// The next page, in key order; `None` after the last.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// How a peer behaves.
 #[derive(Clone)]
-enum Peer {
+pub(crate) enum Peer {
     Good(Arc<Registry>),
     /// It answers nothing.
     Silent,
@@ -116,13 +116,13 @@ impl Dial for Memory {
 }
 
 /// A setup with little history in full, so that much of it is residue.
-fn short() -> Setup {
+pub(crate) fn short() -> Setup {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.ring.ring_events_max = 12;
     setup
 }
 
-fn beside(peers: Vec<Peer>) -> Setup {
+pub(crate) fn beside(peers: Vec<Peer>) -> Setup {
     beside_all(&Memory { peers, dialled: Arc::default() })
 }
 
@@ -131,7 +131,7 @@ fn beside_all(peers: &Memory) -> Setup {
     Setup { peers: Some(peers), ..short() }
 }
 
-fn warm_starts(rig: &Rig, result: &str) -> f64 {
+pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
     rig.metric(&format!(r#"kubefan_warm_starts_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
 }
 
@@ -143,7 +143,7 @@ async fn up_to_date(rig: &Rig) {
 
 /// Requests for objects: lists and watches that begin with the state, those for metadata or for a version left out.
 fn object_lists(rig: &Rig) -> Vec<String> {
-    let lists = rig.network.asked(PODS).into_iter().map(|asked| asked.path);
+    let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.of_metadata).map(|asked| asked.path);
     let of_objects = |path: &String| {
         let continued = !path.contains("watch=1") && !path.contains("Exact") && !path.contains("fieldSelector");
         path.contains("sendInitialEvents") || continued
