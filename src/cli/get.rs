@@ -18,7 +18,7 @@ use super::{
     watch::notice,
 };
 use crate::client::{
-    ClientError, Event, ListWatch, Object, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
+    ClientError, Event, ListWatch, Object, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
 };
 
 /// A resource that is read for the first time is listed upstream first; so long we wait for that.
@@ -62,6 +62,7 @@ struct Found {
     target: Target,
     resource: ResolvedResource,
     resource_version: String,
+    cluster: String,
     objects: Vec<Object>,
 }
 
@@ -124,13 +125,15 @@ async fn fetch_once(client: &ListWatch, target: Target, read: ReadOptions) -> Re
     if target.name.is_empty() {
         let list = client.list(target.clone(), read).await?;
         let resource = list.resource.unwrap_or_default();
-        return Ok(Found { target, resource, resource_version: list.resource_version, objects: list.objects });
+        let ObjectList { resource_version, cluster, objects, .. } = list;
+        return Ok(Found { target, resource, resource_version, cluster, objects });
     }
     let response = client.get(target.clone(), read).await?;
     Ok(Found {
         target,
         resource: response.resource.unwrap_or_default(),
         resource_version: response.resource_version,
+        cluster: response.cluster,
         objects: response.object.into_iter().collect(),
     })
 }
@@ -143,6 +146,7 @@ async fn follow(
 ) -> Result<(), CliError> {
     let options = WatchOptions {
         resource_version: found.resource_version,
+        cluster: found.cluster,
         projection: projection.projection(),
         only_changes: projection.only_changes,
         ..WatchOptions::default()

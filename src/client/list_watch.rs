@@ -59,6 +59,8 @@ pub struct ObjectList {
     pub objects: Vec<Object>,
     /// The resource as kubefan resolved it.
     pub resource: Option<ResolvedResource>,
+    /// Which cluster the version is of ([`WatchOptions::cluster`]); empty where that is not known.
+    pub cluster: String,
 }
 
 /// How to list or get. A text is the version.
@@ -129,6 +131,9 @@ impl ListWatch {
         let mut list = ObjectList::default();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk?;
+            if list.resource_version.is_empty() {
+                list.cluster = chunk.cluster;
+            }
             list.resource_version = chunk.resource_version;
             list.objects.extend(chunk.objects);
             list.resource = list.resource.or(chunk.resource);
