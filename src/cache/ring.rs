@@ -160,10 +160,13 @@ impl EventRing {
         let at = self.records.len() - self.fresh;
         let Entry { record, cost_bytes: before, .. } = &self.records[at];
         for event in record.events() {
+            let previous = event.previous();
             event.settle();
-            if let Some(replaced) = event.previous()
+            // The very object, and not one that a changed schema gave other bytes under the same version: subscribers behind have not been
+            // told of those.
+            if let (Some(previous), Some(replaced)) = (previous, event.previous())
                 && let Some(brought) = self.event_at(replaced.version())
-                && brought.object().key() == replaced.key()
+                && Arc::ptr_eq(&brought.object(), &previous)
             {
                 brought.replaced(&replaced);
             }
@@ -426,6 +429,20 @@ mod tests {
         age(&mut ring, 100);
         assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
         assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_bytes_of_a_version_are_not_those_that_an_older_event_brought_in() {
+        let mut ring = EventRing::new(long(), version(10));
+        // A changed schema gives the object other bytes, under the version that it had.
+        let (first, other, second) = (large(11), sized(11, 4 << 10), large(21));
+        let brought = change(&first, None);
+        push(&mut ring, Record::Event(brought.clone()));
+        let events = vec![change(&other, Some(&first))];
+        push(&mut ring, Record::Gap(Arc::new(Gap { from: version(11), to: version(20), reason: "test", events })));
+        push(&mut ring, Record::Event(change(&second, Some(&other))));
+        age(&mut ring, 100);
+        assert_eq!(brought.object().bytes(), first.bytes());
     }
 
     #[tokio::test(start_paused = true)]
