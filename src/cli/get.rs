@@ -14,7 +14,7 @@ use super::{
     output::{self, Format},
     projection::ProjectionArgs,
     select::{SelectArgs, ServerArgs, describe, is_cluster_scoped},
-    table::Table,
+    table::{PodColumns, Table},
     watch::notice,
 };
 use crate::client::{
@@ -105,17 +105,19 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     if failed { Err(CliError::Printed) } else { Ok(()) }
 }
 
-/// Lists or gets, and waits for a cache that is being filled.
+/// Lists or gets, and waits for a cache that is being filled. A version is not waited for: kubefan has done so already.
 async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
             Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
-            Err(error) if error.code() == Code::Unavailable => match error.retry_after() {
-                Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
-                _ => return Err(error),
-            },
+            Err(error) if error.code() == Code::Unavailable && error.reason() != "RESOURCE_VERSION_TOO_LARGE" => {
+                match error.retry_after() {
+                    Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
+                    _ => return Err(error),
+                }
+            }
             result => return result,
         }
     }
@@ -174,6 +176,7 @@ struct Printer {
     single: bool,
     namespace: String,
     several_types: bool,
+    pods: PodColumns,
     table: Option<Table>,
     out: BufWriter<std::io::Stdout>,
 }
@@ -188,6 +191,7 @@ impl Printer {
             single: names == 1,
             namespace: args.select.namespace().to_owned(),
             several_types,
+            pods: PodColumns::of(&args.projection),
             table: None,
             out: BufWriter::new(stdout()),
         }
@@ -240,7 +244,7 @@ impl Printer {
     }
 
     fn new_table(&self, resource: &ResolvedResource) -> Table {
-        Table::new(resource, self.namespace.is_empty(), self.several_types)
+        Table::new(resource, self.pods, self.namespace.is_empty(), self.several_types)
     }
 
     fn print_changed(&mut self, resource: &ResolvedResource, object: Object) -> Result<(), CliError> {

@@ -31,22 +31,24 @@ use crate::{
 /// The server ends a watch at its timeout; one that did not so long after it is not waited for.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
-/// What to do when the version to resume from is no longer held.
+/// What to do when nothing leads on from the version to resume from. (What `--help` shows of it has no links.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum OnExpired {
-    /// End with the error: the caller decides.
+    /// End with the error
     Fail,
-    /// Say so ([`WatchItem::Restarted`]) and start over with a snapshot, as informers do.
+    /// Start over with a snapshot, and say so
     #[default]
     Restart,
 }
 
 /// What to do when the stream has fallen behind the events that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum OnLag {
-    /// The version is no longer held: [`OnExpired`] decides.
+    /// As if nothing led on from there
     Expire,
-    /// Go on with a marked catch-up ([`WatchItem::CatchUpBegin`]).
+    /// Go on with a marked catch-up, each change once
     #[default]
     Conflate,
 }
@@ -150,9 +152,10 @@ pub enum WatchItem {
         /// When the next try comes.
         retry_in: Duration,
     },
-    /// The connection is back; what follows joins what came before without a gap.
+    /// The connection is back. What follows joins what came before without a gap, unless it begins with a mark that says otherwise: a
+    /// `CatchUpBegin`, or a `SnapshotBegin` with `restarted_from`. On a quiet watch it may be long until anything follows.
     Reconnected {
-        /// Resumed after this version; empty where the watch starts over with its snapshot, which had not been complete.
+        /// Asked for what came after this version; empty where the watch starts over with its snapshot, which had not been complete.
         from: String,
     },
     /// There is nothing to resume from; a snapshot follows ([`OnExpired::Restart`]).
