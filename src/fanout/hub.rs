@@ -603,6 +603,7 @@ impl Hub {
         sent: Option<ResourceVersion>,
         expired: Expired,
         terms: (OnLag, OnExpired),
+        pass: Option<Arc<Pass>>,
     ) -> Result<Place, StreamEnd> {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
@@ -619,7 +620,7 @@ impl Hub {
                 return Err(expired.into());
             }
         };
-        let place = self.admit(place, None).map_err(StreamEnd::Overloaded)?;
+        let place = self.admit(place, pass).map_err(StreamEnd::Overloaded)?;
         self.metrics.lag(lag);
         Ok(place)
     }
