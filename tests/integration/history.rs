@@ -89,7 +89,7 @@ async fn a_version_beyond_the_cluster_is_of_another_history() {
     let mut watch = rig.send(restarts).await.unwrap();
     watch.step().await.unwrap();
     watch.until_resumable().await;
-    assert_eq!(watch.restarted_from, [beyond.clone()]);
+    assert_eq!(*watch.restarted_from, *std::slice::from_ref(&beyond));
     assert_eq!(watch.state, rig.truth(PODS).await);
 
     // Where upstream does not say so, nobody is put back.
@@ -141,7 +141,7 @@ async fn a_version_of_another_cluster_leads_nowhere() {
     let mut watch = second.send(claims(&cluster, OnExpired::Restart)).await.unwrap();
     watch.step().await.unwrap();
     watch.until_resumable().await;
-    assert_eq!(watch.restarted_from, [last.clone()]);
+    assert_eq!(*watch.restarted_from, *std::slice::from_ref(&last));
     assert_eq!((&watch.state, watch.cluster != cluster), (&second.truth(PODS).await, true));
     for known in ["", &watch.cluster] {
         second.send(claims(known, OnExpired::Fail)).await.expect("nothing speaks against it");
