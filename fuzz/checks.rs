@@ -181,6 +181,14 @@ impl Catalog for Nothing {
         std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
     }
 
+    fn cluster_version(
+        &self,
+        _: &Served,
+        _: tokio::time::Instant,
+    ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send {
+        std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
+    }
+
     fn changes(&self) -> kubefan::watch::Receiver<u64> {
         kubefan::watch::Sender::new(0).subscribe()
     }

@@ -240,7 +240,7 @@ impl Default for ServeConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: {message}", .file.display())]
+    #[error("--config {}: {message}", .file.display())]
     File {
         /// The file.
         file: PathBuf,

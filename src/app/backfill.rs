@@ -320,7 +320,7 @@ impl Backfiller {
             Reflector::new(upstream, target, parser.clone(), options, open_watch, self.shared.generator())
                 .backfilling(from, needs_state);
         let mut writer = CacheWriter::sharing(store);
-        let mut ring = EventRing::new(LIMITS, from);
+        let mut ring = EventRing::alone(LIMITS, from);
         loop {
             let step = reflector.step().await.map_err(|error| unread(from, &error))?;
             let Step::Update { update, received } = step else { continue };

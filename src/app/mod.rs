@@ -2,6 +2,7 @@
 
 mod backfill;
 mod catalog;
+mod cluster_version;
 mod governor;
 pub mod informer;
 pub mod on_demand;

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
+    cluster_version::ClusterVersion,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
     warm_start::HeldSchema,
@@ -69,6 +70,7 @@ pub(super) struct Cache {
     pub(super) name: String,
     pub(super) served: Served,
     pub(super) backfiller: Arc<Backfiller>,
+    pub(super) cluster_version: ClusterVersion,
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
@@ -141,7 +143,9 @@ impl Registry {
     }
 
     fn hub_options(&self) -> HubOptions {
-        HubOptions { limits: self.options.ring, coalesce_max: self.options.coalesce_max, gate: self.gate.clone() }
+        let RegistryOptions { ring: limits, coalesce_max, .. } = self.options;
+        let upstream = self.shared.upstream.clone();
+        HubOptions { limits, coalesce_max, gate: self.gate.clone(), cluster: Arc::new(move || upstream.cluster()) }
     }
 
     /// Who may pin state.
@@ -320,9 +324,10 @@ impl Registry {
         };
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
+        let cluster_version = ClusterVersion::new(self.shared.clone(), served.clone());
         let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
         let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
-        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, schema, suspect });
+        let cache = Arc::new(Cache { name, served, backfiller, cluster_version, on_demand, stop, schema, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();

@@ -107,6 +107,7 @@ pub struct Hub {
     parser: Arc<ObjectParser>,
     limits: RingLimits,
     gate: Arc<Gate>,
+    cluster: ClusterName,
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
@@ -194,7 +195,12 @@ pub struct HubOptions {
     pub coalesce_max: Duration,
     /// Who may pin state.
     pub gate: Arc<Gate>,
+    /// Names the cluster that versions are of, where that is known.
+    pub cluster: ClusterName,
 }
+
+/// Names a cluster, where that is known by then.
+pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
@@ -210,7 +216,7 @@ impl Hub {
         options: HubOptions,
         metrics: CacheMetrics,
     ) -> Arc<Self> {
-        let HubOptions { limits, coalesce_max, gate } = options;
+        let HubOptions { limits, coalesce_max, gate, cluster } = options;
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
@@ -231,6 +237,7 @@ impl Hub {
             parser,
             limits,
             gate,
+            cluster,
             metrics,
             head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
@@ -242,6 +249,11 @@ impl Hub {
     /// The resource, as messages name it.
     pub fn resource(&self) -> &ResolvedResource {
         &self.resource
+    }
+
+    /// The cluster that versions are of; `None` where that is not known.
+    pub fn cluster(&self) -> Option<String> {
+        (self.cluster)()
     }
 
     /// The metrics of this cache.
@@ -497,7 +509,7 @@ impl Hub {
         };
         let place = match terms.start {
             Start::Snapshot => self.snapshot_for(&view, cached, None),
-            Start::After(requested) | Start::Kept(requested) | Start::Over(requested) if requested > cached.version => {
+            Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
                 return Err(Refusal::Future { requested, current: cached.version });
             }
@@ -550,7 +562,8 @@ impl Hub {
 
     /// The state from the start, and the place in the log after it.
     fn snapshot_for(&self, view: &View, cached: &Cached, restarted_from: Option<ResourceVersion>) -> Place {
-        let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from };
+        let begin = Some((self.resource.clone(), self.cluster()));
+        let head = |version| Head { version, begin, restarted_from };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let Cached { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
@@ -604,6 +617,7 @@ impl Hub {
         sent: Option<ResourceVersion>,
         expired: Expired,
         terms: (OnLag, OnExpired),
+        pass: Option<Arc<Pass>>,
     ) -> Result<Place, StreamEnd> {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
@@ -620,7 +634,7 @@ impl Hub {
                 return Err(expired.into());
             }
         };
-        let place = self.admit(place, None).map_err(StreamEnd::Overloaded)?;
+        let place = self.admit(place, pass).map_err(StreamEnd::Overloaded)?;
         self.metrics.lag(lag);
         Ok(place)
     }

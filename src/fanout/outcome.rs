@@ -39,6 +39,9 @@ pub enum Refusal {
     /// The events after the version are gone.
     #[error(transparent)]
     Expired(#[from] Expired),
+    /// The version is of another history: of before etcd was restored, or of another cluster.
+    #[error("{0}; start over with a snapshot")]
+    Rewritten(String),
     /// This cache has not reached the version.
     #[error("too large resource version: {requested}, current: {current}")]
     Future {

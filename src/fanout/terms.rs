@@ -47,6 +47,8 @@ pub struct Terms {
     pub on_lag: OnLag,
     /// Where nothing leads on.
     pub on_expired: OnExpired,
+    /// Of which cluster the version is that it starts from; empty where that is not known.
+    pub cluster: String,
     /// The events up to a version that something leads on from, read again from upstream.
     pub backfill: Option<Arc<Backfill>>,
     /// Leave to be sent more than events; where there is none, and the gate has room, it is given then.
@@ -55,6 +57,7 @@ pub struct Terms {
 
 impl From<Start> for Terms {
     fn from(start: Start) -> Self {
-        Self { start, on_lag: OnLag::default(), on_expired: OnExpired::default(), backfill: None, pass: None }
+        let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
+        Self { start, on_lag, on_expired, cluster: String::new(), backfill: None, pass: None }
     }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     cache::Way,
-    fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
+    fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
     model::{ObjectKey, ResourceVersion, format::Format, object::Object, selection::Selection},
     planted::{self, Bug},
     proto::v1alpha1::{
@@ -125,8 +125,9 @@ impl<C: Catalog> Service<C> {
         bell: Bell,
     ) -> Result<Subscription, Refusal> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
-        // Where it was in vain, the hub refuses the version, and counts that.
-        let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
+        if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
+            return start_over(hub, selection, format, (terms, version), bell, rewritten).await;
+        }
         // What was there before tells whether an object enters or leaves, and whether what is sent of it has changed.
         let compares = selection.can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
@@ -156,12 +157,27 @@ impl<C: Catalog> Service<C> {
                 other => return other,
             }
         };
-        if terms.on_expired == OnExpired::Restart {
-            let pass = Some(Arc::new(hub.gate().enter().await?));
-            return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
+        start_over(hub, selection, format, (terms, version), bell, expired.into()).await
+    }
+
+    /// Waits until the cache has reached `version`, and says why nothing leads on from there if it is of another history than the cache: of
+    /// another cluster, or beyond what this one has reached by its own word. `None` too where the cache only lags, or where upstream cannot
+    /// be asked: then the hub refuses the version, and counts that.
+    async fn other_history(&self, served: &Served, cluster: &str, version: ResourceVersion) -> Option<Refusal> {
+        if let Some(known) = served.hub.cluster()
+            && !cluster.is_empty()
+            && cluster != known
+        {
+            let message = format!("version {version} is of another cluster ({cluster:.64}), and this is {known}");
+            return Some(Refusal::Rewritten(message));
         }
-        hub.metrics().resume(Resume::Expired);
-        Err(expired.into())
+        let asked = Instant::now();
+        served.hub.reached(version, FRESHNESS_TIMEOUT).await.err()?;
+        let reached = self.catalog.cluster_version(served, asked).await.ok().filter(|reached| *reached < version)?;
+        Some(Refusal::Rewritten(format!(
+            "version {version} is of another history: the cluster has reached {reached} (etcd was restored from a backup, or this is \
+             another cluster)"
+        )))
     }
 
     /// Starts a watch; its bell rings when there is something to send.
@@ -183,7 +199,7 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::After(version),
                 (Some(version), true) => Start::Kept(version),
             };
-            let terms = Terms { on_lag, on_expired, ..start.into() };
+            let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = match version {
                 None => {
                     let pass = Some(Arc::new(served.hub.gate().enter().await?));
@@ -196,6 +212,23 @@ impl<C: Catalog> Service<C> {
         };
         open.await.map_err(|refusal: Refusal| status::refused(&refusal))
     }
+}
+
+/// Where nothing leads on from a version: a snapshot in its place, if that was asked for.
+async fn start_over(
+    hub: &Arc<Hub>,
+    selection: Selection,
+    format: Format,
+    (terms, version): (Terms, ResourceVersion),
+    bell: Arc<Bell>,
+    refusal: Refusal,
+) -> Result<Subscription, Refusal> {
+    if terms.on_expired == OnExpired::Restart {
+        let pass = Some(Arc::new(hub.gate().enter().await?));
+        return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
+    }
+    hub.metrics().resume(Resume::Expired);
+    Err(refusal)
 }
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -224,10 +257,11 @@ impl<C: Catalog> WatchService for Service<C> {
             Ok((selected, store, version, pass))
         };
         let (selected, store, version, pass) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
-        let resource = Some(selected.served.hub.resource().clone());
-        let chunks = stream::unfold(Some((resource, None::<ObjectKey>)), move |place| {
+        let hub = &selected.served.hub;
+        let begin = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let chunks = stream::unfold(Some((begin, None::<ObjectKey>)), move |place| {
             let _held = (&permit, &pass);
-            let chunk = place.map(|(resource, last)| {
+            let chunk = place.map(|(begin, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {
                     if bytes >= CHUNK_BYTES {
@@ -239,7 +273,9 @@ impl<C: Catalog> WatchService for Service<C> {
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
                 let objects = objects.iter().map(|object| message(object, &format)).collect();
-                (Ok(ListResponse { resource_version: version.to_string(), objects, resource }), next)
+                let (resource, cluster) = begin.unzip();
+                let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
+                (Ok(ListResponse { resource_version, objects, resource, cluster }), next)
             });
             std::future::ready(chunk)
         });
@@ -278,6 +314,7 @@ impl<C: Catalog> WatchService for Service<C> {
             object: Some(message(object, &format)),
             resource_version: version.to_string(),
             resource: Some(served.hub.resource().clone()),
+            cluster: served.hub.cluster().unwrap_or_default(),
         }))
     }
 

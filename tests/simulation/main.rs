@@ -25,7 +25,12 @@ mod world;
 
 fn main() -> std::process::ExitCode {
     let number = |name: &str| {
-        std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text:?} is no number")))
+        std::env::var(name).ok().map(|text| {
+            text.parse().unwrap_or_else(|_| {
+                eprintln!("{name}={text:?} is no number");
+                std::process::exit(2)
+            })
+        })
     };
     seed::remember_panics();
     #[cfg(planted_bugs)]

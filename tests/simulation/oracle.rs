@@ -210,7 +210,7 @@ impl Walk<'_> {
                 self.floor = self.floor.filter(|_| *goes_on);
                 return Ok(());
             }
-            What::SnapshotBegin { version, restarted_from } => self.snapshot_begin(*version, *restarted_from)?,
+            What::SnapshotBegin { version, restarted_from } => self.snapshot_begin(*version, *restarted_from, entry)?,
             What::GapBegin { from, .. } => self.span_begin(*from, false)?,
             What::CatchUpBegin { from } => self.span_begin(*from, true)?,
             What::Event(told) => match &mut self.phase {
