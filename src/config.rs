@@ -21,6 +21,9 @@ pub use units::{ByteSize, Duration};
 
 use crate::upstream::settings::UpstreamSettings;
 
+/// The least budget in which kubefan is of any use: what it takes with empty caches, and a little more.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
 /// How the initial state is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
@@ -225,7 +228,7 @@ impl Default for ServeConfig {
                 files: None,
                 // Within the patience of a rollout; a large cluster's pods take some seconds.
                 timeout: seconds(30),
-                transfer_bytes_max: 4 << 30,
+                transfer_bytes_max: None,
             },
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
@@ -237,7 +240,7 @@ impl Default for ServeConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: {message}", .file.display())]
+    #[error("--config {}: {message}", .file.display())]
     File {
         /// The file.
         file: PathBuf,
@@ -292,7 +295,6 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
         ("peer_timeout", span(default.peer.timeout)),
-        ("peer_transfer_bytes_max", ByteSize(default.peer.transfer_bytes_max).to_string()),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),
     ]

@@ -149,7 +149,8 @@ impl Cache {
         };
         let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
         let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };
-        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate: Gate::new(gate, all.gate()) };
+        let gate = Gate::new(gate, all.gate());
+        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
         let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics());
         let (pods, created) = Pods::new(count, left_out);
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };

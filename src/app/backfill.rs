@@ -42,8 +42,6 @@ const LIMITS: RingLimits = RingLimits {
 };
 /// How long one is kept for those who come later, unless the cache no longer leads on from its end.
 const KEPT: Duration = Duration::from_secs(60);
-/// How often one who asks may be put together with others: each time after the first halves them, so it is enough for more than may ask.
-const TRIES_MAX: usize = 20;
 
 type Outcome = Result<Arc<Backfill>, Refusal>;
 
@@ -58,44 +56,90 @@ pub(super) struct Backfiller {
 struct Inner {
     /// The last one that succeeded.
     latest: Option<Arc<Backfill>>,
-    /// In which history upstream holds nothing that came after which version.
-    expired: Option<(u64, ResourceVersion)>,
-    running: Option<Run>,
-    next: Option<Next>,
+    too_old: TooOld,
+    running: Option<(Span, Told)>,
+    /// Who waits for the next one: as many as subscribers, each version once.
+    next: Option<(BTreeSet<Ask>, Told)>,
 }
 
-/// A read to come.
-#[derive(Default)]
-struct Next {
-    asked: BTreeSet<ResourceVersion>,
+type Told = Arc<watch::Sender<Option<Outcome>>>;
+
+/// What is asked for: what came after a version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Ask {
+    version: ResourceVersion,
+    /// And what was there before each event.
     needs_state: bool,
-    /// Some of them were in vain before: the oldest of all is not what one can begin with.
-    halves: bool,
-    outcome: Arc<watch::Sender<Option<Outcome>>>,
 }
 
-impl Next {
-    /// Where it begins: at the oldest version, or else in the middle of them, so that a few which are too old are told soon from others.
-    fn begin(self) -> Option<Run> {
-        let Self { asked, needs_state, halves, outcome } = self;
-        let (from, to) = (*asked.iter().nth(if halves { asked.len() / 2 } else { 0 })?, *asked.last()?);
-        Some(Run { from, to, needs_state, outcome })
-    }
-}
-
-/// A read under way.
-#[derive(Clone)]
-struct Run {
+/// What one read is to tell.
+#[derive(Clone, Copy)]
+struct Span {
     from: ResourceVersion,
     /// Not below this: who asked from here is not told again what came before.
     to: ResourceVersion,
-    needs_state: bool,
-    outcome: Arc<watch::Sender<Option<Outcome>>>,
+    with_state: bool,
 }
 
-impl Run {
-    fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
-        self.from <= version && version <= self.to && (self.needs_state || !needs_state)
+impl Span {
+    /// What these need, who are in order.
+    fn of(asked: &BTreeSet<Ask>) -> Option<Self> {
+        let (first, last) = (asked.first()?, asked.last()?);
+        let with_state = asked.iter().any(|ask| ask.needs_state);
+        Some(Self { from: first.version, to: last.version, with_state })
+    }
+
+    fn serves(&self, ask: Ask) -> bool {
+        self.from <= ask.version && ask.version <= self.to && (self.with_state || !ask.needs_state)
+    }
+}
+
+/// What upstream no longer tells, in one history of the cache.
+#[derive(Default)]
+struct TooOld {
+    epoch: u64,
+    /// What came after this version or any older one.
+    events: Option<ResourceVersion>,
+    /// The state at this version or any older one.
+    state: Option<ResourceVersion>,
+}
+
+impl TooOld {
+    fn has(&self, ask: Ask) -> bool {
+        let version = Some(ask.version);
+        version <= self.events || ask.needs_state && version <= self.state
+    }
+
+    fn note(&mut self, epoch: u64, gone: &Gone) {
+        if self.epoch != epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+        match gone {
+            Gone::Events(version) => self.events = self.events.max(Some(*version)),
+            Gone::State(version) => self.state = self.state.max(Some(*version)),
+        }
+    }
+}
+
+/// What upstream no longer has, at this version and any older one.
+enum Gone {
+    Events(ResourceVersion),
+    State(ResourceVersion),
+}
+
+/// Why a read gave nothing.
+enum Unread {
+    Gone {
+        gone: Gone,
+        /// Whether upstream said itself how far back it goes.
+        exactly: bool,
+    },
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Unread {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
     }
 }
 
@@ -110,24 +154,25 @@ impl Backfiller {
 
     /// What came after `version`, up to where the cache leads on.
     pub(super) async fn backfill(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> Outcome {
-        for tried in 0..TRIES_MAX {
-            let sender = match self.join(version, needs_state, tried > 0)? {
+        let ask = Ask { version, needs_state };
+        timeout(2 * BACKFILL_TIMEOUT, self.ask(ask)).await.unwrap_or_else(|_| Err(self.failed(version)))
+    }
+
+    async fn ask(self: &Arc<Self>, ask: Ask) -> Outcome {
+        loop {
+            let told = match self.join(ask)? {
                 Joined::Served(backfill) => return Ok(backfill),
-                Joined::Waits(sender) => sender,
+                Joined::Waits(told) => told,
             };
-            // It lives as long as it is held here.
-            let mut outcome = sender.subscribe();
-            let outcome = timeout(2 * BACKFILL_TIMEOUT, outcome.wait_for(Option::is_some)).await;
-            match outcome.ok().and_then(Result::ok).and_then(|outcome| outcome.clone()) {
-                // Together with an older version, which was too old; ours may not be.
-                Some(Err(Refusal::Expired(expired))) if expired.requested < version => {}
-                // It began after ours, which may do all the same.
-                Some(Ok(backfill)) if version < backfill.ring.floor() => {}
-                Some(outcome) => return outcome,
-                None => return Err(Refusal::Unavailable("the backfill has failed".to_owned())),
+            // Its sender lives as long as it is held here.
+            match told.subscribe().wait_for(Option::is_some).await {
+                Ok(Some(Ok(backfill))) if backfill.serves(ask.version, ask.needs_state) => return Ok(backfill),
+                // Others could be served, or nobody. What is known of this version by now is known to who asks again.
+                Ok(Some(Ok(_) | Err(Refusal::Expired(_)))) => {}
+                Ok(Some(Err(refusal))) => return Err(refusal),
+                Ok(None) | Err(_) => return Err(self.failed(ask.version)),
             }
         }
-        Err(self.expired(version).into())
     }
 
     fn expired(&self, requested: ResourceVersion) -> Expired {
@@ -135,78 +180,104 @@ impl Backfiller {
         Expired { requested, oldest }
     }
 
-    fn join(self: &Arc<Self>, version: ResourceVersion, needs_state: bool, again: bool) -> Result<Joined, Refusal> {
-        let Some(Ahead { epoch, .. }) = self.served.hub.ahead() else {
-            return Err(Refusal::Unavailable(format!("{} is not synced", self.served.gvr)));
-        };
-        let expired = self.expired(version);
+    fn failed(&self, version: ResourceVersion) -> Refusal {
+        Refusal::Unavailable(format!("no backfill of {} from version {version}", self.served.gvr))
+    }
+
+    fn unsynced(&self) -> Refusal {
+        Refusal::Unavailable(format!("{} is not synced", self.served.gvr))
+    }
+
+    fn join(self: &Arc<Self>, ask: Ask) -> Result<Joined, Refusal> {
+        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let expired = self.expired(ask.version);
         let mut inner = self.inner();
-        if inner.expired.is_some_and(|(of, below)| of == epoch && version <= below) {
+        if inner.too_old.epoch == epoch && inner.too_old.has(ask) {
             return Err(expired.into());
         }
         let good = |backfill: &&Arc<Backfill>| {
             let leads_on = self.served.hub.leads_on(backfill.epoch, backfill.reached);
-            backfill.serves(version, needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
+            backfill.serves(ask.version, ask.needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
         };
         if let Some(latest) = inner.latest.as_ref().filter(good) {
             return Ok(Joined::Served(latest.clone()));
         }
-        if let Some(running) = inner.running.as_ref().filter(|running| running.serves(version, needs_state)) {
-            return Ok(Joined::Waits(running.outcome.clone()));
+        if let Some((_, told)) = inner.running.as_ref().filter(|(span, _)| span.serves(ask)) {
+            return Ok(Joined::Waits(told.clone()));
         }
         let first = inner.running.is_none() && inner.next.is_none();
-        let next = inner.next.get_or_insert_with(Next::default);
-        next.asked.insert(version);
-        next.needs_state |= needs_state;
-        next.halves |= again;
-        let outcome = next.outcome.clone();
+        let (asked, told) = inner.next.get_or_insert_default();
+        asked.insert(ask);
+        let told = told.clone();
         drop(inner);
         if first {
             tokio::spawn(self.clone().run());
         }
-        Ok(Joined::Waits(outcome))
+        Ok(Joined::Waits(told))
     }
 
     /// Does what was asked for, one read after the other, until nobody asks.
     async fn run(self: Arc<Self>) {
         loop {
             sleep(GATHER).await;
-            let run = {
-                let mut inner = self.inner();
-                inner.running = inner.next.take().and_then(Next::begin);
-                inner.running.clone()
-            };
-            let Some(run) = run else { return };
-            let outcome = match timeout(BACKFILL_TIMEOUT, self.confirmed((run.from, run.to), run.needs_state)).await {
-                Ok(outcome) => outcome.map(Arc::new),
-                Err(_) => {
-                    let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", run.from);
-                    Err(Refusal::Unavailable(message))
-                }
-            };
+            let Some((asked, told)) = self.inner().next.take() else { return };
+            let Some(all) = Span::of(&asked) else { return };
+            let outcome = timeout(BACKFILL_TIMEOUT, self.search(asked, &told)).await.unwrap_or_else(|_| {
+                let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", all.from);
+                Err(Refusal::Unavailable(message))
+            });
             let resource = &self.served.gvr;
             match &outcome {
-                Ok(backfill) => info!(%resource, ?backfill, with_state = run.needs_state, "backfilled"),
-                Err(error) => warn!(%resource, from = %run.from, %error, "no backfill"),
+                Ok(backfill) => info!(%resource, ?backfill, with_state = backfill.has_state, "backfilled"),
+                Err(error) => warn!(%resource, from = %all.from, %error, "no backfill"),
             }
             let more = {
                 let mut inner = self.inner();
                 inner.running = None;
-                match &outcome {
-                    Ok(backfill) => inner.latest = Some(backfill.clone()),
-                    Err(Refusal::Expired(_)) => {
-                        inner.expired = self.served.hub.ahead().map(|ahead| (ahead.epoch, run.from));
-                    }
-                    Err(_) => {}
+                if let Ok(backfill) = &outcome {
+                    inner.latest = Some(backfill.clone());
                 }
                 inner.next.is_some()
             };
-            run.outcome.send_replace(Some(outcome));
+            told.send_replace(Some(outcome));
             if !more {
                 break;
             }
         }
         self.forget_later();
+    }
+
+    /// Reads what serves as many as can be: all of them first. Where upstream does not go back so far, it is read from what it names, or else
+    /// from the middle of what is still asked for; where it has the events but not the state, without that. Who is not served then asks
+    /// again, without those who were.
+    async fn search(&self, mut asked: BTreeSet<Ask>, told: &Told) -> Outcome {
+        let _pass = self.served.hub.gate().enter().await?;
+        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let oldest = asked.first().map(|ask| ask.version);
+        while let Some(span) = Span::of(&asked) {
+            self.inner().running = Some((span, told.clone()));
+            let (gone, exactly) = match self.confirmed(span).await {
+                Ok(backfill) => return Ok(Arc::new(backfill)),
+                Err(Unread::Gone { gone, exactly }) => (gone, exactly),
+                Err(Unread::Refused(refusal)) => return Err(refusal),
+            };
+            {
+                let mut inner = self.inner();
+                inner.too_old.note(epoch, &gone);
+                asked.retain(|ask| !inner.too_old.has(*ask));
+            }
+            if matches!(gone, Gone::State(_)) && asked.iter().any(|ask| !ask.needs_state) {
+                asked.retain(|ask| !ask.needs_state);
+            } else if !exactly && let Some(middle) = asked.iter().nth(asked.len() / 2).copied() {
+                asked = asked.split_off(&middle);
+            }
+        }
+        Err(oldest.map_or_else(|| self.unsynced(), |oldest| self.expired(oldest).into()))
+    }
+
+    /// Lets go of the last one: who comes later has it read again.
+    pub(super) fn forget(&self) {
+        self.inner().latest = None;
     }
 
     /// Lets go of the last one after a while.
@@ -224,27 +295,17 @@ impl Backfiller {
     }
 
     /// What upstream tells, if it is still the cluster that the cache is of.
-    async fn confirmed(
-        &self,
-        span: (ResourceVersion, ResourceVersion),
-        needs_state: bool,
-    ) -> Result<Backfill, Refusal> {
+    async fn confirmed(&self, span: Span) -> Result<Backfill, Unread> {
         let upstream = &self.shared.upstream;
         let doubt = upstream.doubt();
-        let backfill = self.read(span, needs_state).await?;
+        let backfill = self.read(span).await?;
         upstream.confirm(doubt).await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
         Ok(backfill)
     }
 
-    async fn read(
-        &self,
-        (from, to): (ResourceVersion, ResourceVersion),
-        needs_state: bool,
-    ) -> Result<Backfill, Refusal> {
+    async fn read(&self, Span { from, to, with_state: needs_state }: Span) -> Result<Backfill, Unread> {
         let Served { gvr, scope, parser, hub, .. } = &self.served;
-        let Some(Ahead { epoch, store, .. }) = hub.ahead() else {
-            return Err(Refusal::Unavailable(format!("{gvr} is not synced")));
-        };
+        let Ahead { epoch, store, .. } = hub.ahead().ok_or_else(|| self.unsynced())?;
         let target = Target {
             gvr: gvr.clone(),
             kind: hub.resource().kind.clone(),
@@ -259,9 +320,9 @@ impl Backfiller {
             Reflector::new(upstream, target, parser.clone(), options, open_watch, self.shared.generator())
                 .backfilling(from, needs_state);
         let mut writer = CacheWriter::sharing(store);
-        let mut ring = EventRing::new(LIMITS, from);
+        let mut ring = EventRing::alone(LIMITS, from);
         loop {
-            let step = reflector.step().await.map_err(|error| self.refusal(from, error))?;
+            let step = reflector.step().await.map_err(|error| unread(from, &error))?;
             let Step::Update { update, received } = step else { continue };
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),
@@ -280,7 +341,7 @@ impl Backfiller {
                     && at <= last
                 {
                     let message = format!("upstream sent {} at version {at}, after version {last}", object.key());
-                    return Err(Refusal::Unavailable(message));
+                    return Err(Refusal::Unavailable(message).into());
                 }
                 if let Some(record) = record(&mut writer, update, needs_state)?
                     && !(leads_on && planted::is(Bug::SpliceDrops))
@@ -288,8 +349,9 @@ impl Backfiller {
                     ring.push(record, received);
                     ring.evict(received, 0, 0, 1.0);
                 }
+                // More than one may hold.
                 if ring.floor() != from {
-                    return Err(self.expired(from).into());
+                    return Err(Unread::Gone { gone: Gone::Events(from), exactly: false });
                 }
                 if leads_on && at >= to {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: needs_state });
@@ -300,23 +362,28 @@ impl Backfiller {
                 && version != from
             {
                 let message = format!("upstream was asked for the state at version {from} and gave that at {version}");
-                return Err(Refusal::Unavailable(message));
+                return Err(Refusal::Unavailable(message).into());
             }
             writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         }
     }
+}
 
-    fn refusal(&self, from: ResourceVersion, error: ReflectorError) -> Refusal {
-        match error.upstream() {
-            Some(UpstreamError::Gone { .. }) => self.expired(from).into(),
-            _ => Refusal::Unavailable(error.to_string()),
-        }
-    }
+/// What a failure of a read from `from` means.
+fn unread(from: ResourceVersion, error: &ReflectorError) -> Unread {
+    let Some(gone @ UpstreamError::Gone { .. }) = error.upstream() else {
+        return Refusal::Unavailable(error.to_string()).into();
+    };
+    // What it names is the oldest that it still has.
+    let named = gone.oldest().and_then(ResourceVersion::below).filter(|below| *below >= from);
+    let version = named.unwrap_or(from);
+    let gone = if matches!(error, ReflectorError::List(_)) { Gone::State(version) } else { Gone::Events(version) };
+    Unread::Gone { gone, exactly: named.is_some() }
 }
 
 enum Joined {
     Served(Arc<Backfill>),
-    Waits(Arc<watch::Sender<Option<Outcome>>>),
+    Waits(Told),
 }
 
 /// The record of a change. Without the state before it, an event says itself whether there was something; what that was is not known, and

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use tokio::time::Instant;
+
 use super::registry::{Cache, Registry};
 use crate::{
     cache::Backfill,
@@ -28,11 +30,11 @@ impl Catalog for Arc<Registry> {
         version: ResourceVersion,
         needs_state: bool,
     ) -> Result<Arc<Backfill>, Refusal> {
-        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
-        match cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub)) {
-            Some(cache) => Box::pin(cache.backfiller.backfill(version, needs_state)).await,
-            None => Err(Refusal::Unavailable(format!("{} is being set up again", served.gvr))),
-        }
+        Box::pin(self.cache_of(served)?.backfiller.backfill(version, needs_state)).await
+    }
+
+    async fn cluster_version(&self, served: &Served, asked: Instant) -> Result<ResourceVersion, Refusal> {
+        Box::pin(self.cache_of(served)?.cluster_version.known_after(asked)).await
     }
 
     async fn prove(&self, served: &Served) -> Result<(), Refusal> {
@@ -57,6 +59,12 @@ impl Catalog for Arc<Registry> {
 }
 
 impl Registry {
+    fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
+        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
+        let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));
+        cache.ok_or_else(|| Refusal::Unavailable(format!("{} is being set up again", served.gvr)))
+    }
+
     /// What upstream knows under a name; starts its cache where that is allowed.
     async fn look_up(
         self: &Arc<Self>,

@@ -3,22 +3,23 @@
 //! What counts is what the kernel counts, the resident memory: rings, logs, snapshots in flight and send buffers, and whatever a library
 //! keeps besides. Past a limit the kernel ends the process, and every stream with it; so history goes before streams do:
 //!
-//! 1. from 85 %: what is kept only to save work (projected objects, compressed snapshots) is dropped, and made again for each;
+//! 1. from 85 %: what is kept only to save work (projected objects, compressed snapshots, the last backfill) is dropped, and made again
+//!    for each;
 //! 2. from 90 %: history is halved each second, down to a sixteenth: who comes back from far gets a catch-up instead of every event;
-//! 3. from 95 %: an eighth of the usual snapshots, lists and catch-ups are let in at a time;
+//! 3. from 95 %: an eighth of the usual snapshots, lists, catch-ups, backfills and transfers to peers are let in at a time;
 //! 4. from 100 %: none are; their readers are told to come back.
 //!
 //! Live streams are served all the while. Each step is taken back when the use is five points below it.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::registry::Registry;
 use crate::{
-    fanout::Gate,
-    telemetry::{metrics::Metrics, process::resident_bytes},
+    config::MEMORY_BYTES_MIN,
+    telemetry::{metrics::Metrics, process::ResidentMemory},
 };
 
 /// How often it is looked.
@@ -72,13 +73,43 @@ impl Pressure {
 
 /// Keeps the process within `bytes_max`, for as long as it is polled.
 pub(super) async fn govern(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
-    let mut pressure = Pressure::default();
+    let mut memory = match ResidentMemory::open() {
+        Ok(memory) => memory,
+        Err(error) => return warn!(%error, "this system does not tell how much memory is used; no budget is kept"),
+    };
+    info!(bytes_max, "keeping within the memory budget");
+    let act = |used, pressure: Pressure, has_changed| {
+        metrics.memory(used, bytes_max, pressure.step);
+        if has_changed || pressure.step > 0 {
+            registry.gate().narrow(pressure.snapshots_max(registry.gate().snapshots_max()));
+            registry.shed(pressure.share, pressure.step == 0);
+        }
+    };
+    follow(|| memory.bytes(), bytes_max, act).await;
+}
+
+/// Looks each second at what is `used`, and tells it with where that leads, and whether that is news. Where it cannot be seen, things
+/// stay as they are until it can.
+async fn follow(
+    mut used: impl FnMut() -> io::Result<u64>,
+    bytes_max: usize,
+    mut act: impl FnMut(usize, Pressure, bool),
+) {
+    let (mut pressure, mut is_blind) = (Pressure::default(), false);
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    info!(bytes_max, "keeping within the memory budget");
     loop {
         ticks.tick().await;
-        let Some(used) = resident_bytes().and_then(|bytes| usize::try_from(bytes).ok()) else { return };
+        let used = match used() {
+            Ok(used) => usize::try_from(used).unwrap_or(usize::MAX),
+            Err(error) => {
+                if !std::mem::replace(&mut is_blind, true) {
+                    warn!(%error, "how much memory is used cannot be read just now");
+                }
+                continue;
+            }
+        };
+        is_blind = false;
         let next = pressure.next(used, bytes_max);
         if next.step != pressure.step {
             warn!(
@@ -89,25 +120,23 @@ pub(super) async fn govern(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes
                 if next.step > pressure.step { "short" } else { "less short" }
             );
         }
-        metrics.memory(used, bytes_max, next.step);
-        if next != pressure || next.step > 0 {
-            apply(next, &registry, registry.gate());
-        }
+        act(used, next, next != pressure);
         pressure = next;
-    }
-}
-
-fn apply(pressure: Pressure, registry: &Registry, gate: &Gate) {
-    gate.narrow(pressure.snapshots_max(gate.snapshots_max()));
-    for (_, hub) in registry.hubs() {
-        hub.shed(pressure.share, pressure.step == 0);
     }
 }
 
 /// Four fifths of what this process' cgroup may take, where that is limited.
 pub(super) fn default_budget() -> Option<usize> {
     let limit = cgroup_limit(Path::new("/sys/fs/cgroup"), &std::fs::read_to_string("/proc/self/cgroup").ok()?)?;
-    Some(limit / 5 * 4)
+    let budget = limit / 5 * 4;
+    if (budget as u64) < MEMORY_BYTES_MIN {
+        warn!(
+            limit,
+            least = MEMORY_BYTES_MIN / 4 * 5,
+            "the cgroup's memory limit is too small: kubefan may admit nobody"
+        );
+    }
+    Some(budget)
 }
 
 /// The least limit on the way from the root to the process' own group: version 2, or version 1's memory controller.
@@ -156,6 +185,16 @@ mod tests {
         assert_eq!(again, easy);
         let snapshots = [easy, spare, short, used(easy, 95), used(easy, 100)].map(|each| each.snapshots_max(256));
         assert_eq!(snapshots, [256, 256, 256, 32, 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_fails_is_not_the_last() {
+        let looks = [Ok(100), Err(io::ErrorKind::Other), Err(io::ErrorKind::Other), Ok(50)];
+        let (mut looks, mut acted) = (looks.into_iter(), Vec::new());
+        let used = || looks.next().unwrap_or(Err(io::ErrorKind::Other)).map_err(io::Error::from);
+        let following = follow(used, 100, |used, pressure, has_changed| acted.push((used, pressure.step, has_changed)));
+        assert!(tokio::time::timeout(10 * INTERVAL, following).await.is_err());
+        assert_eq!(acted, [(100, 4, true), (50, 0, true)]);
     }
 
     #[test]

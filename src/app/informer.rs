@@ -86,8 +86,8 @@ pub struct Informer {
     backoff: Backoff,
     random: StdRng,
     forbidden_since: Option<Instant>,
-    /// It has not run yet.
-    begins: bool,
+    /// It has not run yet, and may begin with what a peer holds.
+    warm: bool,
     /// Why the list under way has begun, and as of when it is true.
     listing: Option<(&'static str, Instant)>,
     /// Set where a connection may have broken: nothing that came after it is believed before upstream was asked who it is.
@@ -100,8 +100,14 @@ const READ_YIELDS: usize = 2;
 const UNTOLD_MAX: usize = 64;
 
 impl Informer {
-    /// An informer that has not begun; with an allowance it stops when it holds more.
-    pub(super) fn new(shared: Shared, served: Served, schema: Arc<HeldSchema>, allowance: Option<Allowance>) -> Self {
+    /// An informer that has not begun; with an allowance it stops when it holds more. A `warm` one asks peers first.
+    pub(super) fn new(
+        shared: Shared,
+        served: Served,
+        schema: Arc<HeldSchema>,
+        allowance: Option<Allowance>,
+        warm: bool,
+    ) -> Self {
         let target = Target {
             gvr: served.gvr.clone(),
             kind: served.hub.resource().kind.clone(),
@@ -130,7 +136,7 @@ impl Informer {
             backoff: Backoff::new(BackoffOptions::default()),
             random,
             forbidden_since: None,
-            begins: true,
+            warm,
             listing: None,
             doubt,
         }
@@ -149,8 +155,7 @@ impl Informer {
         {
             return stopped;
         }
-        // What a reader has started is within limits that a peer does not know.
-        if std::mem::take(&mut self.begins) && self.allowance.is_none() {
+        if std::mem::take(&mut self.warm) {
             self.begin_warm().await;
         }
         loop {
@@ -183,9 +188,10 @@ impl Informer {
     /// Takes state and history over from a peer, if there is one that can give them; else the first step lists.
     async fn begin_warm(&mut self) {
         let taken = warm_start(&self.shared, &self.served, &self.schema, &mut self.random).await;
-        let Some(Restored { commit, writer, .. }) = taken else { return };
+        let Some((Restored { commit, writer, .. }, proven_at)) = taken else { return };
         self.reflector.go_on_from(commit.version);
         self.writer = writer;
+        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
         self.served.hub.commit(commit, Instant::now());
     }
 
@@ -236,7 +242,7 @@ impl Informer {
         let hub = &self.served.hub;
         match &update {
             Update::ListBegin { reason } => {
-                hub.metrics().relist(reason);
+                hub.listing(reason);
                 self.listing = Some((reason, received));
                 // Its pages may come from more than one connection: it is asked about again when they are all there.
                 self.doubt = Some(self.shared.upstream.doubt());

@@ -214,7 +214,8 @@ impl Registry {
         let mut running = Running { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = resolved.schema.clone();
         tokio::spawn(async move {
-            let ended = running.registry.clone().supervise(running.cache.clone(), Some(allowance), known).await;
+            // A peer does not know the limits of what a reader has started here.
+            let ended = running.registry.clone().supervise(running.cache.clone(), Some(allowance), known, false).await;
             running.ended = Some(ended);
             drop(running);
         });

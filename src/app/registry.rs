@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
+    cluster_version::ClusterVersion,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
     warm_start::HeldSchema,
@@ -69,6 +70,7 @@ pub(super) struct Cache {
     pub(super) name: String,
     pub(super) served: Served,
     pub(super) backfiller: Arc<Backfiller>,
+    pub(super) cluster_version: ClusterVersion,
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
@@ -141,7 +143,9 @@ impl Registry {
     }
 
     fn hub_options(&self) -> HubOptions {
-        HubOptions { limits: self.options.ring, coalesce_max: self.options.coalesce_max, gate: self.gate.clone() }
+        let RegistryOptions { ring: limits, coalesce_max, .. } = self.options;
+        let upstream = self.shared.upstream.clone();
+        HubOptions { limits, coalesce_max, gate: self.gate.clone(), cluster: Arc::new(move || upstream.cluster()) }
     }
 
     /// Who may pin state.
@@ -173,13 +177,17 @@ impl Registry {
     /// Keeps one configured resource: resolves it, caches it in each scope, and begins again when it is gone or has changed.
     async fn keep(self: Arc<Self>, name: String) {
         let (mut backoff, mut random) = (Backoff::default(), self.shared.generator());
+        // What has been served here once is not to wait for peers.
+        let mut warm = true;
         loop {
             let mut wait_max = Duration::MAX;
             match self.resolve("", "", &name).await {
                 Ok(resolved) => {
                     backoff.reset();
                     match self.claim(&name, &resolved) {
-                        Ok(caches) => self.run_caches(&name, caches, &resolved.schema).await,
+                        Ok(caches) => {
+                            self.run_caches(&name, caches, &resolved.schema, std::mem::take(&mut warm)).await;
+                        }
                         Err(other) => {
                             self.missing.remove(&name);
                             self.changed();
@@ -222,11 +230,17 @@ impl Registry {
     }
 
     /// Runs the caches of a configured resource until one cannot go on; they begin again together, for they share its names.
-    async fn run_caches(self: &Arc<Self>, name: &str, caches: Vec<Arc<Cache>>, schema: &Option<SchemaFingerprint>) {
+    async fn run_caches(
+        self: &Arc<Self>,
+        name: &str,
+        caches: Vec<Arc<Cache>>,
+        schema: &Option<SchemaFingerprint>,
+        warm: bool,
+    ) {
         self.missing.remove(name);
         let mut informers = JoinSet::new();
         for cache in &caches {
-            informers.spawn(self.clone().supervise(cache.clone(), None, schema.clone()));
+            informers.spawn(self.clone().supervise(cache.clone(), None, schema.clone(), warm));
         }
         let missing = match informers.join_next().await {
             Some(Ok(ended)) => ended.missing,
@@ -310,9 +324,10 @@ impl Registry {
         };
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
+        let cluster_version = ClusterVersion::new(self.shared.clone(), served.clone());
         let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
         let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
-        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, schema, suspect });
+        let cache = Arc::new(Cache { name, served, backfiller, cluster_version, on_demand, stop, schema, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -329,17 +344,19 @@ impl Registry {
         cache
     }
 
-    /// Runs one cache until it cannot go on; says why. `known` is the schema that its fields are of.
+    /// Runs one cache until it cannot go on; says why. `known` is the schema that its fields are of; a `warm` one may begin with what a
+    /// peer holds.
     pub(super) async fn supervise(
         self: Arc<Self>,
         cache: Arc<Cache>,
         allowance: Option<Allowance>,
         mut known: Option<SchemaFingerprint>,
+        warm: bool,
     ) -> Ended {
         let served = &cache.served;
         let hub = &served.hub;
         let ended = |phase, message, too_large| Ended { missing: Missing { phase, message }, too_large };
-        let mut informer = Informer::new(self.shared.clone(), served.clone(), cache.schema.clone(), allowance);
+        let mut informer = Informer::new(self.shared.clone(), served.clone(), cache.schema.clone(), allowance, warm);
         loop {
             let stopped = tokio::select! {
                 biased;
@@ -419,9 +436,13 @@ impl Registry {
         let mut lines = Vec::new();
         for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
             let HubStatus { phase, message, age, .. } = cache.served.hub.status();
-            let proven = age.map(|age| format!("; proven {}s ago", age.as_secs())).unwrap_or_default();
+            let proven = match age {
+                Some(age) => format!("; proven {}s ago", age.as_secs()),
+                None if phase.serves() => "; not proven yet".to_owned(),
+                None => String::new(),
+            };
             // An outage after the first sync does not take a replica out: it serves, and the others are no better off.
-            let refused = self.options.staleness_max.is_some_and(|max| age.is_some_and(|age| age > max));
+            let refused = self.options.staleness_max.is_some_and(|max| age.is_none_or(|age| age > max));
             lines.push((
                 phase.serves() && !refused,
                 line(&title(&cache.name, &cache.served.scope), phase, &message) + &proven,
@@ -466,6 +487,17 @@ impl Registry {
     pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
         let title = |cache: &Cache| title(&cache.served.gvr.to_string(), &cache.served.scope);
         self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()
+    }
+
+    /// Keeps less of what is not the state itself, in all caches, or as much as ever: see [`Hub::shed`].
+    pub(super) fn shed(&self, share: f64, keeps: bool) {
+        let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
+        for cache in caches {
+            cache.served.hub.shed(share, keeps);
+            if !keeps {
+                cache.backfiller.forget();
+            }
+        }
     }
 
     /// Brings the gauges of all caches up to date.

@@ -78,8 +78,9 @@ async fn check(shared: &Shared, cache: &Cache) {
     hub.metrics().self_check(result);
 }
 
-/// `None` where nothing is cached.
+/// `None` where nothing is cached, or what was compared is being replaced.
 async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
+    let lists = served.hub.lists();
     let (store, version) = served.hub.state()?;
     let target = MetadataTarget {
         gvr: served.gvr.clone(),
@@ -104,6 +105,10 @@ async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
             Err(error) => return Some(Found::Failed(error.to_string())),
         }
         sleep(PAGE_INTERVAL).await;
+    }
+    // Whatever differs is mended by that, and after a rewind it means nothing.
+    if served.hub.lists() != lists {
+        return None;
     }
     let differences = comparison.finish();
     if differences.count == 0 {

@@ -1,9 +1,13 @@
 //! The begin of a cache with what a peer holds, once upstream has confirmed it.
 //!
-//! A wrong state would be served for as long as nobody lists again, so nothing is believed for having come from a peer: names, versions
-//! and uids are compared with a list of upstream's metadata first. Any doubt ends in a cold start.
+//! A wrong state would be served for as long as nobody lists again, so keys, versions, uids and labels are compared with a list of upstream's
+//! metadata first; any doubt ends in a cold start. The rest of what a version names, spec and status, and the history before it are believed
+//! of a peer: it has proved by certificate to be one, and to compare them would cost the list that a warm start is to save.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use rand::Rng;
 use tokio::time::{Instant, timeout};
@@ -34,6 +38,10 @@ enum ColdStart {
     Peer(#[from] PeerError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(
+        "nobody can tell whether a peer reads the same: /version, or the schema's hash in /openapi/v3, is not known"
+    )]
+    UnknownSchema,
     #[error("nothing tells this cluster from others: neither the uid of kube-system nor a serving CA")]
     Unidentified,
     #[error("upstream's metadata could not be read: {0}")]
@@ -48,7 +56,7 @@ impl ColdStart {
     fn result(&self) -> WarmStart {
         match self {
             Self::Peer(PeerError::Alone) => WarmStart::Alone,
-            Self::Peer(_) | Self::Identity(_) | Self::Unidentified => WarmStart::Failed,
+            Self::Peer(_) | Self::Identity(_) | Self::Unidentified | Self::UnknownSchema => WarmStart::Failed,
             Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
             Self::Timeout(_) => WarmStart::Timeout,
         }
@@ -88,22 +96,24 @@ impl HeldSchema {
         }
     }
 
-    /// As peers tell it to each other; `None` where what is held is of an older one.
+    /// As peers tell it to each other; `None` where it is not known, or what is held is of an older one.
     pub(super) fn text(&self, served: &Served) -> Option<String> {
         let known = self.known();
         let kind = &served.hub.resource().kind;
-        known.next.is_none().then(|| schema_text(kind, &served.fields, known.held.as_ref()))
+        let held = known.held.as_ref().filter(|_| known.next.is_none());
+        schema_text(kind, &served.fields, held)
     }
 }
 
-/// What a peer has given and upstream has confirmed; `None` for a cold start, about which everything was said.
+/// What a peer has given and upstream has confirmed, and as of when that is the present, if it is known to be; `None` for a cold start,
+/// about which everything was said.
 pub(super) async fn warm_start(
     shared: &Shared,
     served: &Served,
     schema: &HeldSchema,
     random: &mut impl Rng,
-) -> Option<Restored> {
-    let (peers, schema) = (shared.peers.as_ref()?, schema.text(served)?);
+) -> Option<(Restored, Option<Instant>)> {
+    let peers = shared.peers.as_ref()?;
     let (begun, limit) = (Instant::now(), peers.peer_timeout);
     let done = timeout(limit, take_over(shared, peers, served, schema, random));
     let done = done.await.unwrap_or(Err(ColdStart::Timeout(limit)));
@@ -111,11 +121,11 @@ pub(super) async fn warm_start(
     let result = done.as_ref().map_or_else(ColdStart::result, |_| WarmStart::Warm);
     served.hub.metrics().warm_start(result);
     match done {
-        Ok(restored) => {
+        Ok((restored, proven_at)) => {
             let Restored { received, bytes, .. } = &restored;
             let (version, took) = (restored.commit.version, begun.elapsed());
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
-            Some(restored)
+            Some((restored, proven_at))
         }
         Err(error @ ColdStart::Peer(PeerError::Alone)) => {
             info!(%resource, scope, %error, "cold start");
@@ -132,9 +142,10 @@ async fn take_over(
     shared: &Shared,
     peers: &Peers,
     served: &Served,
-    schema: String,
+    schema: &HeldSchema,
     random: &mut impl Rng,
-) -> Result<Restored, ColdStart> {
+) -> Result<(Restored, Option<Instant>), ColdStart> {
+    let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
     shared.upstream.confirm(shared.upstream.doubt()).await?;
     let wanted = CacheIdentity {
         cluster: shared.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
@@ -151,40 +162,73 @@ async fn take_over(
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "taken over; comparing it with upstream");
     let doubt = shared.upstream.doubt();
-    check(shared, served, &restored.commit.store, restored.commit.version).await?;
+    let proven_at = check(shared, served, &restored.commit.store, restored.commit.version).await?;
     // What another cluster has, confirms nothing.
     shared.upstream.confirm(doubt).await?;
-    Ok(restored)
+    Ok((restored, proven_at))
 }
 
-/// Whether upstream has exactly this at exactly this version. Where it no longer holds the version, the present is asked for: then a
-/// newer version of an object is what the watch from here on will bring.
-async fn check(shared: &Shared, served: &Served, store: &Store, version: ResourceVersion) -> Result<(), ColdStart> {
+/// What upstream's present says of a state.
+enum Present {
+    /// Nothing has happened to it since.
+    Same,
+    /// Something has, which the watch from its version on brings at once.
+    Newer,
+}
+
+/// Whether upstream has exactly this, and as of when it is the present, if it is: that alone proves how fresh it is, because a state at an
+/// old version is as right as it is old. Where something has happened since, it is compared at its own version; where upstream no longer
+/// holds that, with the present all the same.
+async fn check(
+    shared: &Shared,
+    served: &Served,
+    store: &Store,
+    version: ResourceVersion,
+) -> Result<Option<Instant>, ColdStart> {
     let target = MetadataTarget {
         gvr: served.gvr.clone(),
         scope: served.scope.clone(),
         label_selector: String::new(),
         field_selector: shared.upstream_field_selector.clone(),
     };
-    let exact = MetadataPages::new(shared.upstream.clone(), target.clone(), version);
-    match compare(exact, store, version).await {
-        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => {
-            let now = MetadataPages::consistent(shared.upstream.clone(), target);
-            compare(now, store, version).await
-        }
-        done => done,
+    let present = || MetadataPages::consistent(shared.upstream.clone(), target.clone());
+    let asked_at = Instant::now();
+    match compare(present(), store, version, true).await {
+        Ok(Present::Same) => return Ok(Some(asked_at)),
+        // What is missing may have been deleted since.
+        Ok(Present::Newer) | Err(ColdStart::Different { .. } | ColdStart::Unchecked(UpstreamError::Gone { .. })) => {}
+        Err(error) => return Err(error),
     }
+    let exact = MetadataPages::new(shared.upstream.clone(), target.clone(), version);
+    match compare(exact, store, version, false).await {
+        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => compare(present(), store, version, false).await?,
+        done => done?,
+    };
+    Ok(None)
 }
 
-async fn compare(mut pages: MetadataPages, store: &Store, version: ResourceVersion) -> Result<(), ColdStart> {
+/// Newer versions of objects are no difference: the watch will bring them. The first of them may end the comparison.
+async fn compare(
+    mut pages: MetadataPages,
+    store: &Store,
+    version: ResourceVersion,
+    ends_at_newer: bool,
+) -> Result<Present, ColdStart> {
     let (mut found, mut count, mut keys) = (0, 0, Vec::new());
     while let Some(page) = pages.next_told().await? {
         for told in page {
             let held = store.get(told.key.as_str());
             found += usize::from(held.is_some());
-            let same = held.is_some_and(|held| held.version() == told.version && held.uid() == told.uid);
+            let same = held.is_some_and(|held| {
+                let labels: BTreeMap<_, _> = held.labels().collect();
+                let told_labels = told.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+                (held.version(), held.uid()) == (told.version, told.uid.as_str()) && labels.into_iter().eq(told_labels)
+            });
             // In a list at exactly `version` there is none.
             let is_to_come = told.version > version;
+            if is_to_come && ends_at_newer {
+                return Ok(Present::Newer);
+            }
             if !same && !is_to_come {
                 count += 1;
                 if keys.len() < KEYS_MAX {
@@ -198,7 +242,9 @@ async fn compare(mut pages: MetadataPages, store: &Store, version: ResourceVersi
         keys.push(format!("{surplus} that upstream does not have"));
     }
     match count + surplus {
-        0 => Ok(()),
+        // A cluster that has not reached the version has another history.
+        0 if pages.version() >= Some(version) => Ok(Present::Same),
+        0 => Ok(Present::Newer),
         count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
     }
 }

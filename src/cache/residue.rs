@@ -17,6 +17,9 @@ use crate::{
     planted::{self, Bug},
 };
 
+/// How many gaps are remembered; each relist makes one, also where no change follows that would take its place.
+const GAPS_MAX: usize = 1024;
+
 /// What was there before a change.
 #[derive(Debug, Clone)]
 pub struct Replaced {
@@ -98,16 +101,25 @@ impl Residue {
         while self.bytes > bytes_max
             && let Some(oldest) = self.changes.front()
         {
-            self.floor = oldest.version;
-            while self.changes.front().is_some_and(|change| change.version <= self.floor) {
-                self.bytes -= self.changes.pop_front().map_or(0, |gone| gone.cost_bytes());
-            }
+            self.raise(oldest.version);
+        }
+        while self.gaps.len() > GAPS_MAX
+            && let Some((_, to)) = self.gaps.pop_front()
+        {
+            self.raise(to);
         }
         while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
             self.gaps.pop_front();
         }
         if planted::is(Bug::ResidueFloorStays) {
             self.floor = floor;
+        }
+    }
+
+    fn raise(&mut self, floor: ResourceVersion) {
+        self.floor = self.floor.max(floor);
+        while self.changes.front().is_some_and(|change| change.version <= self.floor) {
+            self.bytes -= self.changes.pop_front().map_or(0, |gone| gone.cost_bytes());
         }
     }
 
@@ -148,5 +160,31 @@ impl Residue {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cache::Gap, model::fields::FieldTable};
+
+    #[test]
+    fn gaps_are_bounded_also_where_nothing_changes() {
+        let version = |number: u64| ResourceVersion::new(number).unwrap();
+        let mut residue = Residue::new(version(1));
+        let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
+        for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
+            let gap = Gap { from: version(from), to: version(from + 5), reason: "test", events: Vec::new() };
+            residue.push(&Record::Gap(Arc::new(gap)), &parser);
+        }
+        assert_eq!((residue.gaps.len(), residue.floor()), (GAPS_MAX + 1, version(1)));
+        residue.evict(usize::MAX);
+        assert_eq!((residue.gaps.len(), residue.floor()), (GAPS_MAX, version(15)));
+        assert_eq!(
+            residue.known_from(version(12)),
+            version(15),
+            "the forgotten one is entered as little as the others"
+        );
+        assert_eq!(residue.known_from(version(22)), version(25));
     }
 }

@@ -57,12 +57,13 @@ impl Record {
     }
 
     /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
-    fn cost_bytes(&self) -> usize {
+    /// What it takes beside the current objects; where nobody else holds these, `alone`, what it brings in counts too.
+    fn cost_bytes(&self, alone: bool) -> usize {
         let of = |event: &Arc<WatchEvent>| {
             let (object, previous) = (event.object(), event.previous());
             // What was deleted is in the state no longer, neither as it was nor as it was told.
             let deleted = event.kind() == EventType::Deleted;
-            let told = deleted && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
+            let told = (deleted || alone) && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
             // Where the state holds it packed, a fresh event is the only one to hold it plain.
             let told = if told || event.holds_plain() { object.cost_bytes() } else { 0 };
             size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + told
@@ -126,6 +127,8 @@ pub struct EventRing {
     /// The end of the last gap.
     last_gap: Option<ResourceVersion>,
     bytes: usize,
+    /// Nobody else holds what its events bring in.
+    alone: bool,
     /// How many of the newest records are fresh, and their part of the bytes.
     fresh: usize,
     fresh_bytes: usize,
@@ -140,7 +143,13 @@ struct Entry {
 impl EventRing {
     /// An empty ring whose history starts after `floor`.
     pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
-        Self { limits, floor, records: VecDeque::new(), last_gap: None, bytes: 0, fresh: 0, fresh_bytes: 0 }
+        let (records, last_gap, alone) = (VecDeque::new(), None, false);
+        Self { limits, floor, records, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
+    }
+
+    /// The same, of events whose objects are in no state that is held: what they bring in counts as history.
+    pub fn alone(limits: RingLimits, floor: ResourceVersion) -> Self {
+        Self { alone: true, ..Self::new(limits, floor) }
     }
 
     /// Appends a record that the views have seen; older ones settle. [`Self::evict`] follows.
@@ -150,7 +159,7 @@ impl EventRing {
         if let Record::Gap(gap) = &record {
             self.last_gap = Some(gap.to);
         }
-        let cost_bytes = record.cost_bytes();
+        let cost_bytes = record.cost_bytes(self.alone);
         self.bytes += cost_bytes;
         self.fresh += 1;
         self.fresh_bytes += cost_bytes;
@@ -165,15 +174,18 @@ impl EventRing {
         let at = self.records.len() - self.fresh;
         let Entry { record, cost_bytes: before, .. } = &self.records[at];
         for event in record.events() {
+            let previous = event.previous();
             event.settle();
-            if let Some(replaced) = event.previous()
+            // The very object, and not one that a changed schema gave other bytes under the same version: subscribers behind have not been
+            // told of those.
+            if let (Some(previous), Some(replaced)) = (previous, event.previous())
                 && let Some(brought) = self.event_at(replaced.version())
-                && brought.object().key() == replaced.key()
+                && Arc::ptr_eq(&brought.object(), &previous)
             {
                 brought.replaced(&replaced);
             }
         }
-        let (before, cost_bytes) = (*before, record.cost_bytes());
+        let (before, cost_bytes) = (*before, record.cost_bytes(self.alone));
         self.records[at].cost_bytes = cost_bytes;
         self.bytes = self.bytes - before + cost_bytes;
         self.fresh -= 1;
@@ -436,6 +448,35 @@ mod tests {
         age(&mut ring, 100);
         assert!(Arc::ptr_eq(&deleted.object(), &deleted.previous().unwrap()) && deleted.object().is_packed());
         assert_eq!((Arc::strong_count(&first), Arc::strong_count(&gone)), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn alone_a_ring_counts_what_its_events_bring_in() {
+        let mut ring = EventRing::alone(RingLimits { ring_bytes_max: Some(1 << 20), ..long() }, version(10));
+        for number in 11..41 {
+            let object = sized(number, 100 << 10);
+            push(&mut ring, Record::Event(change(&object, None)));
+        }
+        assert!(
+            (1 << 19..=1 << 20).contains(&ring.bytes()) && ring.len() < 11,
+            "{} bytes of {}",
+            ring.bytes(),
+            ring.len()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_bytes_of_a_version_are_not_those_that_an_older_event_brought_in() {
+        let mut ring = EventRing::new(long(), version(10));
+        // A changed schema gives the object other bytes, under the version that it had.
+        let (first, other, second) = (large(11), sized(11, 4 << 10), large(21));
+        let brought = change(&first, None);
+        push(&mut ring, Record::Event(brought.clone()));
+        let events = vec![change(&other, Some(&first))];
+        push(&mut ring, Record::Gap(Arc::new(Gap { from: version(11), to: version(20), reason: "test", events })));
+        push(&mut ring, Record::Event(change(&second, Some(&other))));
+        age(&mut ring, 100);
+        assert_eq!(brought.object().bytes(), first.bytes());
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,11 +14,11 @@ use super::{
     output::{self, Format},
     projection::ProjectionArgs,
     select::{SelectArgs, ServerArgs, describe, is_cluster_scoped},
-    table::Table,
+    table::{PodColumns, Table},
     watch::notice,
 };
 use crate::client::{
-    ClientError, Event, ListWatch, Object, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
+    ClientError, Event, ListWatch, Object, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
 };
 
 /// A resource that is read for the first time is listed upstream first; so long we wait for that.
@@ -62,6 +62,7 @@ struct Found {
     target: Target,
     resource: ResolvedResource,
     resource_version: String,
+    cluster: String,
     objects: Vec<Object>,
 }
 
@@ -104,17 +105,19 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     if failed { Err(CliError::Printed) } else { Ok(()) }
 }
 
-/// Lists or gets, and waits for a cache that is being filled.
+/// Lists or gets, and waits for a cache that is being filled. A version is not waited for: kubefan has done so already.
 async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
             Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
-            Err(error) if error.code() == Code::Unavailable => match error.retry_after() {
-                Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
-                _ => return Err(error),
-            },
+            Err(error) if error.code() == Code::Unavailable && error.reason() != "RESOURCE_VERSION_TOO_LARGE" => {
+                match error.retry_after() {
+                    Some(delay) if Instant::now() + delay < deadline => sleep(delay).await,
+                    _ => return Err(error),
+                }
+            }
             result => return result,
         }
     }
@@ -124,13 +127,15 @@ async fn fetch_once(client: &ListWatch, target: Target, read: ReadOptions) -> Re
     if target.name.is_empty() {
         let list = client.list(target.clone(), read).await?;
         let resource = list.resource.unwrap_or_default();
-        return Ok(Found { target, resource, resource_version: list.resource_version, objects: list.objects });
+        let ObjectList { resource_version, cluster, objects, .. } = list;
+        return Ok(Found { target, resource, resource_version, cluster, objects });
     }
     let response = client.get(target.clone(), read).await?;
     Ok(Found {
         target,
         resource: response.resource.unwrap_or_default(),
         resource_version: response.resource_version,
+        cluster: response.cluster,
         objects: response.object.into_iter().collect(),
     })
 }
@@ -143,6 +148,7 @@ async fn follow(
 ) -> Result<(), CliError> {
     let options = WatchOptions {
         resource_version: found.resource_version,
+        cluster: found.cluster,
         projection: projection.projection(),
         only_changes: projection.only_changes,
         ..WatchOptions::default()
@@ -170,6 +176,7 @@ struct Printer {
     single: bool,
     namespace: String,
     several_types: bool,
+    pods: PodColumns,
     table: Option<Table>,
     out: BufWriter<std::io::Stdout>,
 }
@@ -184,6 +191,7 @@ impl Printer {
             single: names == 1,
             namespace: args.select.namespace().to_owned(),
             several_types,
+            pods: PodColumns::of(&args.projection),
             table: None,
             out: BufWriter::new(stdout()),
         }
@@ -236,7 +244,7 @@ impl Printer {
     }
 
     fn new_table(&self, resource: &ResolvedResource) -> Table {
-        Table::new(resource, self.namespace.is_empty(), self.several_types)
+        Table::new(resource, self.pods, self.namespace.is_empty(), self.several_types)
     }
 
     fn print_changed(&mut self, resource: &ResolvedResource, object: Object) -> Result<(), CliError> {

@@ -75,6 +75,10 @@ pub enum CliError {
     #[cfg(feature = "client")]
     #[error("{}", select::describe(.0))]
     Client(#[from] crate::client::ClientError),
+    /// Nothing leads on from where a watch was.
+    #[cfg(feature = "client")]
+    #[error("{}; with --on-expired=restart the watch starts over with all that is there", select::describe(.0))]
+    Expired(crate::client::ClientError),
     /// Writing the output failed.
     #[error("error: cannot write the output: {0}")]
     Output(#[from] io::Error),

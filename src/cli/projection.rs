@@ -11,7 +11,7 @@ pub(super) struct ProjectionArgs {
     #[arg(long, value_enum, value_name = "PARTS", default_value_t = PartsArg::Full, hide_default_value = true)]
     projection: PartsArg,
 
-    /// Only these fields, such as spec.nodeName,metadata.labels,spec.containers.image; write \\. for a dot in a name
+    /// Only these fields, such as spec.nodeName,metadata.labels,spec.containers.image; in quotes, \. is a dot in a name: 'metadata.annotations.example\.com/name'
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', conflicts_with = "projection")]
     fields: Vec<String>,
 
@@ -37,6 +37,16 @@ enum PartsArg {
 }
 
 impl ProjectionArgs {
+    /// Whether a field is asked for, or a part of it.
+    pub(super) fn asks_for(&self, path: &str) -> bool {
+        let within = |path: &str, other: &str| path.strip_prefix(other).is_some_and(|rest| rest.starts_with('.'));
+        match (self.projection, self.fields.as_slice()) {
+            (PartsArg::Full, []) => true,
+            (PartsArg::Metadata, []) => within(path, "metadata"),
+            (_, fields) => fields.iter().any(|field| field == path || within(path, field) || within(field, path)),
+        }
+    }
+
     pub(super) fn projection(&self) -> Projection {
         let parts = match (self.projection, self.fields.is_empty()) {
             (_, false) => Parts::Fields(self.fields.clone()),
@@ -45,5 +55,33 @@ impl ProjectionArgs {
         };
         let Self { drop_managed_fields, drop_last_applied, .. } = *self;
         Projection { parts, drop_managed_fields, drop_last_applied }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: ProjectionArgs,
+    }
+
+    #[test]
+    fn what_is_asked_for_is_told_from_what_is_not() {
+        let asks = |flags: &[&str], path: &str| {
+            Only::try_parse_from([&["kubefan"], flags].concat()).unwrap().args.asks_for(path)
+        };
+        let (node, phase) = ("spec.nodeName", "status.phase");
+        assert!(asks(&[], node) && !asks(&["--projection=metadata"], node));
+        for (fields, asked) in
+            [("spec", true), (node, true), ("spec.nodeName.x", true), ("spec.node", false), (phase, false)]
+        {
+            assert_eq!(asks(&["--fields", fields], node), asked, "{fields}");
+        }
+        assert!(asks(&["--fields=spec.containers,status"], phase));
     }
 }

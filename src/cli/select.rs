@@ -141,7 +141,13 @@ pub(super) fn describe(error: &ClientError) -> String {
             if let Some(first) = message.get_mut(..1) {
                 first.make_ascii_lowercase();
             }
-            return format!("error: cannot reach kubefan at {address}: {message}; is `kubefan serve` running?");
+            // Whoever speaks TLS ends a connection that begins with something else.
+            let spoke = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
+            let hint = match spoke && !address.contains("://") && !address.starts_with("unix:") {
+                true => format!("is that a port for TLS? Then write https://{address}"),
+                false => "is `kubefan serve` running?".to_owned(),
+            };
+            return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
         }
         ClientError::Address { .. } | ClientError::Undecodable { .. } | ClientError::Protocol { .. } => {
             return format!("error: {error}");
@@ -207,5 +213,8 @@ mod tests {
             describe(&refused),
             "error: cannot reach kubefan at 127.0.0.1:7443: connection refused; is `kubefan serve` running?"
         );
+        let message = "stream closed because of a broken pipe".into();
+        let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
+        assert!(describe(&closed).ends_with("is that a port for TLS? Then write https://127.0.0.1:7443"));
     }
 }

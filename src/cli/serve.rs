@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_broken_file_and_a_contradiction_are_one_line() {
         let error = parse(&["--config", "/does/not/exist.yaml"]).unwrap_err();
-        assert_eq!(error, "error: /does/not/exist.yaml: No such file or directory (os error 2)");
+        assert_eq!(error, "error: --config /does/not/exist.yaml: No such file or directory (os error 2)");
         let error = parse(&["--listen", "0.0.0.0:7443", "--resource=pods"]).unwrap_err();
         assert!(error.starts_with("error: --listen 0.0.0.0:7443 can be reached") && !error.contains('\n'), "{error}");
     }
@@ -112,8 +112,15 @@ mod tests {
             assert_eq!(
                 named.contains(&id),
                 help.contains("[default:")
-                    && !["ring_bytes_max", "residue_bytes_max", "memory_max", "max_staleness", "on_demand"]
-                        .contains(&id),
+                    && ![
+                        "ring_bytes_max",
+                        "residue_bytes_max",
+                        "memory_max",
+                        "max_staleness",
+                        "on_demand",
+                        "peer_transfer_bytes_max"
+                    ]
+                    .contains(&id),
                 "{id}: {help}"
             );
         }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{human_duration::human_duration, pod_status::pod_status};
+use super::{human_duration::human_duration, pod_status::pod_status, projection::ProjectionArgs};
 use crate::client::{Object, ResolvedResource};
 
 /// The least width of a column and the space between two, kubectl's own.
@@ -17,7 +17,8 @@ const PADDING: usize = 3;
 pub(super) struct Table {
     with_namespace: bool,
     with_type: bool,
-    is_pods: bool,
+    /// With the columns of pods.
+    pods: Option<PodColumns>,
     type_name: String,
     columns: Columns,
     has_header: bool,
@@ -53,11 +54,11 @@ impl Columns {
 
 impl Table {
     /// A table; `with_namespace` for lists over namespaces, `with_type` where names are to be `pod/web-1`.
-    pub(super) fn new(resource: &ResolvedResource, with_namespace: bool, with_type: bool) -> Self {
+    pub(super) fn new(resource: &ResolvedResource, pods: PodColumns, with_namespace: bool, with_type: bool) -> Self {
         Self {
             with_namespace: with_namespace && resource.namespaced,
             with_type,
-            is_pods: resource.group.is_empty() && resource.resource == "pods",
+            pods: (resource.group.is_empty() && resource.resource == "pods").then_some(pods),
             type_name: type_name(resource),
             columns: Columns::default(),
             has_header: false,
@@ -76,7 +77,7 @@ impl Table {
 
     fn header(&self) -> Vec<String> {
         let namespace = self.with_namespace.then_some("NAMESPACE");
-        let pod: &[&str] = if self.is_pods { &["STATUS", "NODE"] } else { &[] };
+        let pod: &[&str] = if self.pods.is_some() { &["STATUS", "NODE"] } else { &[] };
         let columns = namespace.into_iter().chain(["NAME"]).chain(pod.iter().copied()).chain(["AGE"]);
         columns.map(str::to_owned).collect()
     }
@@ -88,18 +89,32 @@ impl Table {
             cells.push(object.namespace.clone());
         }
         cells.push(if self.with_type { format!("{}/{}", self.type_name, object.name) } else { object.name.clone() });
-        if self.is_pods {
-            cells.extend(pod_cells(&value));
-        }
+        cells.extend(self.pods.iter().flat_map(|pods| pods.cells(&value)));
         cells.push(age(&value, now));
         cells
     }
 }
 
-/// STATUS and NODE of a pod.
-pub(super) fn pod_cells(pod: &Value) -> [String; 2] {
-    let node = pod["spec"]["nodeName"].as_str().unwrap_or("<none>");
-    [pod_status(pod), node.to_owned()]
+const UNKNOWN: &str = "<unknown>";
+
+/// Which of a pod's columns can be told by what was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PodColumns {
+    status: bool,
+    node: bool,
+}
+
+impl PodColumns {
+    pub(super) fn of(asked: &ProjectionArgs) -> Self {
+        Self { status: asked.asks_for("status.phase"), node: asked.asks_for("spec.nodeName") }
+    }
+
+    /// STATUS and NODE.
+    pub(super) fn cells(self, pod: &Value) -> [String; 2] {
+        let status = if self.status { pod_status(pod) } else { UNKNOWN.to_owned() };
+        let node = if self.node { pod["spec"]["nodeName"].as_str().unwrap_or("<none>") } else { UNKNOWN };
+        [status, node.to_owned()]
+    }
 }
 
 /// `pod`, `deployment.apps`: as kubectl writes a type before a name.
@@ -110,11 +125,11 @@ pub(super) fn type_name(resource: &ResolvedResource) -> String {
 
 fn age(object: &Value, now: Timestamp) -> String {
     let created = object["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
-    created.map_or_else(|| "<unknown>".to_owned(), |created| human_duration(now.as_second() - created.as_second()))
+    created.map_or_else(|| UNKNOWN.to_owned(), |created| human_duration(now.as_second() - created.as_second()))
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn object(namespace: &str, name: &str, node: &str) -> Object {
@@ -133,13 +148,22 @@ mod tests {
         }
     }
 
+    pub(in crate::cli) const ALL: PodColumns = PodColumns { status: true, node: true };
+
+    #[test]
+    fn what_was_not_asked_for_is_not_said_to_be_none() {
+        let phase = serde_json::json!({"status": {"phase": "Running"}});
+        assert_eq!(PodColumns { node: false, ..ALL }.cells(&phase), ["Running", "<unknown>"]);
+        assert_eq!(PodColumns { status: false, ..ALL }.cells(&Value::Null), ["<unknown>", "<none>"]);
+    }
+
     fn now() -> Timestamp {
         "2026-01-01T00:05:00Z".parse().unwrap()
     }
 
     #[test]
     fn pods_have_status_and_node_and_later_rows_keep_the_columns() {
-        let mut table = Table::new(&resource("pods", "Pod", ""), true, false);
+        let mut table = Table::new(&resource("pods", "Pod", ""), ALL, true, false);
         let mut out = Vec::new();
         table.print(&mut out, &[object("default", "web-1", "node-1"), object("default", "a", "n")], now()).unwrap();
         table.print(&mut out, &[object("x", "b", "n")], now()).unwrap();
@@ -154,7 +178,7 @@ x           b       Running   n        5m
 
     #[test]
     fn other_resources_have_name_and_age() {
-        let mut table = Table::new(&resource("deployments", "Deployment", "apps"), false, true);
+        let mut table = Table::new(&resource("deployments", "Deployment", "apps"), ALL, false, true);
         let mut out = Vec::new();
         let broken = Object { name: "odd".into(), object: "{".into(), ..Object::default() };
         table.print(&mut out, &[object("default", "web", ""), broken], now()).unwrap();

@@ -35,6 +35,8 @@ use crate::{
 const TRIES: usize = 3;
 /// Between two tries.
 const TRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest that a server may ask to wait before the next.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
 /// Compare what kubefan holds with the apiserver, at the same version
 ///
@@ -194,7 +196,7 @@ async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut 
             Err(error) => {
                 compared.outcome = Outcome::Unknown(describe(&error));
                 match (error.retry_after(), error) {
-                    (Some(delay), ClientError::Status(_)) => sleep(delay).await,
+                    (Some(delay), ClientError::Status(_)) => sleep(delay.min(RETRY_DELAY_MAX)).await,
                     _ => return compared,
                 }
                 continue;
@@ -234,6 +236,18 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
     let broken = |message: String| Failed::Final(format!("kubefan's answer cannot be read: {message}"));
     let version: ResourceVersion = list.resource_version.parse().map_err(|error| broken(format!("{error}")))?;
     let resource = list.resource.unwrap_or_default();
+    // Versions of two clusters do not compare. Where one of them may not be read, the comparison itself tells.
+    let asked = upstream.confirm(upstream.doubt()).await;
+    if let (Ok(()), Some(cluster)) = (asked, upstream.cluster())
+        && !list.cluster.is_empty()
+        && list.cluster != cluster
+    {
+        return Err(Failed::Final(format!(
+            "kubefan's state is of another cluster ({}) than the apiserver at {} ({cluster})",
+            list.cluster,
+            upstream.server()
+        )));
+    }
     let held = list.objects.into_iter().map(|object| {
         let version = object.resource_version.parse()?;
         Ok((ObjectKey::new(&object.namespace, &object.name), version))
@@ -255,6 +269,10 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
     let mut comparison = Comparison::new(held.into_iter(), usize::MAX);
     let failed = |error: UpstreamError| match error {
         UpstreamError::Gone { .. } | UpstreamError::VersionTooLarge { .. } => Failed::Passing(error.to_string()),
+        UpstreamError::Auth { message } => Failed::Final(format!(
+            "the apiserver at {} does not accept the credentials of verify's own kubeconfig (401): {message}",
+            upstream.server()
+        )),
         error => Failed::Final(error.to_string()),
     };
     while let Some(page) = pages.next().await.map_err(failed)? {

@@ -16,10 +16,10 @@ use super::{
     CliError,
     projection::ProjectionArgs,
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
-    table::{Columns, pod_cells, type_name},
+    table::{Columns, PodColumns, type_name},
 };
 use crate::{
-    client::{Encoding, Event, EventType, OnExpired, ResolvedResource, WatchItem, WatchOptions},
+    client::{Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions},
     proto::v1alpha1::DeleteReason,
 };
 
@@ -37,9 +37,18 @@ pub(super) struct WatchArgs {
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
 
-    /// Start after this version instead of with the present state
+    /// Start after this version instead of with the present state; where nothing leads on from it, that is an error, unless
+    /// --on-expired=restart
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
     resource_version: String,
+
+    /// What to do where nothing leads on from a version [default: restart; with --resource-version: fail]
+    #[arg(long, value_enum, value_name = "ACTION")]
+    on_expired: Option<OnExpired>,
+
+    /// What to do where this watch has fallen behind the events that are held
+    #[arg(long, value_enum, value_name = "ACTION", default_value_t)]
+    on_lag: OnLag,
 
     /// End after this long, such as 30s or 5m
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
@@ -90,7 +99,11 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         only_changes: args.projection.only_changes,
         encoding: args.encoding,
         // Who names a version wants what comes after it, and nothing else.
-        on_expired: if args.resource_version.is_empty() { OnExpired::Restart } else { OnExpired::Fail },
+        on_expired: args.on_expired.unwrap_or(match args.resource_version.is_empty() {
+            true => OnExpired::Restart,
+            false => OnExpired::Fail,
+        }),
+        on_lag: args.on_lag,
         ..WatchOptions::default()
     };
     let client = args.server.connect().await?;
@@ -99,6 +112,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         format: args.output,
         resource: ResolvedResource { resource: resource.clone(), ..ResolvedResource::default() },
         columns: Columns::starting_with(TYPE_WIDTH),
+        pods: PodColumns::of(&args.projection),
         out: BufWriter::new(stdout()),
     };
     let mut interrupt = pin!(tokio::signal::ctrl_c());
@@ -130,6 +144,9 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
                 target.namespace.clear();
                 watch = client.watch(target.clone(), options.clone());
             }
+            Some(Err(error)) if error.is_expired() => {
+                break Err(CliError::Expired(error));
+            }
             Some(Err(error)) => break Err(error.into()),
         }
     };
@@ -144,12 +161,13 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
 pub(super) fn notice(item: &WatchItem) -> Option<String> {
     match item {
         WatchItem::Disconnected { error, retry_in } => {
-            Some(format!("connection lost ({error}); trying again in {:.1}s", retry_in.as_secs_f64()))
+            // kubefan's own word has a reason.
+            let what = if error.reason().is_empty() { "connection lost" } else { "no watch for now" };
+            Some(format!("{what} ({error}); trying again in {:.1}s", retry_in.as_secs_f64()))
         }
         WatchItem::Reconnected { from } if from.is_empty() => Some("connected again; starting over".to_owned()),
-        WatchItem::Reconnected { from } => {
-            Some(format!("connected again; resumed at version {from}, nothing was missed"))
-        }
+        // Whether something was missed, the next message tells: it may be a mark, which has a notice of its own.
+        WatchItem::Reconnected { from } => Some(format!("connected again; going on from version {from}")),
         WatchItem::Restarted { error } => {
             Some(format!("starting over with all that is there, because what was missed is no longer held: {error}"))
         }
@@ -174,6 +192,7 @@ struct Printer {
     /// As it was asked for, until a snapshot says what it is.
     resource: ResolvedResource,
     columns: Columns,
+    pods: PodColumns,
     out: BufWriter<Stdout>,
 }
 
@@ -189,20 +208,20 @@ impl Printer {
         match self.format {
             Some(Format::Json) => print_json(&mut self.out, event),
             Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&self.described(event)), event.name),
-            None => self.columns.print(&mut self.out, &[cells(event)]),
+            None => self.columns.print(&mut self.out, &[cells(event, self.pods)]),
         }
     }
 }
 
 /// TYPE, VERSION, KEY, and for a pod STATUS and NODE.
-fn cells(event: &Event) -> Vec<String> {
+fn cells(event: &Event, pods: PodColumns) -> Vec<String> {
     let key =
         if event.namespace.is_empty() { event.name.clone() } else { format!("{}/{}", event.namespace, event.name) };
     let mut cells = vec![type_text(event).to_owned(), event.resource_version.clone(), key];
     let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
     let resource = described(&object);
     if resource.kind == "Pod" && resource.group.is_empty() {
-        cells.extend(pod_cells(&object));
+        cells.extend(pods.cells(&object));
     }
     match event.delete_reason() {
         DeleteReason::LeftSelector => cells.push("(left the selector)".to_owned()),
@@ -246,6 +265,7 @@ fn described(object: &Value) -> ResolvedResource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::table::tests::ALL;
 
     fn event(kind: EventType, reason: DeleteReason, object: &str) -> Event {
         Event {
@@ -266,9 +286,9 @@ mod tests {
     fn a_line_says_what_happened_to_whom() {
         let mut out = Vec::new();
         let rows = [
-            cells(&event(EventType::Added, DeleteReason::Unspecified, POD)),
-            cells(&event(EventType::Deleted, DeleteReason::LeftSelector, POD)),
-            cells(&event(EventType::Deleted, DeleteReason::FinalStateUnknown, "")),
+            cells(&event(EventType::Added, DeleteReason::Unspecified, POD), ALL),
+            cells(&event(EventType::Deleted, DeleteReason::LeftSelector, POD), ALL),
+            cells(&event(EventType::Deleted, DeleteReason::FinalStateUnknown, ""), ALL),
         ];
         let mut columns = Columns::starting_with(TYPE_WIDTH);
         for row in rows {
@@ -288,6 +308,7 @@ DELETED    42    default/web-1   (final state unknown)
             format: None,
             resource: ResolvedResource { resource: resource.to_owned(), ..ResolvedResource::default() },
             columns: Columns::default(),
+            pods: ALL,
             out: BufWriter::new(stdout()),
         };
         let named = |object: &str| {

@@ -8,6 +8,9 @@ use tonic_types::StatusExt;
 /// The domain of kubefan's own error reasons.
 pub const ERROR_DOMAIN: &str = "kubefan.dev";
 
+/// How the gRPC library begins its message where an HTTP server has answered that knows nothing of gRPC.
+const NO_GRPC_STATUS: &str = "grpc-status header missing";
+
 /// A failed call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
@@ -74,6 +77,11 @@ impl ClientError {
             && let Some(source) = status.source()
         {
             return Self::Unreachable { address: address.to_owned(), message: root_cause(source) };
+        }
+        if info.is_none() && status.code() == Code::Unimplemented && status.message().contains(NO_GRPC_STATUS) {
+            let message =
+                "what answers there is no gRPC server (HTTP status 404); kubefan's admin port is none".to_owned();
+            return Self::Protocol { address: address.to_owned(), message };
         }
         let info = info.filter(|info| info.domain == ERROR_DOMAIN);
         let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unwrap_or_default();

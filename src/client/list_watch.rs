@@ -59,6 +59,8 @@ pub struct ObjectList {
     pub objects: Vec<Object>,
     /// The resource as kubefan resolved it.
     pub resource: Option<ResolvedResource>,
+    /// Which cluster the version is of ([`WatchOptions::cluster`]); empty where that is not known.
+    pub cluster: String,
 }
 
 /// How to list or get. A text is the version.
@@ -129,6 +131,9 @@ impl ListWatch {
         let mut list = ObjectList::default();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk?;
+            if list.resource_version.is_empty() {
+                list.cluster = chunk.cluster;
+            }
             list.resource_version = chunk.resource_version;
             list.objects.extend(chunk.objects);
             list.resource = list.resource.or(chunk.resource);
@@ -180,6 +185,13 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
                 .to_owned(),
         )
     })?;
+    // Else it is taken for the protocol's own port, where somebody else may listen.
+    if let Some(authority) = endpoint.uri().authority()
+        && authority.port().is_none()
+        && authority.as_str().len() > authority.host().len()
+    {
+        return Err(wrong("what follows the host is no port; write it like 127.0.0.1:7443".to_owned()));
+    }
     let mut endpoint = endpoint
         .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
         .map_err(|error| wrong(root_cause(&error)))?
@@ -241,6 +253,10 @@ mod tests {
     async fn what_is_no_address_and_who_does_not_answer_is_named() {
         let error = ListWatch::connect("a b:c", &ClientOptions::default()).await.unwrap_err();
         assert!(error.to_string().starts_with("\"a b:c\": no address of a kubefan"), "{error}");
+        for address in ["localhost:notaport", "https://h:99999", "dns:h:x"] {
+            let error = ListWatch::connect_lazy(address, &ClientOptions::default()).await.unwrap_err();
+            assert!(error.to_string().contains("no port"), "{error}");
+        }
         // Bound and not listening: nobody else can take the port meanwhile.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();

@@ -31,22 +31,24 @@ use crate::{
 /// The server ends a watch at its timeout; one that did not so long after it is not waited for.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
-/// What to do when the version to resume from is no longer held.
+/// What to do when nothing leads on from the version to resume from. (What `--help` shows of it has no links.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum OnExpired {
-    /// End with the error: the caller decides.
+    /// End with the error
     Fail,
-    /// Say so ([`WatchItem::Restarted`]) and start over with a snapshot, as informers do.
+    /// Start over with a snapshot, and say so
     #[default]
     Restart,
 }
 
 /// What to do when the stream has fallen behind the events that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum OnLag {
-    /// The version is no longer held: [`OnExpired`] decides.
+    /// As if nothing led on from there
     Expire,
-    /// Go on with a marked catch-up ([`WatchItem::CatchUpBegin`]).
+    /// Go on with a marked catch-up, each change once
     #[default]
     Conflate,
 }
@@ -59,6 +61,9 @@ pub const KEPT_BYTES_MAX: usize = 1 << 30;
 pub struct WatchOptions {
     /// The version to resume from; empty starts with a snapshot.
     pub resource_version: String,
+    /// Of which cluster that version is, where it came with the version; empty: not known. A version means nothing in another cluster,
+    /// which may answer at the same address one day.
+    pub cluster: String,
     /// The watch ends after this, over all its connections; whole seconds, at least one.
     pub timeout: Option<Duration>,
     /// How long the server may be silent when the version moves; unset leaves it to the server (60 s).
@@ -85,6 +90,7 @@ impl Default for WatchOptions {
     fn default() -> Self {
         Self {
             resource_version: String::new(),
+            cluster: String::new(),
             timeout: None,
             bookmark_interval: None,
             projection: Projection::default(),
@@ -146,9 +152,10 @@ pub enum WatchItem {
         /// When the next try comes.
         retry_in: Duration,
     },
-    /// The connection is back; what follows joins what came before without a gap.
+    /// The connection is back. What follows joins what came before without a gap, unless it begins with a mark that says otherwise: a
+    /// `CatchUpBegin`, or a `SnapshotBegin` with `restarted_from`. On a quiet watch it may be long until anything follows.
     Reconnected {
-        /// Resumed after this version; empty where the watch starts over with its snapshot, which had not been complete.
+        /// Asked for what came after this version; empty where the watch starts over with its snapshot, which had not been complete.
         from: String,
     },
     /// There is nothing to resume from; a snapshot follows ([`OnExpired::Restart`]).
@@ -165,6 +172,10 @@ pub struct WatchStream {
     target: Target,
     options: WatchOptions,
     resume_version: String,
+    /// Of which cluster it is; sent with it.
+    cluster: String,
+    /// Of which cluster the version is that the snapshot under way ends with.
+    next_cluster: Option<String>,
     /// Set by the first read.
     deadline: Option<Instant>,
     backoff: Backoff,
@@ -192,6 +203,8 @@ impl WatchStream {
             client,
             target,
             resume_version: options.resource_version.clone(),
+            cluster: options.cluster.clone(),
+            next_cluster: None,
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
             rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
@@ -209,6 +222,11 @@ impl WatchStream {
     /// snapshot is complete.
     pub fn resume_version(&self) -> &str {
         &self.resume_version
+    }
+
+    /// Of which cluster that version is ([`WatchOptions::cluster`]); empty where that is not known.
+    pub fn cluster(&self) -> &str {
+        &self.cluster
     }
 
     /// The next item; `None` once the timeout has passed. After an error there is nothing more.
@@ -236,6 +254,7 @@ impl WatchStream {
                     match self.client.service.watch(request).await {
                         Ok(response) => {
                             self.state = State::Open(Box::new(response.into_inner()));
+                            self.next_cluster = None;
                             if std::mem::take(&mut self.broken) {
                                 return Some(Ok(WatchItem::Reconnected { from: self.resume_version.clone() }));
                             }
@@ -285,6 +304,7 @@ impl WatchStream {
         Some(WatchRequest {
             target: Some(self.target.clone()),
             resource_version: self.resume_version.clone(),
+            cluster: self.cluster.clone(),
             timeout_seconds,
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
             projection,
@@ -307,7 +327,8 @@ impl WatchStream {
             None => None,
             Some(Message::SnapshotBegin(begin)) => {
                 self.kept.iter_mut().for_each(Kept::begin);
-                let v1alpha1::SnapshotBegin { resource_version, resource, restarted_from } = begin;
+                let v1alpha1::SnapshotBegin { resource_version, resource, restarted_from, cluster } = begin;
+                self.next_cluster = Some(cluster);
                 Some(WatchItem::SnapshotBegin { resource_version, resource, restarted_from })
             }
             Some(Message::SnapshotEnd(end)) => {
@@ -340,6 +361,7 @@ impl WatchStream {
         self.kept_fits = !response.resume_version.is_empty();
         if self.kept_fits {
             self.resume_version = response.resume_version;
+            self.cluster = self.next_cluster.take().unwrap_or(std::mem::take(&mut self.cluster));
         }
         Ok(item)
     }
@@ -378,6 +400,7 @@ impl WatchStream {
         self.state = State::Waiting(Some(Instant::now() + retry_in));
         if restart {
             self.resume_version.clear();
+            self.cluster.clear();
             // What is kept stays: a snapshot says what of it is true.
             self.kept_fits = false;
             return Ok(WatchItem::Restarted { error });

@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PeerConfig, PeersName,
-    RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN, OnDemandConfig,
+    PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::settings::UpstreamSettings;
 
@@ -280,7 +280,7 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_PEER_TIMEOUT", help_heading = "Peers", value_name = "DURATION")
     )]
     pub peer_timeout: Option<Duration>,
-    /// The most that is taken over of one resource, uncompressed.
+    /// The most that is taken over of one resource, uncompressed [default: half of --memory-max; 4Gi where there is none]
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_PEER_TRANSFER_BYTES_MAX", help_heading = "Peers", value_name = "SIZE")
@@ -349,7 +349,7 @@ impl ServeOptions {
             )?,
             memory_bytes_max: self
                 .memory_max
-                .map(|given| size("--memory-max", Some(given), 64 << 20, 64 << 20))
+                .map(|given| size("--memory-max", Some(given), MEMORY_BYTES_MIN, MEMORY_BYTES_MIN))
                 .transpose()?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(
@@ -427,12 +427,10 @@ impl ServeOptions {
                 peers: self.peers.filter(|_| self.cold != Some(true)),
                 files: peer_files,
                 timeout: span("--peer-timeout", self.peer_timeout, default.peer.timeout)?,
-                transfer_bytes_max: size(
-                    "--peer-transfer-bytes-max",
-                    self.peer_transfer_bytes_max,
-                    1 << 20,
-                    default.peer.transfer_bytes_max,
-                )?,
+                transfer_bytes_max: self
+                    .peer_transfer_bytes_max
+                    .map(|given| size("--peer-transfer-bytes-max", Some(given), 1 << 20, 1 << 20))
+                    .transpose()?,
             },
             log_format: self.log_format.unwrap_or(default.log_format),
             log_level: self.log_level.unwrap_or(default.log_level),

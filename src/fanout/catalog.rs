@@ -2,6 +2,8 @@
 
 use std::{future::Future, sync::Arc};
 
+use tokio::time::Instant;
+
 use super::{hub::Hub, outcome::Refusal};
 use crate::{
     cache::Backfill,
@@ -56,6 +58,17 @@ pub trait Catalog: Send + Sync + 'static {
     /// # Errors
     /// [`Refusal::Unavailable`] where none came in time: the read is upstream's then.
     fn prove(&self, served: &Served) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// The version that the cluster has reached by upstream's word, which was asked for after `asked` and cannot be behind. One question
+    /// serves all who began to wait before it.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] where upstream could not be asked, or where another cluster answers.
+    fn cluster_version(
+        &self,
+        served: &Served,
+        asked: Instant,
+    ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
 
     /// Changes whenever a cache comes, goes or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;

@@ -372,12 +372,14 @@ pub mod control {
     pub fn snapshot_begin(
         version: ResourceVersion,
         resource: ResolvedResource,
+        cluster: Option<String>,
         restarted_from: Option<ResourceVersion>,
     ) -> WatchResponse {
         let begin = SnapshotBegin {
             resource_version: version.to_string(),
             resource: Some(resource),
             restarted_from: restarted_from.map_or_else(String::new, |version| version.to_string()),
+            cluster: cluster.unwrap_or_default(),
         };
         response(None, Message::SnapshotBegin(begin))
     }
@@ -545,7 +547,7 @@ mod tests {
         let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
         let version = ResourceVersion::new(7).unwrap();
         let mut writer = FrameWriter::new(&Layout::Grpc, 0);
-        writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None));
+        writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None, None));
         writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
         writer.message(&control::snapshot_end(version, 1));
         let mut pieces = writer.finish();

@@ -97,7 +97,7 @@ pub struct HubStatus {
     pub subscribers: usize,
     /// When there was last a subscriber or a reader.
     pub used_at: Instant,
-    /// How long ago upstream proved the version ([`Hub::proved`]).
+    /// How long ago upstream proved the version ([`Hub::proved`]); `None` where it never has.
     pub age: Option<Duration>,
 }
 
@@ -107,6 +107,7 @@ pub struct Hub {
     parser: Arc<ObjectParser>,
     limits: RingLimits,
     gate: Arc<Gate>,
+    cluster: ClusterName,
     metrics: CacheMetrics,
     head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
@@ -130,6 +131,8 @@ struct Inner {
     proven_at: Option<Instant>,
     /// Beyond this age of the proof nobody reads; `None`: whatever the age.
     staleness_max: Option<Duration>,
+    /// Lists of upstream that have begun.
+    lists: u64,
     /// When the views last let go of what has served its time.
     tidied_at: Instant,
 }
@@ -192,7 +195,12 @@ pub struct HubOptions {
     pub coalesce_max: Duration,
     /// Who may pin state.
     pub gate: Arc<Gate>,
+    /// Names the cluster that versions are of, where that is known.
+    pub cluster: ClusterName,
 }
+
+/// Names a cluster, where that is known by then.
+pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
@@ -208,7 +216,7 @@ impl Hub {
         options: HubOptions,
         metrics: CacheMetrics,
     ) -> Arc<Self> {
-        let HubOptions { limits, coalesce_max, gate } = options;
+        let HubOptions { limits, coalesce_max, gate, cluster } = options;
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
             synced_since: None,
@@ -221,6 +229,7 @@ impl Hub {
             used_at: Instant::now(),
             proven_at: None,
             staleness_max: None,
+            lists: 0,
             tidied_at: Instant::now(),
         };
         Arc::new(Self {
@@ -228,6 +237,7 @@ impl Hub {
             parser,
             limits,
             gate,
+            cluster,
             metrics,
             head: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Syncing),
@@ -239,6 +249,11 @@ impl Hub {
     /// The resource, as messages name it.
     pub fn resource(&self) -> &ResolvedResource {
         &self.resource
+    }
+
+    /// The cluster that versions are of; `None` where that is not known.
+    pub fn cluster(&self) -> Option<String> {
+        (self.cluster)()
     }
 
     /// The metrics of this cache.
@@ -390,6 +405,17 @@ impl Hub {
         inner.proven_at = inner.proven_at.max(Some(at));
     }
 
+    /// Upstream is being listed, because of `reason`: what was held until now will be replaced.
+    pub fn listing(&self, reason: &'static str) {
+        self.metrics.relist(reason);
+        self.inner().lists += 1;
+    }
+
+    /// How many lists of upstream have begun.
+    pub fn lists(&self) -> u64 {
+        self.inner().lists
+    }
+
     /// Called inside the critical section, so that phase and state agree.
     fn enter(&self, phase: Phase) {
         self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
@@ -483,7 +509,7 @@ impl Hub {
         };
         let place = match terms.start {
             Start::Snapshot => self.snapshot_for(&view, cached, None, terms.marks_end),
-            Start::After(requested) | Start::Kept(requested) | Start::Over(requested) if requested > cached.version => {
+            Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
                 return Err(Refusal::Future { requested, current: cached.version });
             }
@@ -542,7 +568,8 @@ impl Hub {
         restarted_from: Option<ResourceVersion>,
         marks_end: bool,
     ) -> Place {
-        let head = |version| Head { version, resource: Some(self.resource.clone()), restarted_from, marks_end };
+        let begin = Some((self.resource.clone(), self.cluster()));
+        let head = |version| Head { version, begin, restarted_from, marks_end };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let Cached { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
@@ -596,6 +623,7 @@ impl Hub {
         sent: Option<ResourceVersion>,
         expired: Expired,
         terms: (OnLag, OnExpired),
+        pass: Option<Arc<Pass>>,
     ) -> Result<Place, StreamEnd> {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
@@ -612,7 +640,7 @@ impl Hub {
                 return Err(expired.into());
             }
         };
-        let place = self.admit(place, None).map_err(StreamEnd::Overloaded)?;
+        let place = self.admit(place, pass).map_err(StreamEnd::Overloaded)?;
         self.metrics.lag(lag);
         Ok(place)
     }
@@ -726,7 +754,7 @@ impl Hub {
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
-            gauges.staleness = inner.age().unwrap_or_default();
+            gauges.staleness_seconds = inner.age().map_or(f64::INFINITY, |age| age.as_secs_f64());
         }
         drop(inner);
         self.metrics.set(gauges);
@@ -735,7 +763,7 @@ impl Hub {
     fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
         match (*self.phase.borrow(), &inner.cache) {
             (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
-                (Some(age), Some(staleness_max)) if age > staleness_max => {
+                (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
                     let message = inner.message.clone();
                     Err(Refusal::Stale { resource: self.name(), age, staleness_max, message })
                 }

@@ -17,14 +17,14 @@ pub enum Refusal {
     },
     /// Upstream has not proved the state for too long.
     #[error(
-        "the state of {resource} was last proved by the apiserver {}s ago, and --max-staleness is {staleness_max:?}{}",
-        .age.as_secs(), because(.message)
+        "the state of {resource} was {}, and --max-staleness is {staleness_max:?}{}",
+        proved(.age), because(.message)
     )]
     Stale {
         /// The resource.
         resource: String,
-        /// How long ago.
-        age: Duration,
+        /// How long ago; `None` where it never has.
+        age: Option<Duration>,
         /// How long ago it may be.
         staleness_max: Duration,
         /// The last error upstream; may be empty.
@@ -39,6 +39,9 @@ pub enum Refusal {
     /// The events after the version are gone.
     #[error(transparent)]
     Expired(#[from] Expired),
+    /// The version is of another history: of before etcd was restored, or of another cluster.
+    #[error("{0}; start over with a snapshot")]
+    Rewritten(String),
     /// This cache has not reached the version.
     #[error("too large resource version: {requested}, current: {current}")]
     Future {
@@ -67,6 +70,13 @@ pub enum Refusal {
     /// kubefan is shutting down.
     #[error("kubefan is shutting down; try again, another replica may answer")]
     Draining,
+}
+
+fn proved(age: &Option<Duration>) -> String {
+    match age {
+        Some(age) => format!("last proved by the apiserver {}s ago", age.as_secs()),
+        None => "not proved by the apiserver yet".to_owned(),
+    }
 }
 
 fn because(message: &str) -> String {

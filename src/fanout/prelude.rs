@@ -45,8 +45,8 @@ pub(super) enum Part {
 /// How a snapshot begins.
 pub(super) struct Head {
     pub(super) version: ResourceVersion,
-    /// Taken when it begins.
-    pub(super) resource: Option<ResolvedResource>,
+    /// The resource and the cluster, taken when it begins.
+    pub(super) begin: Option<(ResolvedResource, Option<String>)>,
     pub(super) restarted_from: Option<ResourceVersion>,
     /// A watch over HTTP asked to be told where the state ends.
     pub(super) marks_end: bool,
@@ -189,8 +189,8 @@ impl Prelude {
 
 impl Head {
     fn write(&mut self, frames: &mut FrameWriter<'_>) {
-        if let Some(resource) = self.resource.take() {
-            frames.message(&control::snapshot_begin(self.version, resource, self.restarted_from));
+        if let Some((resource, cluster)) = self.begin.take() {
+            frames.message(&control::snapshot_begin(self.version, resource, cluster, self.restarted_from));
         }
     }
 }

@@ -134,7 +134,9 @@ impl Subscription {
     /// It has fallen behind the events that are held.
     fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
         let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggardInsideGap));
-        let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired))?;
+        // Where it lags inside of what it has leave for, that leave is good for what follows.
+        let pass = self.pass.take();
+        let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), pass)?;
         // A snapshot leaves nothing of what was sent.
         if place.resume.is_none() {
             self.holds = Holds::All;

@@ -47,6 +47,8 @@ pub struct Terms {
     pub on_lag: OnLag,
     /// Where nothing leads on.
     pub on_expired: OnExpired,
+    /// Of which cluster the version is that it starts from; empty where that is not known.
+    pub cluster: String,
     /// The events up to a version that something leads on from, read again from upstream.
     pub backfill: Option<Arc<Backfill>>,
     /// A watch over HTTP asks to be told where its initial state ends.
@@ -57,13 +59,7 @@ pub struct Terms {
 
 impl From<Start> for Terms {
     fn from(start: Start) -> Self {
-        Self {
-            start,
-            on_lag: OnLag::default(),
-            on_expired: OnExpired::default(),
-            backfill: None,
-            marks_end: false,
-            pass: None,
-        }
+        let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
+        Self { start, on_lag, on_expired, cluster: String::new(), backfill: None, marks_end: false, pass: None }
     }
 }

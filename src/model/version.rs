@@ -12,7 +12,10 @@ pub struct ResourceVersion(NonZeroU64);
 
 /// Why a text is no resource version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid resource version {text:?}: expected a positive decimal number without leading zeros")]
+#[error(
+    "invalid resource version {text:?}: expected a positive decimal number of at most {}, without leading zeros",
+    u64::MAX
+)]
 pub struct InvalidVersion {
     text: String,
 }
@@ -26,6 +29,11 @@ impl ResourceVersion {
     /// The number, for metrics and for the wire.
     pub fn get(self) -> u64 {
         self.0.get()
+    }
+
+    /// The one below it, whether anything was written at it or not; `None` below the first.
+    pub fn below(self) -> Option<Self> {
+        Self::new(self.get() - 1)
     }
 
     /// Reads the version of a request, where empty and `"0"` stand for "any".
@@ -78,6 +86,7 @@ mod tests {
         for text in ["", "0", "01", "-1", "+1", "1 ", "abc", "1.0", "99999999999999999999999"] {
             let error = text.parse::<ResourceVersion>().unwrap_err();
             assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
+            assert!(error.to_string().contains("at most 18446744073709551615"), "{error}");
         }
         assert_eq!(ResourceVersion::parse_request("0"), Ok(None));
         assert_eq!(ResourceVersion::parse_request(""), Ok(None));

@@ -60,7 +60,7 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::After(version),
                 (Some(version), true) => Start::Kept(version),
             };
-            let terms = Terms { on_lag, on_expired, ..start.into() };
+            let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             Ok(Opened {
@@ -102,10 +102,11 @@ impl<C: Catalog> WatchService for Service<C> {
             Ok((selected, store, version, pass))
         };
         let (selected, store, version, pass) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
-        let resource = Some(selected.served.hub.resource().clone());
-        let chunks = stream::unfold(Some((resource, None::<ObjectKey>)), move |place| {
+        let hub = &selected.served.hub;
+        let begin = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let chunks = stream::unfold(Some((begin, None::<ObjectKey>)), move |place| {
             let _held = (&permit, &pass);
-            let chunk = place.map(|(resource, last)| {
+            let chunk = place.map(|(begin, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {
                     if bytes >= CHUNK_BYTES {
@@ -117,7 +118,9 @@ impl<C: Catalog> WatchService for Service<C> {
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
                 let objects = objects.iter().map(|object| message(object, &format)).collect();
-                (Ok(ListResponse { resource_version: version.to_string(), objects, resource }), next)
+                let (resource, cluster) = begin.unzip();
+                let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
+                (Ok(ListResponse { resource_version, objects, resource, cluster }), next)
             });
             std::future::ready(chunk)
         });
@@ -156,6 +159,7 @@ impl<C: Catalog> WatchService for Service<C> {
             object: Some(message(object, &format)),
             resource_version: version.to_string(),
             resource: Some(served.hub.resource().clone()),
+            cluster: served.hub.cluster().unwrap_or_default(),
         }))
     }
 

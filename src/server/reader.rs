@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::request::{self, Selected};
 use crate::{
     cache::Way,
-    fanout::{Bell, Catalog, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
+    fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
     model::{ResourceVersion, format::Format, selection::Selection},
     planted::{self, Bug},
     proto::v1alpha1,
@@ -142,8 +142,9 @@ impl<C: Catalog> Reader<C> {
         bell: Bell,
     ) -> Result<Subscription, Refusal> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
-        // Where it was in vain, the hub refuses the version, and counts that.
-        let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
+        if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
+            return start_over(hub, selection, format, (terms, version), bell, rewritten).await;
+        }
         // What was there before tells whether an object enters or leaves, and whether what is sent of it has changed.
         let compares = selection.can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
@@ -173,11 +174,43 @@ impl<C: Catalog> Reader<C> {
                 other => return other,
             }
         };
-        if terms.on_expired == OnExpired::Restart {
-            let pass = Some(Arc::new(hub.gate().enter().await?));
-            return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
-        }
-        hub.metrics().resume(Resume::Expired);
-        Err(expired.into())
+        start_over(hub, selection, format, (terms, version), bell, expired.into()).await
     }
+
+    /// Waits until the cache has reached `version`, and says why nothing leads on from there if it is of another history than the cache: of
+    /// another cluster, or beyond what this one has reached by its own word. `None` too where the cache only lags, or where upstream cannot
+    /// be asked: then the hub refuses the version, and counts that.
+    async fn other_history(&self, served: &Served, cluster: &str, version: ResourceVersion) -> Option<Refusal> {
+        if let Some(known) = served.hub.cluster()
+            && !cluster.is_empty()
+            && cluster != known
+        {
+            let message = format!("version {version} is of another cluster ({cluster:.64}), and this is {known}");
+            return Some(Refusal::Rewritten(message));
+        }
+        let asked = Instant::now();
+        served.hub.reached(version, FRESHNESS_TIMEOUT).await.err()?;
+        let reached = self.catalog.cluster_version(served, asked).await.ok().filter(|reached| *reached < version)?;
+        Some(Refusal::Rewritten(format!(
+            "version {version} is of another history: the cluster has reached {reached} (etcd was restored from a backup, or this is \
+             another cluster)"
+        )))
+    }
+}
+
+/// Where nothing leads on from a version: a snapshot in its place, if that was asked for.
+async fn start_over(
+    hub: &Arc<Hub>,
+    selection: Selection,
+    format: Format,
+    (terms, version): (Terms, ResourceVersion),
+    bell: Arc<Bell>,
+    refusal: Refusal,
+) -> Result<Subscription, Refusal> {
+    if terms.on_expired == OnExpired::Restart {
+        let pass = Some(Arc::new(hub.gate().enter().await?));
+        return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
+    }
+    hub.metrics().resume(Resume::Expired);
+    Err(refusal)
 }

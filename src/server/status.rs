@@ -28,6 +28,7 @@ pub fn refused(refusal: &Refusal) -> Status {
         Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
         Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
         Refusal::Expired(expired) => too_old(expired),
+        Refusal::Rewritten(_) => failed(Code::OutOfRange, "HISTORY_REWRITTEN", message),
         Refusal::Future { .. } => retriable(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
         Refusal::Invalid { field, message } => {
             let message = &shortened(message.clone());

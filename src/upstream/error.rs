@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::model::ResourceVersion;
+
 /// Longest text taken over from the apiserver or from a library.
 const MESSAGE_CHARS_MAX: usize = 512;
 
@@ -152,6 +154,13 @@ impl UpstreamError {
             | Self::Server { retry_after, .. } => *retry_after,
             _ => None,
         }
+    }
+
+    /// The oldest version that can be watched from, where the apiserver's watch cache names it: "too old resource version: N (M)".
+    pub fn oldest(&self) -> Option<ResourceVersion> {
+        let Self::Gone { message } = self else { return None };
+        let (_, versions) = message.split_once("too old resource version: ")?;
+        versions.split_once('(')?.1.split_once(')')?.0.parse().ok()
     }
 
     /// The kind, as a metric's label and a log's field.
@@ -331,6 +340,18 @@ mod tests {
             "details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1}}"#;
         let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), body);
         assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn the_oldest_version_is_read_where_it_is_named() {
+        let gone = |message: &str| UpstreamError::Gone { message: message.to_owned() };
+        let oldest = |message: &str| gone(message).oldest().map(ResourceVersion::get);
+        assert_eq!(oldest("too old resource version: 5 (120)"), Some(120));
+        for message in
+            ["too old resource version: 5", "too old resource version: 5 (0)", "The provided (1) is too old", ""]
+        {
+            assert_eq!(oldest(message), None, "{message}");
+        }
     }
 
     #[test]

@@ -177,6 +177,12 @@ impl Upstream {
         self.known().as_ref().filter(|known| known.uid.is_some() || !known.ca.0.is_empty()).map(ToString::to_string)
     }
 
+    /// A name for the cluster that is the same for every replica, and for good: the uid of the namespace kube-system. A CA is none: it is
+    /// replaced now and then, and may sign for many clusters.
+    pub fn cluster(&self) -> Option<String> {
+        self.known().as_ref().and_then(|known| known.uid.clone())
+    }
+
     fn known(&self) -> std::sync::MutexGuard<'_, Option<Identity>> {
         self.identity_memory().known.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -66,8 +66,6 @@ const WATCH_SHORT: Duration = Duration::from_secs(1);
 
 /// Why a list begins when the cluster's version is below the one reached.
 const REWRITTEN: &str = "rewritten";
-/// A name that no object has; if one has, no harm is done.
-const NO_NAME: &str = "kubefan-asks-for-the-version";
 
 /// Where the reflector stands.
 enum State {
@@ -196,12 +194,6 @@ struct ListMeta {
     resource_version: String,
     #[serde(default, rename = "continue")]
     next: Option<String>,
-}
-
-/// A list without what is in it.
-#[derive(Deserialize)]
-struct Head {
-    metadata: ListMeta,
 }
 
 #[derive(Deserialize)]
@@ -434,7 +426,7 @@ impl<R: Rng> Reflector<R> {
         // What is looked at in the past is behind what the cache itself was told.
         if in_doubt && !self.question_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
-            match self.cluster_version().await {
+            match self.upstream.cluster_version(&self.target).await {
                 Ok(reached) if reached < version => {
                     // Unlike a watch, a consistent read is never behind, whichever apiserver answers it.
                     self.state = State::Empty { reason: REWRITTEN };
@@ -516,21 +508,6 @@ impl<R: Rng> Reflector<R> {
             _ => State::Listed { version, in_doubt: true },
         };
         ReflectorError::Watch(error)
-    }
-
-    /// The version that the cluster has reached: a consistent list of one name, which is one look-up for the apiserver, and also moves
-    /// its watch cache of the resource, so that bookmarks can follow.
-    async fn cluster_version(&mut self) -> Result<ResourceVersion, UpstreamError> {
-        let Target { gvr, scope, namespaced, field_selector, .. } = &self.target;
-        // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
-        let default = Scope::Namespace("default".to_owned());
-        let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
-        let comma = if field_selector.is_empty() { "" } else { "," };
-        let selector = format!("metadata.name={NO_NAME}{comma}{field_selector}");
-        let path = gvr.collection_path(scope) + &encode_query([("limit", "1"), ("fieldSelector", &selector)]);
-        let body = self.upstream.get(Verb::List, &path).await?;
-        let Head { metadata } = parse(&body)?;
-        metadata.resource_version.parse().map_err(UpstreamError::invalid)
     }
 
     async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {

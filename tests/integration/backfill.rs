@@ -8,18 +8,23 @@ use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
 
-use crate::harness::{
-    Test,
-    record::{Watch, assert_equal},
-    rig::{PODS, Rig, Setup, churn, stage, target, versions},
-    tests,
+use crate::{
+    harness::{
+        Test,
+        record::{Watch, assert_equal},
+        rig::{PODS, Rig, Setup, churn, stage, target, versions},
+        tests,
+    },
+    peers::{Peer, beside, warm_starts},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: after_a_restart_every_selection_gets_exactly_what_came_between, one_backfill_serves_all_who_come_back,
         what_upstream_no_longer_holds_is_refused_or_started_over, an_outage_upstream_is_no_reason_to_start_over,
-        who_wants_only_changes_gets_exactly_those_that_came_between, a_quiet_resource_is_backfilled_up_to_a_bookmark, inside_a_gap_upstream_tells_what_happened,
-        one_version_that_is_too_old_spoils_no_other, many_versions_that_are_too_old_spoil_no_other, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
+        who_wants_only_changes_gets_exactly_those_that_came_between, a_quiet_resource_is_backfilled_up_to_a_bookmark,
+        inside_a_gap_upstream_tells_what_happened, one_version_that_is_too_old_spoils_no_other,
+        versions_that_are_too_old_spoil_no_other, who_needs_a_state_that_is_gone_spoils_nobody_who_does_not,
+        nothing_is_read_again_while_nobody_may_enter, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
 };
 
 const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
@@ -241,28 +246,80 @@ async fn one_version_that_is_too_old_spoils_no_other() {
     assert!(good.snapshot.is_empty());
 }
 
-async fn many_versions_that_are_too_old_spoil_no_other() {
-    let sim = Setup::of(&["pods"]).sim();
-    churn(&sim, 0, 20);
-    let old: Vec<_> = (0..20).map(|round| churn(&sim, 20 + round, 1)).collect();
-    churn(&sim, 40, 10);
-    sim.compact();
-    let recent: Vec<_> = (0..4).map(|round| churn(&sim, 50 + round, 1)).collect();
-    churn(&sim, 54, 10);
-    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
-    let back = |versions: Vec<u64>| {
-        let again = &again;
-        let watch = |version: u64| async move { again.watch(stage("on"), &version.to_string()).await };
-        futures::future::join_all(versions.into_iter().map(watch))
-    };
-    let (old, recent) = futures::join!(back(old), back(recent));
-    assert!(old.into_iter().all(|refused| refused.err().is_some_and(|status| status.code() == Code::OutOfRange)));
-    let last = churn(&sim, 70, 4);
-    for good in recent {
-        let mut good: Watch = good.unwrap();
-        good.until(last).await;
-        assert!(good.snapshot.is_empty());
+async fn versions_that_are_too_old_spoil_no_other() {
+    // By what the watch says, and by a list, which does not name the oldest version.
+    for target in [target("pods"), stage("on")] {
+        let sim = Setup::of(&["pods"]).sim();
+        let ancient: Vec<_> = (0..20).map(|round| churn(&sim, round, 1)).collect();
+        sim.compact();
+        let recent: Vec<_> = (20..23).map(|round| churn(&sim, round, 1)).collect();
+        churn(&sim, 23, 10);
+        let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+        let before = again.network.asked(PODS).len();
+        let open = |version: &u64| {
+            let (again, target, version) = (&again, target.clone(), version.to_string());
+            async move { again.watch(target, &version).await }
+        };
+        let (old, good) = futures::join!(
+            futures::future::join_all(ancient[..19].iter().map(open)),
+            futures::future::join_all(recent.iter().map(open))
+        );
+        assert!(old.into_iter().all(|old| old.err().unwrap().code() == Code::OutOfRange));
+        let last = churn(&sim, 40, 4);
+        for (good, from) in good.into_iter().zip(recent) {
+            let mut good: Watch = good.unwrap();
+            good.until(last).await;
+            assert!(good.snapshot.is_empty() && good.catch_ups.is_empty(), "{from}");
+        }
+        let asked = again.network.asked(PODS).len() - before;
+        assert!(asked <= 10, "halving: {asked} requests");
     }
-    let asked = lists(&again).0;
-    assert!(asked <= 6, "{asked} lists for 24 versions");
+}
+
+async fn nothing_is_read_again_while_nobody_may_enter() {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    churn(&sim, 10, 10);
+    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    again.registry.gate().narrow(0);
+    let asked = again.network.asked(PODS).len();
+    let refused = again.watch(target("pods"), &old.to_string()).await.err().unwrap();
+    assert_eq!((refused.code(), again.network.asked(PODS).len()), (Code::ResourceExhausted, asked));
+    // Nor is anything given to a peer.
+    let beside = Setup { peers: beside(vec![Peer::Good(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
+    let cold = Rig::synced(sim.clone(), beside).await;
+    assert_eq!(warm_starts(&cold, "failed"), 1.0);
+    again.registry.gate().narrow(256);
+    again.watch(target("pods"), &old.to_string()).await.unwrap().until(churn(&sim, 20, 1)).await;
+}
+
+async fn who_needs_a_state_that_is_gone_spoils_nobody_who_does_not() {
+    let sim = Setup::of(&["pods"]).sim();
+    let old = churn(&sim, 0, 10);
+    let later = churn(&sim, 10, 10);
+    sim.compact_etcd();
+    let recent = churn(&sim, 20, 1);
+    churn(&sim, 21, 10);
+    let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let open = |target: Target, version: u64| {
+        let again = &again;
+        async move { again.watch(target, &version.to_string()).await }
+    };
+    let (refused, one, other, filtered) = futures::join!(
+        open(stage("on"), old),
+        open(target("pods"), old),
+        open(target("pods"), later - 1),
+        open(stage("on"), recent)
+    );
+    assert_eq!(refused.err().unwrap().code(), Code::OutOfRange);
+    let late = open(target("pods"), old).await;
+    let last = churn(&sim, 40, 4);
+    for watch in [one, other, filtered, late] {
+        let mut watch: Watch = watch.unwrap();
+        watch.until(last).await;
+        assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
+    }
+    let asked = again.network.asked(PODS).len();
+    assert_eq!(open(stage("on"), old).await.err().unwrap().code(), Code::OutOfRange);
+    assert_eq!(again.network.asked(PODS).len(), asked, "what upstream has refused is not asked for again");
 }

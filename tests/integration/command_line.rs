@@ -207,7 +207,7 @@ async fn a_watch_resumes_by_itself_and_says_so() {
     })
     .await;
     let said = watch.says("connected again").await;
-    assert!(said.contains("resumed at version") && said.contains("nothing was missed"), "{said}");
+    assert!(said.contains("connected again; going on from version "), "{said}");
     assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
@@ -219,7 +219,8 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
         simulated.sim.compact();
     })
     .await;
-    watch.says("starting over with all that is there").await;
+    let said = watch.says("starting over with all that is there").await;
+    assert!(!said.contains("nothing was missed"), "{said}");
     for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
         assert_eq!(watch.line().await, pod);
     }
@@ -231,6 +232,25 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
     assert_eq!(fixed.code, Some(1));
     assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
+    assert!(fixed.stderr.contains("--on-expired=restart"), "the way out: {fixed:?}");
+    let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=1s", "-o=name"];
+    let over = run(&[&args[..], &["--on-expired=restart", "--on-lag=expire"]].concat()).await;
+    assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");
+
+    let admin = run(&["get", "pods", "-s", &kubefan.admin_addr.to_string()]).await;
+    assert!(admin.stderr.contains("is no gRPC server") && admin.stderr.contains("admin port"), "{admin:?}");
+
+    // What never was is no lost connection, and is not tried for ever.
+    let future = ["--resource-version", "99999999"];
+    let watch = run(&[&args[..5], &future].concat()).await;
+    assert_eq!(watch.code, Some(1));
+    assert!(
+        watch.stderr.contains("version 99999999 is of another history") && !watch.stderr.contains("lost"),
+        "{watch:?}"
+    );
+    let get = run(&[&["get", "pods", "-s", &server], &future[..]].concat()).await;
+    assert_eq!(get.code, Some(1));
+    assert!(get.stderr.contains("too large resource version: 99999999"), "{get:?}");
 }
 
 async fn version_and_completion_need_no_server() {

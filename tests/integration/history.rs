@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
+use kubefan::{
+    proto::v1alpha1::{OnExpired, WatchRequest},
+    sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
+};
 use tokio::time::sleep;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
@@ -21,7 +24,8 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: a_restored_state_resets_every_stream_with_the_reason, a_restored_state_that_caught_up_resets_them_too,
-        a_restored_state_behind_a_watch_that_never_broke_is_found, an_apiserver_that_lags_resets_nobody,
+        a_version_beyond_the_cluster_is_of_another_history, a_replica_that_lags_starts_nobody_over,
+        a_version_of_another_cluster_leads_nowhere, a_restored_state_behind_a_watch_that_never_broke_is_found, an_apiserver_that_lags_resets_nobody,
         where_the_version_may_not_be_asked_for_the_watch_goes_on, a_different_cluster_is_refused_until_the_first_is_back,
         a_different_cluster_that_never_listed_is_never_mixed_in, one_question_tells_all_resources_who_answers,
         where_kube_system_may_not_be_read_the_ca_is_used_and_that_is_said;
@@ -63,8 +67,85 @@ async fn a_restored_state_resets_every_stream_with_the_reason() {
     assert_eq!(versions(&watch.events), told, "nothing of what came after is mixed in");
     assert_eq!(relists_for(&rig, "rewritten"), 1.0);
     let ahead = rig.watch(target("pods"), &told[2].to_string()).await.err().unwrap();
-    assert_eq!(ahead.code(), Code::Unavailable, "a version that is no longer reached: {ahead}");
+    assert_rewritten(&ahead, "the cluster has reached");
     assert_starts_over(&rig).await;
+}
+
+/// kubefan has been restarted meanwhile, and has never seen the version that its client comes back with.
+async fn a_version_beyond_the_cluster_is_of_another_history() {
+    let setup = Setup::of(&["pods"]);
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let told = write(&rig, "b");
+    let beyond = (told[2] + 100).to_string();
+    let asks = || rig.network.asked("/api/v1/namespaces/default/pods").len();
+    let before = asks();
+    let (first, second) = tokio::join!(rig.watch(target("pods"), &beyond), rig.watch(target("pods"), &beyond));
+    for status in [first.err().unwrap(), second.err().unwrap()] {
+        assert_rewritten(&status, &format!("version {beyond} is of another history: the cluster has reached"));
+    }
+    assert_eq!(asks() - before, 1, "one question serves all who wait");
+
+    let restarts = WatchRequest { on_expired: OnExpired::Restart.into(), ..rig.request(target("pods"), &beyond) };
+    let mut watch = rig.send(restarts).await.unwrap();
+    watch.step().await.unwrap();
+    watch.until_resumable().await;
+    assert_eq!(*watch.restarted_from, *std::slice::from_ref(&beyond));
+    assert_eq!(watch.state, rig.truth(PODS).await);
+
+    // Where upstream does not say so, nobody is put back.
+    rig.fault(Verb::List, Fault::Forbidden, 1);
+    let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    rig.network.lead_to(other_cluster());
+    let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
+    assert_eq!(status.code(), Code::Unavailable, "how far another cluster is says nothing: {status}");
+}
+
+async fn a_replica_that_lags_starts_nobody_over() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    // The watch of this replica is silent; others have told what comes now.
+    rig.network.answer_once(|path| path.contains("watch=1"), answer(200, vec![], true));
+    rig.cut().await;
+    rig.readyz_has("pods synced").await;
+    let told = write(&rig, "b");
+    let request = rig.request(target("pods"), &told[2].to_string());
+    let request = WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
+    let status = rig.send(request).await.err().unwrap();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.get_details_retry_info().is_some(), "{status}");
+    watch.until(told[2]).await;
+}
+
+/// The other cluster is further on, so that the number alone tells nothing.
+async fn a_version_of_another_cluster_leads_nowhere() {
+    let first = Setup::of(&["pods"]);
+    let first = Rig::synced(first.sim(), first).await;
+    let last = write(&first, "b")[2].to_string();
+    let list = first.list(target("pods")).await.unwrap();
+    let cluster = list[0].cluster.clone();
+    assert!(first.identity().ends_with(&cluster) && !cluster.is_empty(), "{cluster}");
+    let watch = first.watch_all("pods").await;
+    assert_eq!(watch.cluster, cluster, "a snapshot says it too");
+
+    let second = Rig::synced(other_cluster(), Setup::of(&["pods"])).await;
+    for name in ["x", "y", "z"] {
+        write(&second, name);
+    }
+    let claims = |cluster: &str, on_expired: OnExpired| WatchRequest {
+        cluster: cluster.to_owned(),
+        on_expired: on_expired.into(),
+        ..second.request(target("pods"), &last)
+    };
+    let status = second.send(claims(&cluster, OnExpired::Fail)).await.err().unwrap();
+    assert_rewritten(&status, &format!("version {last} is of another cluster ({cluster})"));
+    let mut watch = second.send(claims(&cluster, OnExpired::Restart)).await.unwrap();
+    watch.step().await.unwrap();
+    watch.until_resumable().await;
+    assert_eq!(*watch.restarted_from, *std::slice::from_ref(&last));
+    assert_eq!((&watch.state, watch.cluster != cluster), (&second.truth(PODS).await, true));
+    for known in ["", &watch.cluster] {
+        second.send(claims(known, OnExpired::Fail)).await.expect("nothing speaks against it");
+    }
 }
 
 /// The cluster passes the version reached before kubefan comes back, so only what is listed can tell.

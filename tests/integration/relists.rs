@@ -17,6 +17,7 @@ use crate::{
         rig::{PODS, Rig, Setup, pod, pods, target, versions},
         tests,
     },
+    peers::{Peer, beside},
     upstream_faults::{
         LEAST_WAIT, at_least, line, open_watches, relists, relists_for, restarts, status, synced, write,
     },
@@ -31,7 +32,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state,
         a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
         a_broken_event_is_listed_over, an_empty_page_is_no_restart, a_watch_list_that_always_fails_is_listed,
-        a_list_that_fails_midway_keeps_its_reason;
+        a_list_that_fails_midway_keeps_its_reason, what_comes_back_does_not_wait_for_peers_again;
 };
 
 fn object(name: &str, version: u64) -> Value {
@@ -197,6 +198,22 @@ async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
         sleep(Duration::from_secs(60)).await;
         assert_eq!(rig.network.asked(WIDGETS).len(), asked, "what is not served is not asked for");
     }
+}
+
+async fn what_comes_back_does_not_wait_for_peers_again() {
+    let setup = Setup { peers: beside(vec![Peer::Silent]).peers, ..Setup::of(&["widgets.example.com"]) };
+    let sim = setup.sim();
+    let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
+    let rig = Rig::start(sim, setup);
+    for _ in 0..2 {
+        rig.sim.add_resource(widgets.clone());
+        rig.readyz_has("widgets.example.com synced").await;
+        rig.sim.remove_resource(&widgets.gvr);
+        rig.readyz_has("widgets.example.com not found").await;
+    }
+    let labels = r#"group="example.com",namespace="",resource="widgets""#;
+    let tried = |result: &str| rig.metric(&format!(r#"kubefan_warm_starts_total{{{labels},result="{result}"}}"#));
+    assert_eq!(tried("failed") + tried("timeout"), 1.0, "only a replica that begins asks others");
 }
 
 async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {

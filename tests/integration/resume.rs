@@ -16,7 +16,7 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: who_returns_gets_exactly_what_came_between, below_the_ring_each_change_comes_once,
-        a_version_from_the_future_is_refused_with_a_delay, a_list_and_its_version_start_a_watch;
+        a_version_beyond_the_cluster_is_refused, a_list_and_its_version_start_a_watch;
 };
 
 async fn label(api: &ApiServer, path: &str, value: &str) -> u64 {
@@ -87,14 +87,17 @@ async fn below_the_ring_each_change_comes_once() {
     assert_eq!((in_ring.events.len(), in_ring.catch_ups.len()), (3, 0));
 }
 
-async fn a_version_from_the_future_is_refused_with_a_delay() {
+async fn a_version_beyond_the_cluster_is_refused() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::start(&api, &["--resource", "nodes"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let status = Watch::start(&mut client, Query::default().target("nodes"), "999999999").await.err().unwrap();
-    assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.message().starts_with("too large resource version: 999999999, current: "), "{status}");
-    assert!(status.get_details_retry_info().is_some());
+    assert_eq!(status.code(), Code::OutOfRange);
+    assert!(
+        status.message().starts_with("version 999999999 is of another history: the cluster has reached "),
+        "{status}"
+    );
+    assert_eq!(status.get_details_error_info().unwrap().reason, "HISTORY_REWRITTEN");
 }
 
 async fn a_list_and_its_version_start_a_watch() {

@@ -24,7 +24,8 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_cache_of_a_real_apiserver_is_equal_under_writes;
     paused: a_lost_event_is_found_and_told_in_a_marked_gap, a_difference_at_one_version_is_a_reset,
-        a_delete_that_was_lost_is_found, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version;
+        a_delete_that_was_lost_is_found, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version,
+        what_was_listed_again_meanwhile_is_not_listed_twice;
 };
 
 fn checked() -> Setup {
@@ -133,6 +134,40 @@ async fn a_check_is_paced_and_of_one_version() {
     assert!(pages[0].path.contains("resourceVersionMatch=Exact") && !pages[0].path.contains(&format!("={version}&")));
     assert!(waits(&pages).iter().all(|wait| *wait >= Duration::from_millis(250)), "{:?}", waits(&pages));
     assert_eq!(checks(&rig, "different"), 0.0);
+}
+
+async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
+    let (rig, mut watch, _) = synced(checked()).await;
+    // Pages without what is cached; so many that it takes longer than to come back, twice.
+    let mut version = String::new();
+    rig.network.rule(move |path| {
+        let page = if path.contains("resourceVersionMatch=Exact") {
+            let after = path.split_once("resourceVersion=")?.1;
+            version = after.split('&').next()?.to_owned();
+            0
+        } else {
+            path.split_once("continue=")?.1.parse::<usize>().ok()?
+        };
+        let next = if page < 40 { (page + 1).to_string() } else { String::new() };
+        let page = json!({ "metadata": { "resourceVersion": version, "continue": next }, "items": [] });
+        Some(answer(200, vec![page.to_string()], false))
+    });
+    let pages = || rig.network.asked(PODS).into_iter().filter(|asked| asked.of_metadata).count();
+    while pages() == 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let expired = kubefan::sim::apiserver::Status::expired("too old");
+    rig.fault(Verb::Watch, Fault::Status(Box::new(expired)), 1);
+    rig.sim.drop_connections();
+    rig.metric_becomes(r#"kubefan_relists_total{group="",namespace="",reason="expired",resource="pods"}"#, 1.0).await;
+    assert!(pages() < 41, "it was compared all the while");
+    watch.until(rig.sim.create(&pods(), pod("after", "new")).unwrap()).await;
+    while pages() < 41 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
+    assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
 async fn a_cache_of_a_real_apiserver_is_equal_under_writes() {

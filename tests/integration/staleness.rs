@@ -9,15 +9,18 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         Test,
+        network::{Asked, Network, answer},
         record::Watch,
-        rig::{PODS, Rig, Setup, pod, pods, target},
+        rig::{PODS, Rig, Setup, churn, pod, pods, target},
         tests,
     },
+    peers::{Peer, beside, short, warm_starts},
     upstream_faults::{synced, write},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: bookmarks_freeze_at_the_last_proven_version_and_lists_go_on,
+    paused: a_warm_start_is_as_old_as_its_proof, a_warm_start_that_is_behind_is_read_when_the_watch_has_told,
+        bookmarks_freeze_at_the_last_proven_version_and_lists_go_on,
         beyond_max_staleness_reads_are_refused_and_streams_go_on, a_quiet_resource_does_not_look_stale;
 };
 
@@ -114,4 +117,62 @@ async fn a_quiet_resource_does_not_look_stale() {
             assert!(rig.list(target("pods")).await.is_ok());
         }
     }
+}
+
+/// A replica that begins with what another one holds, and whose watches upstream do not come about.
+async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -> Rig {
+    let mut setup = beside(vec![Peer::Good(first.registry.clone())]);
+    setup.registry.staleness_max = Some(Duration::from_secs(180));
+    let network = Network::to(first.sim.clone());
+    network.rule(move |path| {
+        rule(path);
+        let of_watch = Asked::is_watch_path(path) || path.contains("fieldSelector");
+        of_watch.then(|| answer(503, vec![serde_json::json!({ "kind": "Status", "code": 503 }).to_string()], false))
+    });
+    let rig = Rig::over(network, first.sim.clone(), setup);
+    rig.readyz_has("stale: ").await;
+    assert_eq!(warm_starts(&rig, "warm"), 1.0);
+    rig
+}
+
+async fn a_warm_start_is_as_old_as_its_proof() {
+    let sim = short().sim();
+    churn(&sim, 0, 20);
+    let first = Rig::synced(sim, short()).await;
+    sleep(Duration::from_secs(100)).await;
+    let rig = warm_without_watch(&first, |_| {}).await;
+    assert!(rig.list(target("pods")).await.is_ok() && rig.registry.readiness().0, "upstream has just confirmed it");
+    sleep(Duration::from_secs(120)).await;
+    assert!(age(&rig) >= Duration::from_secs(120), "{:?}", age(&rig));
+    sleep(Duration::from_secs(70)).await;
+    assert_eq!(rig.list(target("pods")).await.expect_err("it is refused").code(), Code::Unavailable);
+    assert!(!rig.registry.readiness().0);
+}
+
+async fn a_warm_start_that_is_behind_is_read_when_the_watch_has_told() {
+    let sim = short().sim();
+    churn(&sim, 0, 20);
+    let first = Rig::synced(sim.clone(), short()).await;
+    let (writer, from) = (sim.clone(), sim.revision());
+    // After what it was given, and before upstream is asked about that.
+    let rig = warm_without_watch(&first, move |path| {
+        if path.starts_with(PODS) && writer.revision() == from {
+            churn(&writer, 20, 2);
+        }
+    })
+    .await;
+    assert_eq!(rig.metric(AGE), f64::INFINITY, "nobody knows since when it is behind");
+    let refused = rig.list(target("pods")).await.expect_err("it is refused");
+    assert_eq!(
+        (refused.code(), refused.get_details_error_info().unwrap().reason.as_str()),
+        (Code::Unavailable, "STALE")
+    );
+    assert!(!rig.registry.readiness().0);
+    let rig = Rig::synced(sim.clone(), {
+        let mut setup = beside(vec![Peer::Good(first.registry.clone())]);
+        setup.registry.staleness_max = Some(Duration::from_secs(180));
+        setup
+    })
+    .await;
+    assert!(rig.list(target("pods")).await.is_ok());
 }

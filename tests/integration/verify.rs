@@ -1,5 +1,6 @@
 //! `kubefan verify`: equal, different and unknown, each with its output and exit code.
 
+use kubefan::sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
 
 use crate::harness::{
@@ -13,7 +14,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to;
-    local: what_is_equal_is_said_with_its_version, what_differs_is_named, what_cannot_be_told_is_neither;
+    local: what_is_equal_is_said_with_its_version, what_differs_is_named, what_cannot_be_told_is_neither,
+        another_cluster_is_named_and_so_are_the_credentials;
 };
 
 async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
@@ -48,6 +50,21 @@ async fn what_is_equal_is_said_with_its_version() {
     let told: Vec<_> = results.as_array().unwrap().iter().map(|one| (&one["resource"], &one["result"])).collect();
     assert_eq!(told, [(&json!("po"), &json!("equal")), (&json!("deploy"), &json!("equal"))]);
     assert_eq!((&results[0]["objects"], &results[0]["resourceVersion"]), (&json!(3), &json!(version)));
+}
+
+async fn another_cluster_is_named_and_so_are_the_credentials() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let other = Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await;
+    let ran = verify(&kubefan, &other.kubeconfig(), &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("unknown: kubefan's state is of another cluster"), "{ran:?}");
+
+    let fault = FaultRule { fault: Fault::Unauthorized, verb: None, resource: None, requests: 100 };
+    simulated.sim.set_fault(fault);
+    let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("does not accept the credentials of verify's own kubeconfig (401)"), "{ran:?}");
 }
 
 async fn what_differs_is_named() {

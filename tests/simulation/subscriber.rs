@@ -74,7 +74,8 @@ pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, rec
     sleep(habits.start_after).await;
     let kept = Kept::default();
     let turn = Arc::new(AtomicUsize::new(habits.first_replica));
-    let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, kept };
+    let cluster = String::new();
+    let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, cluster, kept };
     loop {
         generated.world.places[generated.spec.number].stay_away().await;
         let status = generated.watch().await.err().unwrap_or_else(|| Status::ok("the watch ended"));
@@ -90,6 +91,8 @@ struct Generated {
     random: Pcg64Mcg,
     turn: Arc<AtomicUsize>,
     resume: Option<String>,
+    /// Of which cluster that is, as the last snapshot said.
+    cluster: String,
     kept: Kept,
 }
 
@@ -126,6 +129,7 @@ impl Generated {
         let request = WatchRequest {
             target: Some(self.spec.selection.target()),
             resource_version: self.resume.clone().unwrap_or_default(),
+            cluster: self.cluster.clone(),
             timeout_seconds: self.habits.timeout_seconds,
             bookmark_interval: self.habits.bookmark_interval.try_into().ok(),
             projection: None,
@@ -164,6 +168,10 @@ impl Generated {
 
     fn take(&mut self, response: WatchResponse) -> Result<(), String> {
         let resume = version(&response.resume_version);
+        if let Some(Message::SnapshotBegin(begin)) = &response.message {
+            // There is only one; and every replica knows it.
+            self.cluster.clone_from(&begin.cluster);
+        }
         // Set before the message is looked at: what cannot be decoded may have changed a part.
         self.kept.fits = false;
         match mark(&response) {

@@ -51,17 +51,17 @@ struct Total {
     slowest: f64,
 }
 
-/// Runs seeds 1 to `seeds`.
+/// Runs so many seeds, from `first` on.
 #[expect(clippy::disallowed_methods, reason = "how long it took is for people")]
-pub(crate) fn sweep(seeds: u64) -> ExitCode {
+pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     let options = Options::default();
-    let (next, total, began) = (AtomicU64::new(1), Mutex::new(Total::default()), Instant::now());
+    let (next, total, began) = (AtomicU64::new(first), Mutex::new(Total::default()), Instant::now());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed > seeds {
+                    if seed >= first.saturating_add(seeds) {
                         return;
                     }
                     let report = std::panic::catch_unwind(|| run_seed(seed, &options));

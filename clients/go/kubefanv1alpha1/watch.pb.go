@@ -90,7 +90,8 @@ const (
 	OnExpired_ON_EXPIRED_UNSPECIFIED OnExpired = 0
 	// OUT_OF_RANGE.
 	OnExpired_ON_EXPIRED_FAIL OnExpired = 1
-	// The stream starts over with a snapshot, which names the version in restarted_from. It is not older than that version.
+	// The stream starts over with a snapshot, which names the version in restarted_from. It is not older than that version, unless
+	// that is of another history.
 	OnExpired_ON_EXPIRED_RESTART OnExpired = 2
 )
 
@@ -556,7 +557,9 @@ type WatchRequest struct {
 	OnLag OnLag `protobuf:"varint,8,opt,name=on_lag,json=onLag,proto3,enum=kubefan.v1alpha1.OnLag" json:"on_lag,omitempty"`
 	// What to do where nothing leads on, from resource_version or from where the stream has fallen behind. Unset: as
 	// ON_EXPIRED_FAIL.
-	OnExpired     OnExpired `protobuf:"varint,9,opt,name=on_expired,json=onExpired,proto3,enum=kubefan.v1alpha1.OnExpired" json:"on_expired,omitempty"`
+	OnExpired OnExpired `protobuf:"varint,9,opt,name=on_expired,json=onExpired,proto3,enum=kubefan.v1alpha1.OnExpired" json:"on_expired,omitempty"`
+	// Of which cluster resource_version is, as it was given with that version or with the snapshot that led to it. Empty: not known.
+	Cluster       string `protobuf:"bytes,10,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -652,6 +655,13 @@ func (x *WatchRequest) GetOnExpired() OnExpired {
 		return x.OnExpired
 	}
 	return OnExpired_ON_EXPIRED_UNSPECIFIED
+}
+
+func (x *WatchRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 // Projection says what of each object is sent. It only ever leaves out: what is sent are the object's own bytes, in its own order.
@@ -1215,6 +1225,10 @@ type SnapshotBegin struct {
 	// replaced by this snapshot. It may be above the version that the client asked for, by what the stream has sent since, and it may
 	// come inside a gap or a catch-up, which has no other end then.
 	RestartedFrom string `protobuf:"bytes,3,opt,name=restarted_from,json=restartedFrom,proto3" json:"restarted_from,omitempty"`
+	// Which cluster the versions of this stream are of: opaque, kept by a client beside its resume_version and sent back with it. A
+	// version means nothing in another cluster, which may answer at the same address one day. Empty where kubefan may not read it (it is
+	// the uid of the namespace kube-system).
+	Cluster       string `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1266,6 +1280,13 @@ func (x *SnapshotBegin) GetResource() *ResolvedResource {
 func (x *SnapshotBegin) GetRestartedFrom() string {
 	if x != nil {
 		return x.RestartedFrom
+	}
+	return ""
+}
+
+func (x *SnapshotBegin) GetCluster() string {
+	if x != nil {
+		return x.Cluster
 	}
 	return ""
 }
@@ -1688,7 +1709,9 @@ type ListResponse struct {
 	// The next objects, in key order.
 	Objects []*Object `protobuf:"bytes,2,rep,name=objects,proto3" json:"objects,omitempty"`
 	// The resource as kubefan resolved it; in the first chunk only.
-	Resource      *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Resource *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Which cluster the version is of, as in SnapshotBegin; in the first chunk only.
+	Cluster       string `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1742,6 +1765,13 @@ func (x *ListResponse) GetResource() *ResolvedResource {
 		return x.Resource
 	}
 	return nil
+}
+
+func (x *ListResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 // Object is one object of the cache.
@@ -1908,7 +1938,9 @@ type GetResponse struct {
 	// The version of the state it was taken from.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// The resource as kubefan resolved it.
-	Resource      *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Resource *ResolvedResource `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Which cluster the version is of, as in SnapshotBegin.
+	Cluster       string `protobuf:"bytes,4,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1962,6 +1994,13 @@ func (x *GetResponse) GetResource() *ResolvedResource {
 		return x.Resource
 	}
 	return nil
+}
+
+func (x *GetResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 // ListResourcesRequest has no fields yet.
@@ -2204,7 +2243,7 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12%\n" +
 	"\x0elabel_selector\x18\x06 \x01(\tR\rlabelSelector\x12%\n" +
-	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xdd\x03\n" +
+	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\"\xf7\x03\n" +
 	"\fWatchRequest\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.TargetR\x06target\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12'\n" +
@@ -2218,7 +2257,9 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"state_kept\x18\a \x01(\bR\tstateKept\x12.\n" +
 	"\x06on_lag\x18\b \x01(\x0e2\x17.kubefan.v1alpha1.OnLagR\x05onLag\x12:\n" +
 	"\n" +
-	"on_expired\x18\t \x01(\x0e2\x1b.kubefan.v1alpha1.OnExpiredR\tonExpired\"\xd7\x01\n" +
+	"on_expired\x18\t \x01(\x0e2\x1b.kubefan.v1alpha1.OnExpiredR\tonExpired\x12\x18\n" +
+	"\acluster\x18\n" +
+	" \x01(\tR\acluster\"\xd7\x01\n" +
 	"\n" +
 	"Projection\x124\n" +
 	"\x04type\x18\x01 \x01(\x0e2 .kubefan.v1alpha1.ProjectionTypeR\x04type\x12\x14\n" +
@@ -2255,11 +2296,12 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"base_crc32\x18\x02 \x01(\aR\tbaseCrc32\x12\x12\n" +
 	"\x04zstd\x18\x03 \x01(\fR\x04zstd\"#\n" +
 	"\rSnapshotChunk\x12\x12\n" +
-	"\x04zstd\x18\x01 \x01(\fR\x04zstd\"\xa1\x01\n" +
+	"\x04zstd\x18\x01 \x01(\fR\x04zstd\"\xbb\x01\n" +
 	"\rSnapshotBegin\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12>\n" +
 	"\bresource\x18\x02 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12%\n" +
-	"\x0erestarted_from\x18\x03 \x01(\tR\rrestartedFrom\"0\n" +
+	"\x0erestarted_from\x18\x03 \x01(\tR\rrestartedFrom\x12\x18\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\"0\n" +
 	"\vSnapshotEnd\x12!\n" +
 	"\fobject_count\x18\x01 \x01(\x03R\vobjectCount\"M\n" +
 	"\bGapBegin\x12)\n" +
@@ -2285,11 +2327,12 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12<\n" +
 	"\n" +
 	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
-	"projection\"\xad\x01\n" +
+	"projection\"\xc7\x01\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x122\n" +
 	"\aobjects\x18\x02 \x03(\v2\x18.kubefan.v1alpha1.ObjectR\aobjects\x12>\n" +
-	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"\x8f\x01\n" +
+	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12\x18\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\"\x8f\x01\n" +
 	"\x06Object\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -2303,11 +2346,12 @@ const file_kubefan_v1alpha1_watch_proto_rawDesc = "" +
 	"\n" +
 	"projection\x18\x03 \x01(\v2\x1c.kubefan.v1alpha1.ProjectionR\n" +
 	"projection\x126\n" +
-	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xaa\x01\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.kubefan.v1alpha1.EncodingR\bencoding\"\xc4\x01\n" +
 	"\vGetResponse\x120\n" +
 	"\x06object\x18\x01 \x01(\v2\x18.kubefan.v1alpha1.ObjectR\x06object\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12>\n" +
-	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\"\x16\n" +
+	"\bresource\x18\x03 \x01(\v2\".kubefan.v1alpha1.ResolvedResourceR\bresource\x12\x18\n" +
+	"\acluster\x18\x04 \x01(\tR\acluster\"\x16\n" +
 	"\x14ListResourcesRequest\"W\n" +
 	"\x15ListResourcesResponse\x12>\n" +
 	"\tresources\x18\x01 \x03(\v2 .kubefan.v1alpha1.ResourceStatusR\tresources\"\xfa\x03\n" +

@@ -45,12 +45,18 @@ type WatchServiceClient interface {
 	// catch-up, made of the state and of what is remembered of older events; with the events after it, read again from the
 	// apiserver. Where none can, on_expired decides.
 	//
+	// A version that this replica has not reached is waited for, up to 3 s; then the apiserver is asked how far the cluster is. If it
+	// has reached the version, this replica is behind: UNAVAILABLE. If it has not, the version is of another history (etcd was restored
+	// from a backup, or another cluster answers), and so is one that names another cluster. Nothing leads on from there, whatever the
+	// number: on_expired decides.
+	//
 	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where nothing leads on from N (M is the oldest version to resume
-	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
+	// from), and with the reason HISTORY_REWRITTEN where N is of another history; INVALID_ARGUMENT for a bad selector, version or
+	// target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, while its state is older than the server permits (--max-staleness), for a version from the future, and when kubefan
-	// drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// synced, while its state is older than the server permits (--max-staleness), for a version that this replica has not reached,
+	// and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
 	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.
@@ -141,12 +147,18 @@ type WatchServiceServer interface {
 	// catch-up, made of the state and of what is remembered of older events; with the events after it, read again from the
 	// apiserver. Where none can, on_expired decides.
 	//
+	// A version that this replica has not reached is waited for, up to 3 s; then the apiserver is asked how far the cluster is. If it
+	// has reached the version, this replica is behind: UNAVAILABLE. If it has not, the version is of another history (etcd was restored
+	// from a backup, or another cluster answers), and so is one that names another cluster. Nothing leads on from there, whatever the
+	// number: on_expired decides.
+	//
 	// Status codes: OUT_OF_RANGE "too old resource version: N (M)" where nothing leads on from N (M is the oldest version to resume
-	// from); INVALID_ARGUMENT for a bad selector, version or target; NOT_FOUND for a resource that the
+	// from), and with the reason HISTORY_REWRITTEN where N is of another history; INVALID_ARGUMENT for a bad selector, version or
+	// target; NOT_FOUND for a resource that the
 	// apiserver does not serve (any more); FAILED_PRECONDITION for a resource that kubefan was not told to cache;
 	// PERMISSION_DENIED where the apiserver denies kubefan the resource; UNAVAILABLE, with a delay, while the resource is not
-	// synced, while its state is older than the server permits (--max-staleness), for a version from the future, and when kubefan
-	// drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
+	// synced, while its state is older than the server permits (--max-staleness), for a version that this replica has not reached,
+	// and when kubefan drains; RESOURCE_EXHAUSTED for a request that is too long, and, with a
 	// delay, where a limit is reached. A stream that reaches timeout_seconds ends with OK.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// List sends the state at one version, in key order, in chunks. Status codes as for Watch.

@@ -51,6 +51,7 @@ impl WatchService for Scripted {
             resource_version: version.to_owned(),
             objects: names.iter().map(|name| pb::Object { name: name.to_string(), ..Default::default() }).collect(),
             resource: (names.len() == 2).then(Default::default),
+            cluster: if names.len() == 2 { "c1".to_owned() } else { String::new() },
         };
         let chunks = [Ok(chunk("7", &["a", "b"])), Ok(chunk("7", &["c"]))];
         Ok(Response::new(futures::stream::iter(chunks).boxed()))
@@ -181,6 +182,26 @@ async fn an_expired_version_is_the_callers_to_decide() {
     let told = told(client.watch(Target::default(), from_3())).await;
     assert_eq!(told[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
     assert_eq!(asked(&server), ["3", "3", "", "5"]);
+}
+
+#[tokio::test]
+async fn a_version_is_sent_with_the_cluster_that_it_is_of() {
+    let begin_in = |cluster: &str| {
+        let begin = pb::SnapshotBegin { cluster: cluster.to_owned(), ..Default::default() };
+        message("", Message::SnapshotBegin(begin))
+    };
+    let (server, client) = serve(vec![
+        vec![begin_in("c1"), end(), drained()],
+        vec![begin_in("c2"), drained()],
+        vec![begin_in("c2"), end(), drained()],
+        vec![expired()],
+    ])
+    .await;
+    let from_1 = WatchOptions { resource_version: "1".to_owned(), cluster: "c0".to_owned(), ..options() };
+    told(client.watch(Target::default(), from_1)).await;
+    let asked: Vec<_> = server.requests.lock().unwrap().iter().map(|request| request.cluster.clone()).collect();
+    assert_eq!(asked, ["c0", "c1", "c1", "c2", ""], "half a snapshot changes neither");
+    assert_eq!(client.list(Target::default(), "").await.unwrap().cluster, "c1", "the first chunk says it");
 }
 
 #[tokio::test]

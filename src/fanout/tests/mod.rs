@@ -63,7 +63,7 @@ impl Cache {
         let gate = GateLimits { snapshots_max: 10, snapshot_queue_timeout: Duration::from_secs(10) };
         let (gate, metrics) = (Gate::new(gate, all.gate()), all.cache(&gvr, &Scope::Cluster));
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
-        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate };
+        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
     }

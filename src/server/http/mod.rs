@@ -69,7 +69,9 @@ impl From<Refusal> for Otherwise {
     fn from(refusal: Refusal) -> Self {
         let failure = Failure::from(&refusal);
         match refusal {
-            Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) => Self::Failed(failure),
+            Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) | Refusal::Rewritten(_) => {
+                Self::Failed(failure)
+            }
             // It may have come, or be permitted, by now; and what is wrong with a selector upstream says in its own words.
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)

@@ -218,6 +218,7 @@ impl From<&Refusal> for Failure {
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
             Refusal::Forbidden(_) => Self::forbidden(message),
             Refusal::Expired(expired) => Self::watch_expired(expired),
+            Refusal::Rewritten(_) => Self::new(StatusCode::GONE, "Expired", message),
             Refusal::Future { requested, current } => Self::too_large(*requested, *current),
             Refusal::Invalid { .. } => Self::bad_request(message),
         }

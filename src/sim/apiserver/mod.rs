@@ -277,6 +277,11 @@ impl SimApiserver {
         self.inner.store.compact();
     }
 
+    /// What etcd's compaction does every few minutes: older states can no longer be listed. Its watch cache still has their events.
+    pub fn compact_etcd(&self) {
+        self.inner.store.compact_states();
+    }
+
     /// Closes every connection in the middle of whatever it does.
     pub fn drop_connections(&self) {
         let mut connections = self.inner.connections.lock().unwrap_or_else(PoisonError::into_inner);

@@ -59,6 +59,8 @@ struct CellState {
     listed: u64,
     /// The last event that was dropped; 0 for none.
     lost: u64,
+    /// No state before this one can be read, whether there are events of it or not; 0 for none.
+    compacted: u64,
     /// Up to here it is known that nothing was missed: what bookmarks carry. A quiet resource's lags the revision, as upstream's does.
     progress: u64,
     closed: bool,
@@ -116,6 +118,7 @@ impl Store {
                 window: VecDeque::new(),
                 listed: revision,
                 lost: 0,
+                compacted: 0,
                 progress: revision,
                 closed: false,
             };
@@ -224,6 +227,12 @@ impl Store {
         cell.schema.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Forgets all states but the present. What is in the window can be watched from all the same.
+    pub(super) fn compact_states(&self) {
+        let shared = lock(&self.shared);
+        shared.cells.values().for_each(|cell| lock(&cell.state).compacted = shared.revision);
+    }
+
     /// Forgets all history: what was before can be neither watched from nor read.
     pub(super) fn compact(&self) {
         let shared = lock(&self.shared);
@@ -262,7 +271,8 @@ impl Store {
             let mut state = lock(&cell.state);
             state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
             state.window.clear();
-            (state.listed, state.lost, state.progress) = (backup.revision, 0, backup.revision);
+            (state.listed, state.lost, state.compacted) = (backup.revision, 0, 0);
+            state.progress = backup.revision;
             cell.changed.send_replace(backup.revision);
         }
         self.revision.send_replace(backup.revision);
@@ -273,7 +283,7 @@ impl Cell {
     /// The state at a version that is not in the future; `None` when it is no longer held.
     pub(super) fn at(&self, version: u64) -> Option<Snapshot> {
         let state = lock(&self.state);
-        if version < state.listed || version < state.lost {
+        if version < state.listed.max(state.lost).max(state.compacted) {
             return None;
         }
         let mut objects = state.objects.clone();

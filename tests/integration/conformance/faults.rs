@@ -16,7 +16,7 @@ use super::{
 use crate::harness::{Test, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: after_compaction_older_versions_are_gone,
+    local: after_compaction_older_versions_are_gone, etcds_compaction_leaves_the_watch_caches_events,
         a_watch_that_is_up_to_date_survives_compaction,
         a_watcher_behind_the_window_is_cut,
         faults_are_answered_as_a_real_server_would,
@@ -71,6 +71,17 @@ async fn after_compaction_older_versions_are_gone() {
         ["b"],
         "it goes on at the latest state"
     );
+}
+
+async fn etcds_compaction_leaves_the_watch_caches_events() {
+    let (sim, api) = simulated().await;
+    let old = create(&sim, "a");
+    create(&sim, "b");
+    sim.compact_etcd();
+    let message = "The resourceVersion for the provided list is too old.";
+    api.get(&format!("{PATH}?resourceVersion={old}&resourceVersionMatch=Exact")).await.fails(410, "Expired", message);
+    let mut events = api.watch(&format!("{PATH}?resourceVersion={old}")).await;
+    assert_eq!(events.next().await.unwrap().short(), "ADDED b");
 }
 
 async fn a_watch_that_is_up_to_date_survives_compaction() {

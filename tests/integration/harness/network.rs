@@ -30,6 +30,8 @@ pub(crate) struct Asked {
     pub(crate) at: Instant,
     /// Path and query.
     pub(crate) path: String,
+    /// Whether names and versions are asked for, instead of objects.
+    pub(crate) of_metadata: bool,
 }
 
 impl Asked {
@@ -111,9 +113,11 @@ impl Network {
 
     async fn send(self, request: http::Request<Bytes>) -> Result<Answer, BoxError> {
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+        let accept = request.headers().get(http::header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let of_metadata = accept.is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
         {
             let mut state = self.state.lock().unwrap();
-            state.asked.push(Asked { at: Instant::now(), path: path.clone() });
+            state.asked.push(Asked { at: Instant::now(), path: path.clone(), of_metadata });
             if state.refused {
                 return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
             }

@@ -182,6 +182,8 @@ pub(crate) struct Watch {
     pub(crate) catch_ups: Vec<(String, String)>,
     /// The versions from which nothing led on, so that the stream started over.
     pub(crate) restarted_from: Vec<String>,
+    /// Of which cluster the last snapshot says it is.
+    pub(crate) cluster: String,
     /// Why each of them is there.
     pub(crate) gap_reasons: Vec<String>,
     /// Deletes of objects that only left the selector.
@@ -229,6 +231,7 @@ impl Watch {
             gaps: Vec::new(),
             catch_ups: Vec::new(),
             restarted_from: Vec::new(),
+            cluster: String::new(),
             gap_reasons: Vec::new(),
             left: 0,
             snapshots: 0,
@@ -244,9 +247,11 @@ impl Watch {
             Message::SnapshotBegin(begin) => {
                 self.inside = Inside::Snapshot;
                 self.snapshots += 1;
+                self.cluster.clone_from(&begin.cluster);
                 if !begin.restarted_from.is_empty() {
                     self.restarted_from.push(begin.restarted_from.clone());
                     self.state.clear();
+                    self.resume_version.clear();
                 }
             }
             Message::GapBegin(begin) => {

@@ -73,8 +73,21 @@ impl Walk<'_> {
         Ok(Stand { at: *version, ..stand })
     }
 
-    pub(super) fn snapshot_begin(&mut self, version: u64, restarted_from: Option<u64>) -> Result<(), Broken> {
+    pub(super) fn snapshot_begin(
+        &mut self,
+        version: u64,
+        restarted_from: Option<u64>,
+        entry: &Entry,
+    ) -> Result<(), Broken> {
         let resumable = |text: String| Err((Guarantee::Resumable, text));
+        // Time may go back where the version is of a history that was undone since.
+        let known = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
+        let is_undone = |version: u64| {
+            self.truth.epochs.iter().take(entry.epoch + 1).skip(known + 1).any(|epoch| epoch.base < version)
+        };
+        if restarted_from.is_some_and(|restarted| version < restarted && is_undone(restarted)) {
+            self.floor = None;
+        }
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
             // Inside a span too: what was told of it is replaced with all else.
@@ -82,7 +95,8 @@ impl Walk<'_> {
                 if !self.spec.restarts {
                     return resumable(format!("was started over from {restarted}, and had asked for FAIL"));
                 }
-                if version < restarted || self.resume.is_some_and(|resume| restarted < resume) {
+                if version < restarted && !is_undone(restarted) || self.resume.is_some_and(|resume| restarted < resume)
+                {
                     let text = format!(
                         "was started over from {restarted} with a snapshot at {version}, after {:?}",
                         self.resume

@@ -29,7 +29,7 @@ const PAGE_OBJECTS: usize = 500;
 /// Changes that history keeps at least: who only reads slowly has not fallen behind it.
 const RING_EVENTS_MIN: u32 = 64;
 /// What kubefan may take beside objects, in bytes: of its own, and for each subscriber.
-const MEMORY_BYTES_BASE: u64 = 48 << 20;
+const MEMORY_BYTES_BASE: u64 = 64 << 20;
 const MEMORY_BYTES_PER_SUBSCRIBER: u64 = 48 << 10;
 /// What it may take for each object and each change of its history, in bytes, where the options do not say how large pods are.
 const OBJECT_BYTES: usize = 6 << 10;
