@@ -20,6 +20,7 @@ mod failures;
 mod harness;
 mod harness_works;
 mod history;
+mod http;
 mod memory;
 mod metrics;
 mod on_demand;
@@ -56,6 +57,7 @@ fn main() -> std::process::ExitCode {
         harness::process::TESTS,
         harness_works::TESTS,
         history::TESTS,
+        http::TESTS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

@@ -21,7 +21,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, request::Parts};
 
 use self::{
     accept::Form,
@@ -104,8 +104,12 @@ pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
     !call::is_any_grpc(request.headers())
 }
 
+/// Tells an answer of the cache from upstream's (RFC 9211).
+const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+
 /// The headers of a watch.
 pub fn watch_headers(headers: &mut HeaderMap) {
+    headers.insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
 }
@@ -128,7 +132,15 @@ impl<C: Catalog> Front<C> {
         let (parts, _body) = request.into_parts();
         match self.read(&parts, bell).await {
             Ok(answer) => answer,
-            Err(Otherwise::Failed(failure)) => Answer::Read(failure.response()),
+            Err(Otherwise::Failed(failure)) => {
+                let mut response: Response<Body> = failure.response();
+                response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
+                Answer::Read(response)
+            }
+            // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
+            Err(Otherwise::Upstream(failure)) if parts.method == Method::HEAD => {
+                Answer::PassedOn(failure.response::<String>().map(|_| Body::empty()))
+            }
             Err(Otherwise::Upstream(failure)) => Answer::PassedOn(failure.response()),
         }
     }
