@@ -50,6 +50,14 @@ pub enum Answer {
     PassedOn(Response<Body>),
 }
 
+/// What a path and a query ask for.
+enum Asked {
+    /// A collection, or a single object under the old `/watch/`.
+    Many(Options),
+    /// A single object, of this freshness.
+    One(Freshness),
+}
+
 /// Why a read is not answered from the cache.
 enum Otherwise {
     /// It is answered so.
@@ -159,20 +167,24 @@ impl<C: Catalog> Front<C> {
         if request.headers.contains_key(header::UPGRADE) {
             return Err(Otherwise::Upstream(nothing()));
         }
-        let options = Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?;
-        let is_watch = matches!(options, Options::Watch(_));
-        let form = accept::negotiate(accepts(&request.headers), !is_watch && path.name.is_empty());
+        let asked = match path.name.is_empty() || path.is_watch {
+            true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
+            false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
+        };
+        let is_list = matches!(asked, Asked::Many(Options::List(_)));
+        let form =
+            accept::negotiate(accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?, is_list);
         let projection = match form {
             Form::Json => Projection::default(),
             Form::PartialJson => Projection::partial_object_metadata(),
             Form::Other => return Err(Otherwise::Upstream(not_made())),
         };
         let format = Format::lines(projection);
-        let response = match options {
-            Options::Watch(options) => return self.watch(&path, options, format, bell).await,
-            Options::List(_) if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
-            Options::List(options) if path.name.is_empty() => self.list(&path, options, format).await?,
-            Options::List(options) => self.get(&path, options, format).await?,
+        let response = match asked {
+            Asked::Many(Options::Watch(options)) => return self.watch(&path, options, format, bell).await,
+            _ if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
+            Asked::Many(Options::List(options)) => self.list(&path, options, format).await?,
+            Asked::One(freshness) => self.get(&path, freshness, format).await?,
         };
         Ok(Answer::Read(response))
     }
@@ -237,8 +249,9 @@ fn not_made() -> Failure {
     Failure::not_acceptable("only JSON and PartialObjectMetadata as JSON are made from the cache".to_owned())
 }
 
-fn accepts(headers: &HeaderMap) -> &str {
-    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default()
+/// The media types that are asked for; `None` where they cannot be read.
+fn accepts(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::ACCEPT).map_or(Some(""), |value| value.to_str().ok())
 }
 
 /// Whether the JSON is for people (`isPrettyPrint` in the apiserver's `negotiate.go`).

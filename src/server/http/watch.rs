@@ -31,7 +31,11 @@ impl<C: Catalog> Front<C> {
         format: Format,
         bell: Bell,
     ) -> Result<Answer, Otherwise> {
-        let WatchOptions { label_selector, field_selector, begin, bookmarks, timeout } = options;
+        let WatchOptions { label_selector, field_selector, begin, bookmarks, marks_end, timeout } = options;
+        if !path.name.is_empty() && !field_selector.is_empty() {
+            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
+            return Err(Otherwise::Upstream(Failure::bad_request(message)));
+        }
         let permit = self.reader.admit()?;
         let selected = self.select(path, (label_selector, field_selector), true).await?;
         let hub = &selected.served.hub;
@@ -56,7 +60,7 @@ impl<C: Catalog> Front<C> {
                 Start::After(version)
             }
         };
-        let terms = Terms { marks_end: bookmarks, ..start.into() };
+        let terms = Terms { marks_end, ..start.into() };
         let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await
         {
             Ok(subscription) => subscription,
