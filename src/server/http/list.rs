@@ -152,11 +152,7 @@ impl<C: Catalog> Front<C> {
                     Freshness::Consistent => self.patience(&hub, &selection, limit),
                     _ => Patience::AtOnce,
                 };
-                self.freshen(&served, freshness, patience).await.map_err(|otherwise| match otherwise {
-                    // Its etcd says it in other words.
-                    Otherwise::Failed(failure) if !is_cached_upstream(&served) => Otherwise::Upstream(failure),
-                    otherwise => otherwise,
-                })?;
+                self.freshen(&served, freshness, patience).await?;
                 hub.snapshot()?
             }
             false => {

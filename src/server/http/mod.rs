@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
-    model::{format::Format, projection::Projection},
+    model::{ResourceVersion, format::Format, projection::Projection},
     proto::v1alpha1::Target,
 };
 
@@ -222,11 +222,7 @@ impl<C: Catalog> Front<C> {
         match freshness {
             Freshness::Any => {}
             Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
-            Freshness::NotOlderThan(version) => served
-                .hub
-                .reached(version, FRESHNESS_TIMEOUT)
-                .await
-                .map_err(|refusal| Otherwise::Failed(Failure::from(&refusal)))?,
+            Freshness::NotOlderThan(version) => self.reach(served, version).await?,
             Freshness::Exact(version) => {
                 let (_, held) = served.hub.snapshot()?;
                 if held != version {
@@ -235,6 +231,26 @@ impl<C: Catalog> Front<C> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the cache is not older than `version`. One of a quiet resource stands at its last change, below the versions that
+    /// upstream gives to everything else, until a proof moves it on.
+    async fn reach(&self, served: &Served, version: ResourceVersion) -> Result<(), Otherwise> {
+        let mut proved = false;
+        let proof = async {
+            proved = self.reader.catalog().prove(served, Patience::Bookmark).await.is_ok();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let reached = tokio::select! {
+            biased;
+            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
+            never = proof => match never {},
+        };
+        reached.map_err(|refusal| match refusal {
+            // Upstream would wait in vain as well.
+            Refusal::Future { .. } if proved => Otherwise::Failed(Failure::from(&refusal)),
+            other => Otherwise::Upstream(Failure::from(&other)),
+        })
     }
 
     /// From 0 to 1, another each time: what began together is not to end together. Evenly spread, which chance would not be.

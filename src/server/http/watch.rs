@@ -14,7 +14,7 @@ use super::{
 use crate::{
     fanout::{Bell, Catalog, Patience, Refusal, Start, Terms},
     model::format::Format,
-    server::reader::{FRESHNESS_TIMEOUT, Opened, Speech},
+    server::reader::{Opened, Speech},
 };
 
 /// The silence after which a bookmark is sent, as the apiserver does it.
@@ -56,7 +56,9 @@ impl<C: Catalog> Front<C> {
             }
             Begin::After(version) => {
                 // From the future: upstream is silent until it gets there, and so is its watch.
-                hub.reached(version, FRESHNESS_TIMEOUT).await?;
+                self.reach(&selected.served, version).await.map_err(|otherwise| match otherwise {
+                    Otherwise::Failed(failure) | Otherwise::Upstream(failure) => Otherwise::Upstream(failure),
+                })?;
                 Start::After(version)
             }
         };

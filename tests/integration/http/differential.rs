@@ -36,9 +36,9 @@ struct Report {
 
 async fn the_front_answers_as_the_apiserver_does() {
     let world = World::start().await;
+    world.is_fresh_in_silence().await;
     let requests = table::requests(&world);
     let asking = async {
-        world.settle().await;
         let report = compare_all(&world, requests).await;
         world.stop();
         report
