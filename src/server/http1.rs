@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use ::http::{Request, Response, StatusCode};
+use ::http::{Request, Response, StatusCode, Version, header};
 use axum::{Router, response::IntoResponse};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -53,6 +53,12 @@ async fn answer<C: Catalog>(
     if call::is_any_grpc(request.headers()) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
         return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
+    }
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        // Who stands in between may have read another one, or none (RFC 9112, 3.2).
+        let message = "a request names its host once\n";
+        return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
     }
     request.extensions_mut().insert(peer);
     if !http::is_kubernetes(&request) {

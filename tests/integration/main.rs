@@ -60,6 +60,7 @@ fn main() -> std::process::ExitCode {
         harness_works::TESTS,
         history::TESTS,
         http::TESTS,
+        http::HOSTILE,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

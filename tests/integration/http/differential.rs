@@ -1,14 +1,21 @@
-//! The requests of the table, sent to both servers.
+//! The requests of the table, lists read page by page, and requests that chance puts together, sent to both servers.
+//!
+//! `KUBEFAN_TEST_SCALE=full` asks everything of every resource, and 2,000 generated requests; by default it is less. What was generated
+//! is generated again by `KUBEFAN_SEED`.
 
 use std::collections::BTreeMap;
 
 use futures::StreamExt;
 
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde_json::Value;
+
 use super::{
-    ask::Request,
+    ask::{By, Request},
     compare::{at_its_version, byte_difference, differences, is_watch, wrong_server},
-    table,
-    world::World,
+    generate, table,
+    world::{RESOURCES, World},
 };
 use crate::harness::{Test, tests};
 
@@ -17,7 +24,15 @@ pub(crate) const TESTS: &[Test] = tests! {
 };
 
 /// Requests under way at once: watches mostly wait.
-const CONCURRENCY: usize = 32;
+const CONCURRENCY: usize = 48;
+/// How often a request is asked before its answers differ.
+const TRIES: usize = 3;
+/// So many times the time has a watch that is asked again.
+const MORE_TIME: u64 = 4;
+
+fn is_full() -> bool {
+    std::env::var("KUBEFAN_TEST_SCALE").as_deref() == Ok("full")
+}
 
 /// What comparing came to.
 #[derive(Default)]
@@ -37,15 +52,57 @@ struct Report {
 async fn the_front_answers_as_the_apiserver_does() {
     let world = World::start().await;
     world.is_fresh_in_silence().await;
-    let requests = table::requests(&world);
-    let asking = async {
-        let report = compare_all(&world, requests).await;
-        world.stop();
-        report
+    let seed = match std::env::var("KUBEFAN_SEED") {
+        Ok(seed) => seed.parse().expect("KUBEFAN_SEED is a number"),
+        Err(_) => rand::rng().random(),
     };
-    let (report, writes) = tokio::join!(asking, world.write());
-    report.print(&format!("the table, {writes} writes meanwhile"));
-    assert!(report.failures.is_empty(), "{} of {} requests differ", report.failures.len(), report.asked);
+    let generated = generate::requests(&world, &mut Pcg64Mcg::seed_from_u64(seed), if is_full() { 2000 } else { 400 });
+    let asking = async {
+        let table = compare_all(&world, table::requests(&world, is_full())).await;
+        table.print("the table");
+        let generated = compare_all(&world, generated).await;
+        generated.print(&format!("generated with KUBEFAN_SEED={seed}"));
+        let pages = compare_pages(&world).await;
+        pages.print("page by page");
+        world.stop();
+        [table, generated, pages]
+    };
+    let (reports, writes) = tokio::join!(asking, world.write());
+    println!("{writes} writes meanwhile");
+    for Report { asked, failures, .. } in &reports {
+        assert!(failures.is_empty(), "{} of {asked} requests differ (KUBEFAN_SEED={seed})", failures.len());
+    }
+}
+
+/// Reads lists to their end in pages of the cache; upstream must give the same bytes for the same token.
+async fn compare_pages(world: &World) -> Report {
+    let mut report = Report::default();
+    for resource in RESOURCES.iter().filter(|resource| resource.cached) {
+        for (namespace, rest) in
+            [("", "limit=1"), ("", "limit=5&labelSelector=app"), ("still-a", "limit=2"), ("still-b", "limit=4")]
+        {
+            let path = resource.collection(namespace);
+            let first = format!("{path}?resourceVersion={}&resourceVersionMatch=NotOlderThan&{rest}", world.now);
+            let mut request = Request::get(first, By::Cache);
+            loop {
+                let ours = world.ask_kubefan(&request, report.asked).await;
+                let exact = at_its_version(&request, &ours).unwrap_or_else(|| request.clone());
+                let direct = world.ask_direct(&exact).await;
+                report.asked += 1;
+                report.bytes += 1;
+                report.cached += usize::from(ours.is_cached());
+                *report.by_status.entry(direct.status).or_default() += 1;
+                let difference = wrong_server(&request, &ours).or_else(|| byte_difference(&direct, &ours));
+                report.failures.extend(difference.map(|difference| format!("{request}\n    {difference}")));
+                let body: Value = serde_json::from_slice(&ours.body).unwrap_or_default();
+                let Some(token) = body["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) else {
+                    break;
+                };
+                request = Request::get(format!("{path}?{rest}&continue={token}"), By::Cache);
+            }
+        }
+    }
+    report
 }
 
 async fn compare_all(world: &World, requests: Vec<Request>) -> Report {
@@ -80,7 +137,23 @@ struct Compared {
     differences: Vec<String>,
 }
 
+/// What differs for a moment, because somebody wrote in between or a watch was given too little time, is no difference.
 async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
+    let mut compared = compare_once(world, request, turn).await;
+    let seconds = request.parameter("timeoutSeconds").and_then(|seconds| seconds.parse::<u64>().ok());
+    let seconds = seconds.filter(|seconds| (1..=MORE_TIME).contains(seconds)).unwrap_or_default();
+    let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * MORE_TIME));
+    let patient = Request { path: request.path.replace(&from, &to), ..request.clone() };
+    for _ in 1..TRIES {
+        if compared.differences.is_empty() || !compared.is_compared {
+            break;
+        }
+        compared = compare_once(world, &patient, turn).await;
+    }
+    compared
+}
+
+async fn compare_once(world: &World, request: &Request, turn: usize) -> Compared {
     let (direct, ours) = tokio::join!(world.ask_direct(request), world.ask_kubefan(request, turn));
     let (status, is_cached) = (direct.status, ours.is_cached());
     let wrong = wrong_server(request, &ours);

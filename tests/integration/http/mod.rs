@@ -4,7 +4,10 @@
 mod ask;
 mod compare;
 mod differential;
+mod generate;
+mod hostile;
 mod table;
 mod world;
 
 pub(crate) use differential::TESTS;
+pub(crate) use hostile::TESTS as HOSTILE;

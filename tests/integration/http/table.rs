@@ -178,9 +178,11 @@ const ACCEPTS: &[(&str, bool, bool, bool)] = &[
 /// How long watches last, in seconds.
 const WATCH_SECONDS: u64 = 3;
 
-/// All of them.
-pub(super) fn requests(world: &World) -> Vec<Request> {
-    let mut all: Vec<_> = RESOURCES.iter().flat_map(|resource| of(resource, world)).collect();
+/// All of them, or only those of resources that differ most.
+pub(super) fn requests(world: &World, all_resources: bool) -> Vec<Request> {
+    let asked =
+        |resource: &&Resource| all_resources || matches!(resource.plural, "pods" | "nodes" | "events" | "widgets");
+    let mut all: Vec<_> = RESOURCES.iter().filter(asked).flat_map(|resource| of(resource, world)).collect();
     all.extend(others());
     all
 }
