@@ -157,7 +157,8 @@ impl<C: Catalog> Front<C> {
             }
             false => {
                 let not_held = || Otherwise::Upstream(Failure::list_expired());
-                let token = Token::decode(&continues).ok_or_else(not_held)?;
+                let no_token = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
+                let token = Token::decode(&continues).ok_or_else(|| Otherwise::Upstream(no_token()))?;
                 last = Some(before(&token, &path.namespace, served.namespaced).ok_or_else(not_held)?);
                 self.pages.find(&hub, token.rv).ok_or_else(not_held)?
             }

@@ -76,6 +76,9 @@ pub enum Options {
     Watch(WatchOptions),
 }
 
+/// A parameter and its value.
+type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
+
 #[derive(Default)]
 struct Raw<'a> {
     watch: bool,
@@ -85,6 +88,7 @@ struct Raw<'a> {
     version_match: Cow<'a, str>,
     continues: Cow<'a, str>,
     limit: i64,
+    timeout: Cow<'a, str>,
     timeout_seconds: Option<i64>,
     bookmarks: bool,
     send_initial_events: Option<bool>,
@@ -122,6 +126,7 @@ impl<'a> Raw<'a> {
                 "resourceVersionMatch" => raw.version_match = value,
                 "continue" => raw.continues = value,
                 "limit" => raw.limit = number(&value)?,
+                "timeout" => raw.timeout = value,
                 "timeoutSeconds" => raw.timeout_seconds = Some(number(&value)?),
                 "allowWatchBookmarks" => raw.bookmarks = truth(&value),
                 "sendInitialEvents" => raw.send_initial_events = Some(truth(&value)),
@@ -134,7 +139,13 @@ impl<'a> Raw<'a> {
 
     fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
         ResourceVersion::parse_request(&self.version)
-            .map_err(|_| Failure::bad_request(format!("Invalid value: {:?}: invalid resource version", self.version)))
+            .map_err(|_| {
+                let number = "strconv.ParseUint: parsing";
+                let version = &self.version;
+                Failure::bad_request(format!(
+                    "invalid resource version: resourceVersion: Invalid value: {version:?}: {number} {version:?}: invalid syntax"
+                ))
+            })
     }
 
     fn check_list(&self) -> Result<(), Failure> {
@@ -278,7 +289,7 @@ impl Options {
                 raw.watch().map(Self::Watch)
             }
             (false, false) => {
-                check_timeout(query)?;
+                check_timeout(&raw.timeout)?;
                 raw.list().map(Self::List)
             }
         }
@@ -290,9 +301,13 @@ impl Options {
 /// # Errors
 /// What the apiserver would answer.
 pub fn read_get(query: &str) -> Result<Freshness, Failure> {
-    check_timeout(query)?;
-    let version = pairs(query)?.into_iter().find(|(name, _)| name == "resourceVersion").map(|(_, value)| value);
-    let raw = Raw { version: version.unwrap_or_default(), ..Raw::default() };
+    let mut pairs = pairs(query)?;
+    let mut first = |name: &str| match pairs.iter_mut().find(|(known, _)| known == name) {
+        Some((_, value)) => std::mem::take(value),
+        None => Cow::Borrowed(""),
+    };
+    check_timeout(&first("timeout"))?;
+    let raw = Raw { version: first("resourceVersion"), ..Raw::default() };
     Ok(match raw.version()? {
         Some(version) => Freshness::NotOlderThan(version),
         None if raw.version == "0" => Freshness::Any,
@@ -304,7 +319,7 @@ pub fn read_get(query: &str) -> Result<Freshness, Failure> {
 ///
 /// # Errors
 /// Go leaves out what is escaped wrongly and what has a semicolon, and reads the rest: let it.
-fn pairs(query: &str) -> Result<Vec<(Cow<'_, str>, Cow<'_, str>)>, Failure> {
+fn pairs(query: &str) -> Result<Vec<Pair<'_>>, Failure> {
     if query.len() > QUERY_BYTES_MAX {
         return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
     }
@@ -319,10 +334,8 @@ fn pairs(query: &str) -> Result<Vec<(Cow<'_, str>, Cow<'_, str>)>, Failure> {
 }
 
 /// Checks the time that a request may take, a duration as Go writes them. No read from the cache takes so long that it would matter.
-fn check_timeout(query: &str) -> Result<(), Failure> {
-    let timeout = pairs(query)?.into_iter().find(|(name, _)| name == "timeout").map(|(_, value)| value);
-    let timeout = timeout.unwrap_or_default();
-    let mut rest = &*timeout;
+fn check_timeout(timeout: &str) -> Result<(), Failure> {
+    let mut rest = timeout;
     while !rest.is_empty() {
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let unit = ["ms", "s", "m", "h"].into_iter().find(|unit| rest[digits..].starts_with(unit));

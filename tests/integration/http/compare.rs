@@ -171,8 +171,12 @@ pub(super) fn at_its_version(request: &Request, ours: &Answer) -> Option<Request
     let is_whole = request.parameter("resourceVersion").as_deref() == Some("0") && !request.path.contains("/events");
     let mut query = form_urlencoded::Serializer::new(String::new());
     for (name, value) in form_urlencoded::parse(request.query().as_bytes()) {
-        if !matches!(&*name, "resourceVersion" | "resourceVersionMatch") && !(name == "limit" && is_whole) {
-            query.append_pair(&name, &value);
+        match &*name {
+            "resourceVersion" | "resourceVersionMatch" => {}
+            "limit" if is_whole => {}
+            _ => {
+                query.append_pair(&name, &value);
+            }
         }
     }
     query.append_pair("resourceVersion", version).append_pair("resourceVersionMatch", "Exact");

@@ -111,7 +111,7 @@ pub(super) fn requests(world: &World, random: &mut Pcg64Mcg, count: usize) -> Ve
 
 /// One of them; the first ones are more likely.
 fn one<'a>(random: &mut Pcg64Mcg, all: &[&'a str]) -> &'a str {
-    let likely = random.random_bool(0.6);
+    let likely = random.random_bool(0.75);
     all[..if likely { all.len().min(4) } else { all.len() }].choose(random).expect("there are some")
 }
 
@@ -119,7 +119,7 @@ fn request(world: &World, random: &mut Pcg64Mcg) -> Request {
     let resource = RESOURCES[..8].choose(random).expect("there are some");
     let path = path(resource, random);
     let mut query = Vec::new();
-    for _ in 0..random.random_range(0..6) {
+    for _ in 0..random.random_range(0..5) {
         let (name, values) = PARAMETERS.choose(random).expect("there are some");
         let value = one(random, values);
         query.push(match random.random_range(0..40) {
