@@ -1,12 +1,15 @@
 //! One list and watch per resource and scope.
 
 pub mod client;
+mod connector;
 pub mod discovery;
 pub mod error;
 pub mod identity;
 pub mod lines;
 pub mod metadata;
+pub mod passthrough;
 pub mod reflector;
+mod renewal;
 pub mod resource_index;
 pub mod settings;
 mod token_file;

@@ -60,7 +60,7 @@ struct Raw {
 
 fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
-    (ours, tokio::spawn(rig.server.clone().serve(theirs, Peer { address: None })))
+    (ours, tokio::spawn(rig.server.clone().serve(theirs, Peer::default())))
 }
 
 impl Raw {
