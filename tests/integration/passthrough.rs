@@ -31,7 +31,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: kubectl_works_through_kubefan, nobody_acts_as_kubefan, a_client_certificate_is_told_why_it_goes_no_further,
         with_self_everybody_here_is_kubefan, a_client_reads_its_own_writes, large_bodies_pass_both_ways,
-        a_watch_of_what_is_not_cached_comes_event_by_event, a_websocket_watch_passes_where_it_may,
+        a_watch_of_what_is_not_cached_comes_event_by_event, watches_fill_no_connection_for_others, a_websocket_watch_passes_where_it_may,
         the_pod_in_the_documentation_is_valid;
     local: requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
         an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
@@ -333,6 +333,24 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
         drop(watch);
         gone(&kubefan).await;
     }
+}
+
+async fn watches_fill_no_connection_for_others() {
+    // kube-apiserver takes 100 streams per connection; the next would wait for one of them to end.
+    const WATCHES: usize = 130;
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("crowd").await;
+    let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false"]).await;
+    let client = Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
+    let get = |path: &str| client.get(url(&kubefan, path)).bearer_auth(api.admin_token()).send();
+    let path = format!("/api/v1/namespaces/{ns}/configmaps?watch=1");
+    let watches = futures::future::join_all((0..WATCHES).map(|_| get(&path))).await;
+    assert!(watches.iter().all(|watch| watch.as_ref().is_ok_and(|watch| watch.status() == StatusCode::OK)));
+    assert_eq!(get("/version").await.unwrap().status(), StatusCode::OK);
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    assert!(metrics.contains(&format!("kubefan_passthrough_requests {WATCHES}")), "{metrics}");
+    drop(watches);
+    gone(&kubefan).await;
 }
 
 /// Waits until nothing is passed on any more.
