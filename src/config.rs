@@ -19,7 +19,7 @@ pub use options::ServeOptions;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
 
-use crate::upstream::settings::UpstreamSettings;
+use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 
 /// How the initial state is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -63,6 +63,21 @@ pub enum ConsistentReads {
     Probe,
     /// By upstream.
     Upstream,
+}
+
+/// What happens to requests that are not answered from the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum PassthroughMode {
+    /// They go on with the caller's credentials.
+    Caller,
+    /// They go on with kubefan's credentials.
+    #[serde(rename = "self")]
+    #[cfg_attr(feature = "cli", value(name = "self"))]
+    Own,
+    /// They are refused.
+    Off,
 }
 
 /// Everything `serve` needs to know, concrete and free of contradictions.
@@ -116,6 +131,8 @@ pub struct ServeConfig {
     pub ring: RingConfig,
     /// Limits of what readers may start; `None` where they may not.
     pub on_demand: Option<OnDemandConfig>,
+    /// How requests that are not answered from the cache go on; `None` where they do not.
+    pub passthrough: Option<PassthroughConfig>,
     /// Other replicas.
     pub peer: PeerConfig,
     /// How log lines look.
@@ -184,6 +201,17 @@ pub struct OnDemandConfig {
     pub idle_timeout: time::Duration,
 }
 
+/// How requests that are not answered from the cache go on upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassthroughConfig {
+    /// With whose credentials.
+    pub credentials: Credentials,
+    /// Requests at a time.
+    pub requests_max: usize,
+    /// Exec, attach, port-forward and websockets too.
+    pub upgrades: bool,
+}
+
 /// The one place that names the defaults.
 impl Default for ServeConfig {
     fn default() -> Self {
@@ -236,6 +264,11 @@ impl Default for ServeConfig {
                 bytes_max: 512 << 20,
                 idle_timeout: seconds(10 * 60),
             }),
+            passthrough: Some(PassthroughConfig {
+                credentials: Credentials::Caller,
+                requests_max: 1000,
+                upgrades: false,
+            }),
             peer: PeerConfig {
                 listen: None,
                 peers: None,
@@ -280,6 +313,7 @@ pub enum ConfigError {
 pub fn default_texts() -> Vec<(&'static str, String)> {
     let default = ServeConfig::default();
     let limits = default.on_demand.expect("the defaults have limits");
+    let passthrough = default.passthrough.expect("the default is to pass on");
     let span = |duration| Duration(duration).to_string();
     vec![
         ("listen", default.listen.to_string()),
@@ -310,6 +344,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_objects_max", limits.objects_max.to_string()),
         ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
+        ("passthrough", "caller".to_owned()),
+        ("passthrough_max", passthrough.requests_max.to_string()),
         ("peer_timeout", span(default.peer.timeout)),
         ("peer_transfer_bytes_max", ByteSize(default.peer.transfer_bytes_max).to_string()),
         ("log_format", "text".to_owned()),

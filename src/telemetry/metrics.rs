@@ -60,6 +60,39 @@ pub struct Metrics {
     connections: IntGauge,
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
+    passthrough: IntCounterVec,
+    passthrough_in_flight: IntGauge,
+    passthrough_refused: IntCounterVec,
+}
+
+/// Why a request was not passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// There are too many.
+    Limit,
+    /// A client certificate is all that the caller has.
+    Certificate,
+    /// It wants to become something else, and may not.
+    Upgrade,
+    /// It is not of this machine, and would have been passed on as kubefan's own.
+    Foreign,
+    /// It is for a proxy of another kind.
+    Method,
+}
+
+impl Refused {
+    /// Every label.
+    pub const ALL: [Self; 5] = [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Certificate => "certificate",
+            Self::Upgrade => "upgrade",
+            Self::Foreign => "foreign",
+            Self::Method => "method",
+        }
+    }
 }
 
 /// How a connection to the data port ended.
@@ -335,6 +368,14 @@ impl Metrics {
         for end in ConnectionEnd::ALL {
             connections_finished.with_label_values(&[end.as_str()]);
         }
+        let passthrough_refused = counter(
+            "kubefan_passthrough_refused_total",
+            "Requests that were not passed on to upstream, by reason.",
+            &["reason"],
+        )?;
+        for refused in Refused::ALL {
+            passthrough_refused.with_label_values(&[refused.as_str()]);
+        }
         let single = |name: &str, help: &str| -> Registered<IntGauge> {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -350,6 +391,16 @@ impl Metrics {
                 "kubefan_memory_pressure_step",
                 "How far kubefan has gone to take less memory: 0 not at all, 4 letting no snapshot in.",
             )?,
+            passthrough: counter(
+                "kubefan_passthrough_requests_total",
+                "Requests of callers that were passed on to upstream, by verb and HTTP status code; 'error' where there was no answer.",
+                &["verb", "code"],
+            )?,
+            passthrough_in_flight: single(
+                "kubefan_passthrough_requests",
+                "Requests of callers that are being passed on now, watches and tunnels too.",
+            )?,
+            passthrough_refused,
             gate,
             connections,
             connections_started,
@@ -485,6 +536,17 @@ impl Metrics {
     /// Counts a request to upstream.
     pub fn upstream_request(&self, verb: &str, code: &str) {
         self.upstream_requests.with_label_values(&[verb, code]).inc();
+    }
+
+    /// A request of a caller is passed on; it counts as under way until the guard is dropped.
+    pub fn passed_on(self: &Arc<Self>, verb: &'static str) -> PassedOn {
+        self.passthrough_in_flight.inc();
+        PassedOn { all: self.clone(), verb, is_counted: false }
+    }
+
+    /// A request of a caller is not passed on.
+    pub fn refused_to_pass_on(&self, refused: Refused) {
+        self.passthrough_refused.with_label_values(&[refused.as_str()]).inc();
     }
 
     /// What the process takes and may take, in bytes, and how many steps were taken to take less.
@@ -717,6 +779,30 @@ pub struct UpstreamWatchGuard {
 impl Drop for UpstreamWatchGuard {
     fn drop(&mut self) {
         self.open.dec();
+    }
+}
+
+/// One request that is passed on; one that is dropped without an answer had none, or nobody waited for it.
+pub struct PassedOn {
+    all: Arc<Metrics>,
+    verb: &'static str,
+    is_counted: bool,
+}
+
+impl PassedOn {
+    /// Upstream has answered.
+    pub fn answered(&mut self, code: http::StatusCode) {
+        self.is_counted = true;
+        self.all.passthrough.with_label_values(&[self.verb, code.as_str()]).inc();
+    }
+}
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        self.all.passthrough_in_flight.dec();
+        if !self.is_counted {
+            self.all.passthrough.with_label_values(&[self.verb, "error"]).inc();
+        }
     }
 }
 

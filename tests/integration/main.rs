@@ -25,6 +25,7 @@ mod http;
 mod memory;
 mod metrics;
 mod on_demand;
+mod passthrough;
 mod peers;
 mod recovery;
 mod relists;
@@ -64,6 +65,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        passthrough::TESTS,
         peers::TESTS,
         recovery::TESTS,
         relists::TESTS,

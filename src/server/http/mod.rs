@@ -6,10 +6,14 @@
 
 pub mod accept;
 pub mod body;
+pub mod hop_by_hop;
 pub mod list;
 pub mod options;
 pub mod path;
+pub mod proxy;
 pub mod status;
+pub mod tunnel;
+pub mod verb;
 mod watch;
 
 use std::{
@@ -21,16 +25,19 @@ use std::{
 };
 
 use axum::body::Body;
+use futures::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, request::Parts};
 
 use self::{
     accept::Form,
     options::{Freshness, Options},
     path::Path,
+    proxy::Proxy,
     status::Failure,
 };
 use super::{
     call,
+    listen::Peer,
     reader::{FRESHNESS_TIMEOUT, Opened, Reader},
     request::Selected,
 };
@@ -96,6 +103,8 @@ pub struct Front<C> {
     pages: Arc<list::Pages>,
     /// How many have begun.
     watches: Arc<AtomicU32>,
+    /// `None`: nothing is passed on.
+    proxy: Option<Arc<Proxy>>,
     stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
     consistent_list_bytes_min: usize,
@@ -103,9 +112,9 @@ pub struct Front<C> {
 
 impl<C> Clone for Front<C> {
     fn clone(&self) -> Self {
-        let Self { reader, pages, watches, .. } = self;
-        let (reader, pages, watches) = (reader.clone(), pages.clone(), watches.clone());
-        Self { reader, pages, watches, ..*self }
+        let Self { reader, pages, watches, proxy, .. } = self;
+        let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
+        Self { reader, pages, watches, proxy, ..*self }
     }
 }
 
@@ -132,43 +141,59 @@ fn json(body: Body) -> Response<Body> {
 }
 
 impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads; a snapshot that makes no progress for `stall_timeout` ends, and a consistent list of
-    /// `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
-    pub fn new(reader: Arc<Reader<C>>, stall_timeout: Duration, consistent_list_bytes_min: usize) -> Self {
+    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends, and a
+    /// consistent list of `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
+    pub fn new(
+        reader: Arc<Reader<C>>,
+        proxy: Option<Arc<Proxy>>,
+        stall_timeout: Duration,
+        consistent_list_bytes_min: usize,
+    ) -> Self {
         let (pages, watches) = Default::default();
-        Self { reader, pages, watches, stall_timeout, consistent_list_bytes_min }
+        Self { reader, pages, watches, proxy, stall_timeout, consistent_list_bytes_min }
     }
 
     /// Answers a request. A watch rings `bell` when there is something to send.
     pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
-        let (parts, _body) = request.into_parts();
-        match self.read(&parts, bell).await {
-            Ok(answer) => answer,
+        let (parts, body) = request.into_parts();
+        let failure = match self.read(&parts, bell).await {
+            Ok(answer) => return answer,
             Err(Otherwise::Failed(failure)) => {
                 let mut response: Response<Body> = failure.response();
                 response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
-                Answer::Read(response)
+                return Answer::Read(response);
             }
+            Err(Otherwise::Upstream(failure)) => failure,
+        };
+        let Some(proxy) = &self.proxy else {
+            let response: Response<Body> = failure.response();
             // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
-            Err(Otherwise::Upstream(failure)) if parts.method == Method::HEAD => {
-                Answer::PassedOn(failure.response::<String>().map(|_| Body::empty()))
-            }
-            Err(Otherwise::Upstream(failure)) => Answer::PassedOn(failure.response()),
-        }
+            let is_head = parts.method == Method::HEAD;
+            return Answer::PassedOn(if is_head { response.map(|_| Body::empty()) } else { response });
+        };
+        let peer = parts.extensions.get::<Peer>().copied().unwrap_or_default();
+        // In a box: most requests are not passed on, and need not have the room for it.
+        Answer::PassedOn(proxy.forward(Request::from_parts(parts, body), peer).boxed().await)
     }
 
     /// Reads from a cache.
     async fn read(&self, request: &Parts, bell: Bell) -> Result<Answer, Otherwise> {
         let uri = &request.uri;
-        let nothing = || Failure::not_served(format!("{} {} is not cached", request.method, uri.path()));
+        let nothing = || {
+            let because = "and nothing is passed on to the apiserver (--passthrough=off)";
+            match request.method {
+                Method::GET => Failure::not_served(format!("{} is not served from the cache, {because}", uri.path())),
+                _ => Failure::method_not_allowed(format!("kubefan only reads, {because}")),
+            }
+        };
         let path = match request.method {
             Method::GET => Path::parse(uri.path()),
             _ => None,
         };
         let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
         let query = uri.query().unwrap_or_default();
-        // As a websocket, or as whatever else it wants to become.
-        if request.headers.contains_key(header::UPGRADE) {
+        // As a websocket.
+        if hop_by_hop::upgrade(&request.headers).is_some() {
             return Err(Otherwise::Upstream(nothing()));
         }
         let asked = match path.name.is_empty() || path.is_watch {
