@@ -163,7 +163,7 @@ fn cases() -> Vec<Case> {
             "both lengths, the other way",
             Refused,
             "Transfer-Encoding: chunked\r\nContent-Length: 4",
-            &format!("5c\r\n{hidden}\r\n0\r\n\r\n"),
+            &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()),
         ),
         body("two lengths that differ", Refused, "Content-Length: 0\r\nContent-Length: 60", &hidden),
         body("a list of lengths", Refused, "Content-Length: 0, 60", &hidden),
