@@ -181,7 +181,7 @@ impl Catalog for Nothing {
         std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
     }
 
-    async fn prove(&self, _served: &Served) -> Result<(), Refusal> {
+    async fn prove(&self, _served: &Served, _patience: kubefan::fanout::Patience) -> Result<(), Refusal> {
         Ok(())
     }
 

@@ -19,7 +19,7 @@ pub use options::ServeOptions;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
 
-use crate::upstream::settings::UpstreamSettings;
+use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 
 /// The least budget in which kubefan is of any use: what it takes with empty caches, and a little more.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -57,6 +57,32 @@ pub enum CacheCompression {
     Zstd,
 }
 
+/// How a read is answered that must not be stale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum ConsistentReads {
+    /// From the cache, once upstream has proved it to be fresh.
+    Probe,
+    /// By upstream.
+    Upstream,
+}
+
+/// What happens to requests that are not answered from the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum PassthroughMode {
+    /// They go on with the caller's credentials.
+    Caller,
+    /// They go on with kubefan's credentials.
+    #[serde(rename = "self")]
+    #[cfg_attr(feature = "cli", value(name = "self"))]
+    Own,
+    /// They are refused.
+    Off,
+}
+
 /// Everything `serve` needs to know, concrete and free of contradictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeConfig {
@@ -92,6 +118,10 @@ pub struct ServeConfig {
     pub coalesce_max: time::Duration,
     /// Beyond this age of upstream's last proof nobody reads; `None`: whatever the age.
     pub staleness_max: Option<time::Duration>,
+    /// How reads are answered that must not be stale.
+    pub consistent_reads: ConsistentReads,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    pub consistent_list_bytes_min: usize,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -104,6 +134,8 @@ pub struct ServeConfig {
     pub ring: RingConfig,
     /// Limits of what readers may start; `None` where they may not.
     pub on_demand: Option<OnDemandConfig>,
+    /// How requests that are not answered from the cache go on; `None` where they do not.
+    pub passthrough: Option<PassthroughConfig>,
     /// Other replicas.
     pub peer: PeerConfig,
     /// How log lines look.
@@ -172,6 +204,17 @@ pub struct OnDemandConfig {
     pub idle_timeout: time::Duration,
 }
 
+/// How requests that are not answered from the cache go on upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassthroughConfig {
+    /// With whose credentials.
+    pub credentials: Credentials,
+    /// Requests at a time.
+    pub requests_max: usize,
+    /// Exec, attach, port-forward and websockets too.
+    pub upgrades: bool,
+}
+
 /// The one place that names the defaults.
 impl Default for ServeConfig {
     fn default() -> Self {
@@ -195,6 +238,8 @@ impl Default for ServeConfig {
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
             staleness_max: None,
+            consistent_reads: ConsistentReads::Probe,
+            consistent_list_bytes_min: 8 << 20,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -221,6 +266,11 @@ impl Default for ServeConfig {
                 objects_max: 100_000,
                 bytes_max: 512 << 20,
                 idle_timeout: seconds(10 * 60),
+            }),
+            passthrough: Some(PassthroughConfig {
+                credentials: Credentials::Caller,
+                requests_max: 1000,
+                upgrades: false,
             }),
             peer: PeerConfig {
                 listen: None,
@@ -266,6 +316,7 @@ pub enum ConfigError {
 pub fn default_texts() -> Vec<(&'static str, String)> {
     let default = ServeConfig::default();
     let limits = default.on_demand.expect("the defaults have limits");
+    let passthrough = default.passthrough.expect("the default is to pass on");
     let span = |duration| Duration(duration).to_string();
     vec![
         ("listen", default.listen.to_string()),
@@ -281,6 +332,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("snapshot_stall_timeout", span(default.snapshot_stall_timeout)),
         ("drain_timeout", span(default.drain_timeout)),
         ("coalesce_max", span(default.coalesce_max)),
+        ("consistent_reads", "probe".to_owned()),
+        ("consistent_list_bytes_min", ByteSize(default.consistent_list_bytes_min as u64).to_string()),
         ("watch_list", "auto".to_owned()),
         ("page_size", default.upstream.page_size.to_string()),
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),
@@ -294,6 +347,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_objects_max", limits.objects_max.to_string()),
         ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
+        ("passthrough", "caller".to_owned()),
+        ("passthrough_max", passthrough.requests_max.to_string()),
         ("peer_timeout", span(default.peer.timeout)),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),

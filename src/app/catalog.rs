@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::registry::{Cache, Registry};
 use crate::{
     cache::Backfill,
-    fanout::{Catalog, Phase, Refusal, Served},
+    fanout::{Catalog, Patience, Phase, Refusal, Served},
     model::{GroupVersionResource, ResourceVersion, Scope},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
@@ -37,8 +37,8 @@ impl Catalog for Arc<Registry> {
         Box::pin(self.cache_of(served)?.cluster_version.known_after(asked)).await
     }
 
-    async fn prove(&self, served: &Served) -> Result<(), Refusal> {
-        Err(Refusal::Unavailable(format!("{} is not proved fresh", served.gvr)))
+    async fn prove(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
+        Box::pin(self.cache_of(served)?.prover.prove(patience)).await
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -59,6 +59,7 @@ impl Catalog for Arc<Registry> {
 }
 
 impl Registry {
+    /// The cache that was found for a reader, if it is still the one.
     fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
         let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
         let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));

@@ -3,6 +3,7 @@
 mod backfill;
 mod catalog;
 mod cluster_version;
+mod freshness;
 mod governor;
 pub mod informer;
 pub mod on_demand;
@@ -27,7 +28,7 @@ use self::{
 };
 use crate::{
     cache::RingLimits,
-    config::{CacheCompression, ServeConfig, WatchListMode},
+    config::{CacheCompression, ConsistentReads, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
     peer::{PeerError, Peers},
     proto::DESCRIPTORS,
@@ -35,6 +36,7 @@ use crate::{
         Server, ServerOptions,
         admin::{self, Admin},
         health,
+        http::proxy::Proxy,
         listen::{BindError, Bound, Listener},
         tls::{self, TlsError},
     },
@@ -44,6 +46,7 @@ use crate::{
         client::{UpstreamOptions, Verb},
         discovery::{Discovery, DiscoveryOptions},
         lines::LINE_BYTES_MAX,
+        passthrough::{Credentials, Passthrough, PassthroughOptions},
         reflector::ReflectorOptions,
         settings::SettingsError,
     },
@@ -84,6 +87,7 @@ pub enum AppError {
 pub struct App {
     config: ServeConfig,
     upstream: Upstream,
+    proxy: Option<Arc<Proxy>>,
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
@@ -108,14 +112,35 @@ impl App {
     pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
         let options =
             UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
+        let connect_timeout = options.connect_timeout;
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
-        Self::bind_to(upstream, config).await
+        let passthrough = match &config.passthrough {
+            &Some(PassthroughConfig { credentials, requests_max, .. }) => {
+                let options = PassthroughOptions { credentials, requests_max, connect_timeout };
+                Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
+            }
+            None => None,
+        };
+        Self::bind_with(upstream, passthrough, config).await
     }
 
-    /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read.
+    /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read, and nothing is
+    /// passed on.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
+        Self::bind_with(upstream, None, config).await
+    }
+
+    async fn bind_with(
+        upstream: Upstream,
+        passthrough: Option<Passthrough>,
+        config: ServeConfig,
+    ) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
-        let tls = config.tls.as_ref().map(tls::read).transpose()?;
+        // Where callers act as themselves, who has nothing but a certificate is told why that does not do.
+        let asks = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
+        let tls = config.tls.as_ref().map(|files| tls::read(files, asks)).transpose()?;
+        let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
+        let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
@@ -131,7 +156,7 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
             None => None,
         };
-        Ok(Self { config, upstream, metrics, data, admin, peer, tls })
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls })
     }
 
     /// What `/metrics` will serve.
@@ -154,7 +179,7 @@ impl App {
     /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, metrics, data, admin, peer, tls } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Whatever way this function is left, everything that it started ends.
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -168,7 +193,7 @@ impl App {
             tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
         }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
-        let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
+        let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
             tokio::spawn(peers::serve(listener, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
@@ -230,6 +255,7 @@ fn registry(
         coalesce_max: config.coalesce_max,
         gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
         staleness_max: config.staleness_max,
+        proves: config.consistent_reads == ConsistentReads::Probe,
         self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,
@@ -269,6 +295,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
+    proxy: Option<Arc<Proxy>>,
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -283,7 +310,7 @@ fn serve_data(
         .map_err(|error| failed(&error))?;
     let others = Routes::new(health_service).add_service(reflection);
     let catalog = Arc::new(registry.clone());
-    let server = Server::new(catalog, others, ServerOptions::from(config), metrics.clone(), drain.clone());
+    let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok(tokio::spawn(async move {
         health::begin(&reporter).await;

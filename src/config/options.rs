@@ -5,10 +5,11 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN, OnDemandConfig,
-    PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, ConsistentReads, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN,
+    OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles,
+    UpstreamConfig, WatchListMode,
 };
-use crate::upstream::settings::UpstreamSettings;
+use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 
 /// What `kubefan serve` takes, as flags, environment and file; all optional. Keys in the file are the field names in camelCase.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -116,6 +117,20 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_MAX_STALENESS", help_heading = "Serving", value_name = "DURATION")
     )]
     pub max_staleness: Option<Duration>,
+    /// Over HTTP, answer consistent lists and watches (resourceVersion unset) from the cache once the apiserver has proved it to be fresh,
+    /// or pass them all on to the apiserver.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CONSISTENT_READS", help_heading = "Serving", value_name = "BY", value_enum)
+    )]
+    pub consistent_reads: Option<ConsistentReads>,
+    /// A consistent list of at least so much JSON waits for a proof that takes a second or two; a smaller one goes to the apiserver
+    /// unless the cache is proved at once. 0: all wait.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CONSISTENT_LIST_BYTES_MIN", help_heading = "Serving", value_name = "SIZE")
+    )]
+    pub consistent_list_bytes_min: Option<ByteSize>,
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_KUBECONFIG", help_heading = "Upstream", value_name = "FILE"))]
     pub kubeconfig: Option<PathBuf>,
@@ -247,6 +262,22 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_ON_DEMAND_IDLE_TIMEOUT", help_heading = "On demand", value_name = "DURATION")
     )]
     pub on_demand_idle_timeout: Option<Duration>,
+    /// With whose credentials requests that are not answered from the cache go on to the apiserver: the caller's, kubefan's own (only on a
+    /// loopback address or a Unix socket: whoever can reach it is kubefan), or not at all.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PASSTHROUGH", help_heading = "Passthrough", value_name = "MODE", value_enum)
+    )]
+    pub passthrough: Option<PassthroughMode>,
+    /// Requests passed on at a time, watches too; more are told to come back (429).
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PASSTHROUGH_MAX", help_heading = "Passthrough", value_name = "COUNT")
+    )]
+    pub passthrough_max: Option<usize>,
+    /// Pass exec, attach, port-forward and websockets on too.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PASSTHROUGH_UPGRADES", help_heading = "Passthrough", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub passthrough_upgrades: Option<bool>,
     /// Where other replicas may take over what is cached, over mutual TLS: IP:PORT or :PORT. Off unless given.
     #[cfg_attr(
         feature = "cli",
@@ -313,7 +344,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -321,6 +352,7 @@ impl ServeOptions {
         let default = ServeConfig::default();
         self.check_contradictions(&default)?;
         let peer_files = self.peer_files()?;
+        let passthrough = self.passthrough(&default)?;
         let listen = self.listen.clone().unwrap_or(default.listen);
         let on_demand = self.on_demand.unwrap_or_else(|| listen.is_local());
         let limits = default.on_demand.expect("the defaults have limits, for the flags that change one of them");
@@ -375,6 +407,10 @@ impl ServeOptions {
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
             coalesce_max: self.coalesce_max.map_or(default.coalesce_max, |given| given.0),
             staleness_max: self.max_staleness.map(|given| staleness(given, idle_timeout)).transpose()?,
+            consistent_reads: self.consistent_reads.unwrap_or(default.consistent_reads),
+            consistent_list_bytes_min: self
+                .consistent_list_bytes_min
+                .map_or(default.consistent_list_bytes_min, |given| usize::try_from(given.0).unwrap_or(usize::MAX)),
             upstream: UpstreamConfig {
                 settings: UpstreamSettings { kubeconfig: self.kubeconfig, context: self.context },
                 field_selector: self.upstream_field_selector.map(check_field_selector).transpose()?,
@@ -422,6 +458,7 @@ impl ServeOptions {
                 bytes_max: size("--on-demand-bytes-max", self.on_demand_bytes_max, 1, limits.bytes_max)?,
                 idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, limits.idle_timeout)?,
             }),
+            passthrough,
             peer: PeerConfig {
                 listen: self.peer_listen,
                 peers: self.peers.filter(|_| self.cold != Some(true)),
@@ -435,6 +472,39 @@ impl ServeOptions {
             log_format: self.log_format.unwrap_or(default.log_format),
             log_level: self.log_level.unwrap_or(default.log_level),
         })
+    }
+
+    fn passthrough(&self, default: &ServeConfig) -> Result<Option<PassthroughConfig>, ConfigError> {
+        let listen = self.listen.as_ref().unwrap_or(&default.listen);
+        let default = default.passthrough.as_ref().expect("the default is to pass on");
+        let credentials = match self.passthrough {
+            None => default.credentials,
+            Some(PassthroughMode::Caller) => Credentials::Caller,
+            Some(PassthroughMode::Own) if listen.is_local() => Credentials::Own,
+            Some(PassthroughMode::Own) => {
+                return Err(ConfigError::Contradiction(format!(
+                    "--passthrough=self with --listen {listen}: other machines could reach it, and whoever reaches it would act as \
+                     kubefan; listen on 127.0.0.1 or on unix:PATH, or let callers use their own credentials (--passthrough=caller)"
+                )));
+            }
+            Some(PassthroughMode::Off) => {
+                let given = [
+                    ("--passthrough-max", self.passthrough_max.is_some()),
+                    ("--passthrough-upgrades", self.passthrough_upgrades == Some(true)),
+                ];
+                return match given.iter().find(|(_, given)| *given) {
+                    Some((flag, _)) => Err(ConfigError::Contradiction(format!(
+                        "{flag} has no effect with --passthrough=off; give one of them"
+                    ))),
+                    None => Ok(None),
+                };
+            }
+        };
+        Ok(Some(PassthroughConfig {
+            credentials,
+            requests_max: at_least("--passthrough-max", self.passthrough_max, 1, default.requests_max)?,
+            upgrades: self.passthrough_upgrades.unwrap_or(default.upgrades),
+        }))
     }
 
     fn check_contradictions(&self, default: &ServeConfig) -> Result<(), ConfigError> {
@@ -619,6 +689,19 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_passed_on_with_the_callers_credentials_unless_it_is_said_otherwise() {
+        let mode = |mode, listen: &str| {
+            let listen = Some(listen.parse().unwrap());
+            ServeOptions { passthrough: mode, listen, ..Default::default() }.validate().unwrap().passthrough
+        };
+        let credentials = |given, listen| mode(given, listen).map(|passthrough| passthrough.credentials);
+        assert_eq!(credentials(None, "127.0.0.1:0"), Some(Credentials::Caller));
+        assert_eq!(credentials(Some(PassthroughMode::Own), "[::1]:0"), Some(Credentials::Own));
+        assert_eq!(credentials(Some(PassthroughMode::Own), "unix:/run/kubefan.sock"), Some(Credentials::Own));
+        assert_eq!(mode(Some(PassthroughMode::Off), "127.0.0.1:0"), None);
+    }
+
+    #[test]
     fn each_contradiction_names_its_flags() {
         let file = || Some(PathBuf::from("x.pem"));
         let cases = [
@@ -641,6 +724,24 @@ mod tests {
             (
                 ServeOptions { on_demand: Some(false), on_demand_objects_max: Some(5), ..Default::default() },
                 "--on-demand-objects-max has no effect without --on-demand",
+            ),
+            (
+                ServeOptions {
+                    listen: Some(":7443".parse().unwrap()),
+                    insecure: Some(true),
+                    on_demand: Some(true),
+                    passthrough: Some(PassthroughMode::Own),
+                    ..Default::default()
+                },
+                "--passthrough=self with --listen [::]:7443",
+            ),
+            (
+                ServeOptions {
+                    passthrough: Some(PassthroughMode::Off),
+                    passthrough_max: Some(5),
+                    ..Default::default()
+                },
+                "--passthrough-max has no effect with --passthrough=off",
             ),
         ];
         for (options, expected) in cases {

@@ -29,6 +29,15 @@ pub struct Served {
     pub hub: Arc<Hub>,
 }
 
+/// How long a reader waits for the proof that a cache is fresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Only if there is one at once: upstream answers soon.
+    AtOnce,
+    /// A second or two, for upstream's next bookmark: its own answer would cost it more than a proof, or the reader itself.
+    Bookmark,
+}
+
 /// The resources that can be asked for.
 pub trait Catalog: Send + Sync + 'static {
     /// Finds the cache for a resource, by any name that kubectl takes where `group` and `version` are empty; may start it.
@@ -57,7 +66,7 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] where none came in time: the read is upstream's then.
-    fn prove(&self, served: &Served) -> impl Future<Output = Result<(), Refusal>> + Send;
+    fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// The version that the cluster has reached by upstream's word, which was asked for after `asked` and cannot be behind. One question
     /// serves all who began to wait before it.

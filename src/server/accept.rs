@@ -18,7 +18,7 @@ use super::{
     call,
     connection::{Connection, Io},
     grpc::Service,
-    http::Front,
+    http::{Front, proxy::Proxy},
     http1,
     limits::HANDSHAKE_TIMEOUT,
     listen::{Listener, Peer},
@@ -50,6 +50,8 @@ pub struct ServerOptions {
     pub keepalive_timeout: Duration,
     /// A snapshot that makes no progress for so long ends.
     pub snapshot_stall_timeout: Duration,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    pub consistent_list_bytes_min: usize,
 }
 
 impl From<&ServeConfig> for ServerOptions {
@@ -62,6 +64,7 @@ impl From<&ServeConfig> for ServerOptions {
             keepalive_interval: config.keepalive_interval,
             keepalive_timeout: config.keepalive_timeout,
             snapshot_stall_timeout: config.snapshot_stall_timeout,
+            consistent_list_bytes_min: config.consistent_list_bytes_min,
         }
     }
 }
@@ -77,16 +80,19 @@ pub struct Server<C> {
 }
 
 impl<C: Catalog> Server<C> {
-    /// A server of `catalog`, and of `others` on the same port; every stream ends when `drain` is cancelled.
+    /// A server of `catalog`, and of `others` on the same port, which passes all else on by `proxy`; every stream ends when `drain` is
+    /// cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
         options: ServerOptions,
+        proxy: Option<Arc<Proxy>>,
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
         let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max));
-        let (service, front) = (Service::new(reader.clone()), Front::new(reader, options.snapshot_stall_timeout));
+        let (stall_timeout, list_bytes_min) = (options.snapshot_stall_timeout, options.consistent_list_bytes_min);
+        let (service, front) = (Service::new(reader.clone()), Front::new(reader, proxy, stall_timeout, list_bytes_min));
         let routed = WatchServiceServer::new(service.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let router = router.fallback(not_found).layer(MapResponseLayer::new(status::explain)).with_state(());
@@ -126,7 +132,10 @@ impl<C: Catalog> Server<C> {
                         None => server.serve(io, peer).await,
                         // In boxes: what a handshake needs is not kept after it, and TLS is large.
                         Some(tls) => match Box::pin(in_time(tls.accept(io))).await.map(Box::new) {
-                            Ok(io) => server.serve(io, peer).await,
+                            Ok(io) => {
+                                let has_certificate = io.get_ref().1.peer_certificates().is_some();
+                                server.serve(io, Peer { has_certificate, ..peer }).await
+                            }
                             Err(error) => no_handshake(&error, peer),
                         },
                     };

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use ::http::{Request, Response, StatusCode};
+use ::http::{Request, Response, StatusCode, Version, header};
 use axum::{Router, response::IntoResponse};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -12,7 +12,7 @@ use tower::Service;
 
 use super::{
     call,
-    http::{self, Front},
+    http::{self, Front, tunnel::Tunnel},
     limits,
     listen::Peer,
 };
@@ -21,7 +21,8 @@ use crate::fanout::{Bell, Catalog, Line};
 /// The number of a watch on its line, where it is alone.
 const WATCH: u32 = 1;
 
-/// Serves a connection until it ends; once `drain` is cancelled, after the request that is under way.
+/// Serves a connection until it ends, also where it becomes something else; once `drain` is cancelled, after the request that is under
+/// way.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
@@ -29,24 +30,42 @@ pub async fn serve<C: Catalog>(
     router: Router,
     drain: CancellationToken,
 ) -> Result<(), hyper::Error> {
-    let service = service_fn(move |request| answer(request, peer, front.clone(), router.clone()));
+    let tunnel = Tunnel::default();
+    let becomes = tunnel.clone();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(becomes.clone());
+        answer(request, front.clone(), router.clone())
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits::HTTP1_HEADERS_TIMEOUT)
         .max_buf_size(limits::HEADER_LIST_BYTES_MAX as usize)
-        .serve_connection(TokioIo::new(io), service);
-    tokio::pin!(connection);
-    tokio::select! {
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades();
+    // In a box that goes when it has become something else, with its buffers.
+    let mut connection = Box::pin(connection);
+    let ended = tokio::select! {
         biased;
-        result = connection.as_mut() => return result,
-        () = drain.cancelled() => connection.as_mut().graceful_shutdown(),
+        result = connection.as_mut() => Some(result),
+        () = drain.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            None
+        }
+    };
+    match ended {
+        Some(result) => result?,
+        None => connection.as_mut().await?,
     }
-    connection.await
+    drop(connection);
+    if let Some(tunnel) = tunnel.take() {
+        tunnel.await;
+    }
+    Ok(())
 }
 
 async fn answer<C: Catalog>(
-    mut request: Request<Incoming>,
-    peer: Peer,
+    request: Request<Incoming>,
     front: Front<C>,
     mut router: Router,
 ) -> Result<Response<axum::body::Body>, Infallible> {
@@ -54,7 +73,12 @@ async fn answer<C: Catalog>(
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
         return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
     }
-    request.extensions_mut().insert(peer);
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        // Who stands in between may have read another one, or none (RFC 9112, 3.2).
+        let message = "a request names its host once\n";
+        return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
+    }
     if !http::is_kubernetes(&request) {
         return router.call(request).await;
     }

@@ -7,9 +7,11 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::Stream;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
@@ -98,6 +100,8 @@ impl Listener {
                 let (stream, peer) = listener.accept().await?;
                 // Events are small and must not wait for the one before to be acknowledged.
                 stream.set_nodelay(true)?;
+                // Whoever is gone without a word must not keep its place: HTTP/1.1 and tunnels have no PING.
+                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
                 Ok(Connection::Tcp(stream, peer))
             }
             Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
@@ -113,13 +117,16 @@ impl Listener {
                     Ok(connection) => return Some((Ok(connection), listener)),
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
-                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                        tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
             }
         })
     }
 }
+
+/// A connection that was silent for so long is asked for a sign of life by TCP.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Connections that may wait to be accepted; Linux takes `net.core.somaxconn` where that is less. After a restart every subscriber
 /// comes back at once, and what finds the usual queue of 128 full is dropped, or reset when it first sends something.
@@ -168,10 +175,12 @@ pub enum Connection {
 }
 
 /// Who is at the other end.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Peer {
     /// `None` for a Unix socket.
     pub address: Option<SocketAddr>,
+    /// Whether it showed a certificate. Nobody has looked at that: it says what the peer tried, and not who it is.
+    pub has_certificate: bool,
 }
 
 impl Connected for Connection {
@@ -179,8 +188,8 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> Peer {
         match self {
-            Self::Tcp(_, peer) => Peer { address: Some(*peer) },
-            Self::Unix(_) => Peer { address: None },
+            Self::Tcp(_, peer) => Peer { address: Some(*peer), has_certificate: false },
+            Self::Unix(_) => Peer::default(),
         }
     }
 }
@@ -234,7 +243,7 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, time::Duration};
+    use std::fs;
 
     use super::*;
 

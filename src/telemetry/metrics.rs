@@ -39,6 +39,8 @@ pub struct Metrics {
     peers_refused: IntCounter,
     relists: IntCounterVec,
     self_checks: IntCounterVec,
+    proofs: IntCounterVec,
+    proof_duration: HistogramVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
@@ -60,6 +62,39 @@ pub struct Metrics {
     connections: IntGauge,
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
+    passthrough: IntCounterVec,
+    passthrough_in_flight: IntGauge,
+    passthrough_refused: IntCounterVec,
+}
+
+/// Why a request was not passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// There are too many.
+    Limit,
+    /// A client certificate is all that the caller has.
+    Certificate,
+    /// It wants to become something else, and may not.
+    Upgrade,
+    /// It is not of this machine, and would have been passed on as kubefan's own.
+    Foreign,
+    /// It is for a proxy of another kind.
+    Method,
+}
+
+impl Refused {
+    /// Every label.
+    pub const ALL: [Self; 5] = [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Certificate => "certificate",
+            Self::Upgrade => "upgrade",
+            Self::Foreign => "foreign",
+            Self::Method => "method",
+        }
+    }
 }
 
 /// How a connection to the data port ended.
@@ -234,6 +269,36 @@ impl SelfCheck {
     }
 }
 
+/// How upstream's word was had that a cache is fresh, or in which way not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The cache was at the cluster's version already.
+    Held,
+    /// Its own watch brought it there.
+    CaughtUp,
+    /// A bookmark has moved it there.
+    Bookmark,
+    /// It is behind, and nobody had the time, or the apiserver that was asked is behind too.
+    Behind,
+    /// Upstream could not be asked, or the cache is not watched just now.
+    Failed,
+}
+
+impl Proof {
+    /// Every label.
+    pub const ALL: [&str; 5] = ["held", "caught_up", "bookmark", "behind", "failed"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::CaughtUp => "caught_up",
+            Self::Bookmark => "bookmark",
+            Self::Behind => "behind",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a watch upstream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
@@ -241,6 +306,8 @@ pub enum WatchPurpose {
     Standing,
     /// A short one, for events from before the cache began.
     Backfill,
+    /// A short one, for a bookmark that proves a cache to be fresh.
+    Probe,
 }
 
 impl WatchPurpose {
@@ -248,6 +315,7 @@ impl WatchPurpose {
         match self {
             Self::Standing => "standing",
             Self::Backfill => "backfill",
+            Self::Probe => "probe",
         }
     }
 }
@@ -283,6 +351,16 @@ impl Metrics {
             &CACHE,
         )?;
         registry.register(Box::new(latency.clone()))?;
+        let buckets = vec![0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
+        let proof_duration = HistogramVec::new(
+            HistogramOpts::new(
+                "kubefan_proof_duration_seconds",
+                "From asking upstream how fresh the cache is to its answer, proof or not.",
+            )
+            .buckets(buckets),
+            &CACHE,
+        )?;
+        registry.register(Box::new(proof_duration.clone()))?;
         let build = gauge("kubefan_build_info", "Always 1; the version is the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         #[cfg(target_os = "linux")]
@@ -319,6 +397,14 @@ impl Metrics {
             "Connections to the port for peers of those who have not proved to be one.",
         )?;
         registry.register(Box::new(peers_refused.clone()))?;
+        let passthrough_refused = counter(
+            "kubefan_passthrough_refused_total",
+            "Requests that were not passed on to upstream, by reason.",
+            &["reason"],
+        )?;
+        for refused in Refused::ALL {
+            passthrough_refused.with_label_values(&[refused.as_str()]);
+        }
         let single = |name: &str, help: &str| -> Registered<IntGauge> {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -334,6 +420,16 @@ impl Metrics {
                 "kubefan_memory_pressure_step",
                 "How far kubefan has gone to take less memory: 0 not at all, 4 letting no snapshot in.",
             )?,
+            passthrough: counter(
+                "kubefan_passthrough_requests_total",
+                "Requests of callers that were passed on to upstream, by verb and HTTP status code; 'error' where there was no answer.",
+                &["verb", "code"],
+            )?,
+            passthrough_in_flight: single(
+                "kubefan_passthrough_requests",
+                "Requests of callers that are being passed on now, watches and tunnels too.",
+            )?,
+            passthrough_refused,
             gate,
             connections,
             connections_started,
@@ -396,6 +492,11 @@ impl Metrics {
                 "Comparisons of the cache with upstream, by result.",
                 &with(&["result"]),
             )?,
+            proofs: counter(
+                "kubefan_proofs_total",
+                "Questions to upstream whether the cache is fresh, for consistent reads, by result.",
+                &with(&["result"]),
+            )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
                 "Times the upstream watch ended and was started again from its last version, by reason.",
@@ -450,6 +551,7 @@ impl Metrics {
                 &["verb", "code"],
             )?,
             latency,
+            proof_duration,
             registry,
         })
     }
@@ -474,6 +576,17 @@ impl Metrics {
     /// Counts a request to upstream.
     pub fn upstream_request(&self, verb: &str, code: &str) {
         self.upstream_requests.with_label_values(&[verb, code]).inc();
+    }
+
+    /// A request of a caller is passed on; it counts as under way until the guard is dropped.
+    pub fn passed_on(self: &Arc<Self>, verb: &'static str) -> PassedOn {
+        self.passthrough_in_flight.inc();
+        PassedOn { all: self.clone(), verb, is_counted: false }
+    }
+
+    /// A request of a caller is not passed on.
+    pub fn refused_to_pass_on(&self, refused: Refused) {
+        self.passthrough_refused.with_label_values(&[refused.as_str()]).inc();
     }
 
     /// What the process takes and may take, in bytes, and how many steps were taken to take less.
@@ -512,6 +625,10 @@ impl Metrics {
         for result in SelfCheck::ALL {
             self.self_checks.with_label_values(&with(result));
         }
+        for result in Proof::ALL {
+            self.proofs.with_label_values(&with(result));
+        }
+        self.proof_duration.with_label_values(&base);
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
         CacheMetrics {
@@ -648,6 +765,13 @@ impl CacheMetrics {
         self.all.self_checks.with_label_values(&self.with(result.as_str())).inc();
     }
 
+    /// Upstream was asked whether the cache is fresh.
+    pub fn proof(&self, result: Proof, duration: Duration) {
+        self.all.proofs.with_label_values(&self.with(result.as_str())).inc();
+        let base: [&str; 3] = [&self.labels[0], &self.labels[1], &self.labels[2]];
+        self.all.proof_duration.with_label_values(&base).observe(duration.as_secs_f64());
+    }
+
     /// The upstream watch is started again.
     pub fn watch_restart(&self, reason: &str) {
         self.all.watch_restarts.with_label_values(&self.with(reason)).inc();
@@ -703,6 +827,30 @@ pub struct UpstreamWatchGuard {
 impl Drop for UpstreamWatchGuard {
     fn drop(&mut self) {
         self.open.dec();
+    }
+}
+
+/// One request that is passed on; one that is dropped without an answer had none, or nobody waited for it.
+pub struct PassedOn {
+    all: Arc<Metrics>,
+    verb: &'static str,
+    is_counted: bool,
+}
+
+impl PassedOn {
+    /// Upstream has answered.
+    pub fn answered(&mut self, code: http::StatusCode) {
+        self.is_counted = true;
+        self.all.passthrough.with_label_values(&[self.verb, code.as_str()]).inc();
+    }
+}
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        self.all.passthrough_in_flight.dec();
+        if !self.is_counted {
+            self.all.passthrough.with_label_values(&[self.verb, "error"]).inc();
+        }
     }
 }
 

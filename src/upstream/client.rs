@@ -6,7 +6,7 @@
 use std::{
     io::Read,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -19,13 +19,14 @@ use http::{HeaderMap, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 use super::{
     error::UpstreamError,
     identity::{IdentityMemory, TrustedCa},
     lines::{LineOptions, Lines},
+    renewal::Renewal,
     settings::{SettingsError, UpstreamSettings},
     transport,
 };
@@ -36,8 +37,6 @@ pub use super::transport::{HttpService, UpstreamBody};
 const JSON: &str = "application/json";
 /// The most that is read of an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
-/// Credentials are read again at most this often when the apiserver does not accept them.
-const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a request is, by the apiserver's own verbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,9 +105,7 @@ struct Inner {
     base: String,
     server: String,
     options: UpstreamOptions,
-    /// Where to read the credentials again, and when that was last done.
-    settings: Option<UpstreamSettings>,
-    renewed: Mutex<Option<Instant>>,
+    renewal: Renewal,
     trusted_ca: ArcSwap<TrustedCa>,
     identity: IdentityMemory,
 }
@@ -150,9 +147,9 @@ impl Upstream {
     ) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
         let service = ArcSwap::from_pointee(service);
-        let (renewed, identity) = (Mutex::new(None), IdentityMemory::default());
+        let (renewal, identity) = (Renewal::new(settings), IdentityMemory::default());
         let trusted_ca = ArcSwap::from_pointee(trusted_ca);
-        let inner = Inner { service, base, server, options, settings, renewed, trusted_ca, identity };
+        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -293,18 +290,10 @@ impl Upstream {
         Ok(bytes.freeze())
     }
 
-    /// Reads the settings again and makes new connections with them, not more often than [`RENEW_INTERVAL`].
+    /// Reads the settings again and makes new connections with them.
     async fn renew_credentials(&self) {
-        let Some(settings) = &self.inner.settings else { return };
-        let now = Instant::now();
-        {
-            let mut renewed = self.inner.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-            if renewed.is_some_and(|last| now.saturating_duration_since(last) < RENEW_INTERVAL) {
-                return;
-            }
-            *renewed = Some(now);
-        }
-        let service = match settings.load().await {
+        let Some(config) = self.inner.renewal.config().await else { return };
+        let service = match config {
             Ok(config) => {
                 let trusted_ca = trusted_ca(&config);
                 build_blocking(config, &self.inner.options).await.map(|service| (service, trusted_ca))
@@ -395,12 +384,13 @@ fn gunzip(bytes: &Bytes, body_bytes_max: usize) -> Result<Bytes, UpstreamError> 
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, io::Write};
+    use std::{convert::Infallible, io::Write, sync::Mutex};
 
     use flate2::{Compression, write::GzEncoder};
     use futures::stream;
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
+    use tokio::time::Instant;
     use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
     use super::*;

@@ -2,12 +2,15 @@
 
 pub mod client;
 mod cluster_version;
+mod connector;
 pub mod discovery;
 pub mod error;
 pub mod identity;
 pub mod lines;
 pub mod metadata;
+pub mod passthrough;
 pub mod reflector;
+mod renewal;
 pub mod resource_index;
 pub mod settings;
 mod token_file;

@@ -275,6 +275,18 @@ impl<R: Rng> Reflector<R> {
         self.state = State::Listed { version, in_doubt: true };
     }
 
+    /// Whether the next step reads on in the watch that is open: nothing else is under way.
+    pub fn is_watching(&self) -> bool {
+        matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
+    }
+
+    /// Takes it that nothing has changed up to `version`: what follows goes on from there.
+    pub fn nothing_until(&mut self, reached: ResourceVersion) {
+        if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
+            *version = reached.max(*version);
+        }
+    }
+
     /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
     /// known to be good. Not cancel-safe: drop the reflector if a step is dropped.
     pub async fn step(&mut self) -> Result<Step, ReflectorError> {

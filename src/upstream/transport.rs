@@ -6,13 +6,14 @@ use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use hyper_util::client::legacy;
 use kube_client::{
     Config,
     client::{AuthError, ConfigExt},
     config::KubeconfigError,
 };
 use reqwest::{NoProxy, Proxy, dns, redirect};
-use tower::{BoxError, ServiceBuilder, service_fn, util::BoxCloneSyncService};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
     error::{UpstreamError, shorten},
@@ -27,11 +28,11 @@ pub type UpstreamBody = UnsyncBoxBody<Bytes, BoxError>;
 pub type HttpService = BoxCloneSyncService<http::Request<Bytes>, http::Response<UpstreamBody>, BoxError>;
 
 /// As client-go: after so long without a frame, a PING.
-const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// As client-go: after so long without its answer, the connection is dead.
-const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// TCP keepalive, for HTTP/1.1.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+pub(super) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// One list page or watch may have so much under way; with HTTP/2's own 64 KiB a list runs at a fraction of its speed.
 const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// All streams of the connection together. More than one stream's, so that one that is not read does not stop the others.
@@ -53,29 +54,53 @@ pub(super) fn build(
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let client = client(config, connect_timeout, user_agent).map_err(failed)?;
-    let (config, token_file) = take_token_file(config);
-    let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
-    let headers =
-        config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
-    let send = service_fn(move |mut request: http::Request<reqwest::Body>| {
-        let (client, token) = (client.clone(), token_file.as_ref().map(|file| file.header()));
+    let send = service_fn(move |request: http::Request<reqwest::Body>| {
+        let client = client.clone();
         async move {
-            if let Some(token) = token {
-                request.headers_mut().insert(http::header::AUTHORIZATION, token?);
-            }
             let response = client.execute(request.try_into()?).await?;
             let response = http::Response::<reqwest::Body>::from(response);
             Ok::<_, BoxError>(response.map(|body| body.map_err(BoxError::from).boxed_unsync()))
         }
     });
+    let authenticated = authenticated(config, send)?;
     Ok(BoxCloneSyncService::new(
         ServiceBuilder::new()
             .map_request(|request: http::Request<Bytes>| request.map(reqwest::Body::from))
-            .option_layer(auth)
-            .layer(headers)
-            .map_err(BoxError::from)
-            .service(send),
+            .service(authenticated),
     ))
+}
+
+/// Gives every request the credentials of a configuration. Those that it comes with are written over.
+pub(super) fn authenticated<B, S>(
+    config: &Config,
+    service: S,
+) -> Result<BoxCloneSyncService<http::Request<B>, http::Response<UpstreamBody>, BoxError>, SettingsError>
+where
+    B: http_body::Body + Send + 'static,
+    S: Service<http::Request<B>, Response = http::Response<UpstreamBody>, Error = BoxError>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
+    let server = server_name(&config.cluster_url);
+    let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
+    let (config, token_file) = take_token_file(config);
+    let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
+    let headers =
+        config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
+    let send = service_fn(move |mut request: http::Request<B>| {
+        let (service, token) = (service.clone(), token_file.as_ref().map(|file| file.header()));
+        async move {
+            if let Some(token) = token {
+                request.headers_mut().insert(http::header::AUTHORIZATION, token?);
+            }
+            service.oneshot(request).await
+        }
+    });
+    let service = ServiceBuilder::new().option_layer(auth).layer(headers).map_err(BoxError::from).service(send);
+    Ok(BoxCloneSyncService::new(service))
 }
 
 /// Takes over the token file from kube-client ([`TokenFile`] says why). As in client-go it goes before an inline token.
@@ -90,11 +115,7 @@ fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
 }
 
 fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<reqwest::Client, String> {
-    let mut tls = config.rustls_client_config().map_err(|error| match &error {
-        kube_client::Error::Auth(_) => explain_auth(&error),
-        // The cause alone would not name the file.
-        other => find::<KubeconfigError>(other).map_or_else(|| root_cause(other), ToString::to_string),
-    })?;
+    let mut tls = tls_config(config)?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
@@ -112,12 +133,7 @@ fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Resul
         .no_proxy();
     if let Some(url) = &config.proxy_url {
         let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is no URL of a proxy".to_owned())?;
-        // NO_PROXY belongs to the proxy of the environment; a kubeconfig's own proxy-url is meant as it stands.
-        let of_environment = ["HTTPS_PROXY", "https_proxy"]
-            .iter()
-            .filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok())
-            .any(|from_environment| from_environment == *url);
-        builder = builder.proxy(if of_environment { proxy.no_proxy(NoProxy::from_env()) } else { proxy });
+        builder = builder.proxy(if is_of_environment(url) { proxy.no_proxy(NoProxy::from_env()) } else { proxy });
     }
     if config.tls_server_name.is_some() {
         if config.proxy_url.is_some() {
@@ -127,6 +143,22 @@ fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Resul
         builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
     }
     builder.build().map_err(|error| root_cause(&error))
+}
+
+/// Whether a proxy is the environment's. NO_PROXY belongs to that; a kubeconfig's own proxy-url is meant as it stands.
+pub(super) fn is_of_environment(proxy_url: &Uri) -> bool {
+    let names = ["HTTPS_PROXY", "https_proxy"];
+    let mut urls = names.iter().filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok());
+    urls.any(|url| url == *proxy_url)
+}
+
+/// How TLS is spoken with the apiserver. Runs an exec plugin where there is one.
+pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    config.rustls_client_config().map_err(|error| match &error {
+        kube_client::Error::Auth(_) => explain_auth(&error),
+        // The cause alone would not name the file.
+        other => find::<KubeconfigError>(other).map_or_else(|| root_cause(other), ToString::to_string),
+    })
 }
 
 /// The URL that requests are sent to. With `tls-server-name` its host is that name, because reqwest checks the certificate
@@ -173,8 +205,10 @@ pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
         return UpstreamError::Tls { server: server(), message: shorten(&tls.to_string()) };
     }
     let message = root_cause(error);
-    let connecting = match find::<reqwest::Error>(error) {
-        Some(error) => error.is_connect() || error.is_dns(),
+    let by_client = find::<reqwest::Error>(error).map(|error| error.is_connect() || error.is_dns());
+    let by_client = by_client.or_else(|| find::<legacy::Error>(error).map(legacy::Error::is_connect));
+    let connecting = match by_client {
+        Some(connecting) => connecting,
         None => find::<io::Error>(error).is_some_and(|error| {
             use io::ErrorKind::*;
             matches!(
@@ -200,7 +234,7 @@ fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a 
 }
 
 /// The innermost error's text. The outer ones would repeat the URL, and with it a proxy's or a server's user info.
-fn root_cause(error: &(dyn Error + 'static)) -> String {
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
         root = source;

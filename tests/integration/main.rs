@@ -17,12 +17,15 @@ mod encodings;
 mod equivalence;
 mod examples;
 mod failures;
+mod freshness;
 mod harness;
 mod harness_works;
 mod history;
+mod http;
 mod memory;
 mod metrics;
 mod on_demand;
+mod passthrough;
 mod peers;
 mod recovery;
 mod relists;
@@ -53,12 +56,16 @@ fn main() -> std::process::ExitCode {
         equivalence::TESTS,
         examples::TESTS,
         failures::TESTS,
+        freshness::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,
         history::TESTS,
+        http::TESTS,
+        http::HOSTILE,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        passthrough::TESTS,
         peers::TESTS,
         recovery::TESTS,
         relists::TESTS,

@@ -83,6 +83,7 @@ async fn after_traffic() -> BTreeMap<String, Metric> {
     let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
     let version = simulated.create("later");
     watch.until(version).await;
+    reqwest::get(format!("http://{}/version", kubefan.grpc_addr)).await.unwrap();
     simulated.sim.drop_connections();
     wait::until("a restart of the watch", wait::SOON, || async {
         let (_, text) = kubefan.admin("/metrics").await?;

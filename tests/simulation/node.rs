@@ -125,6 +125,7 @@ impl Node {
             gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
             on_demand: None,
             staleness_max: None,
+            proves: true,
             self_check_interval: Some(Duration::from_secs(300)),
         };
         let stop = CancellationToken::new();
@@ -133,7 +134,8 @@ impl Node {
         tasks.spawn(registry.clone().run());
         let drain = CancellationToken::new();
         let server_options = ServerOptions::from(&ServeConfig::default());
-        let server = Server::new(Arc::new(registry), Routes::default(), server_options, metrics.clone(), drain.clone());
+        let server =
+            Server::new(Arc::new(registry), Routes::default(), server_options, None, metrics.clone(), drain.clone());
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
     }
 
@@ -163,7 +165,7 @@ impl Node {
         let running = running.as_mut().filter(|running| !running.drain.is_cancelled());
         let running = running.ok_or(io::ErrorKind::ConnectionRefused)?;
         let (ours, theirs) = route.connect()?;
-        let served = running.server.clone().serve(theirs, Peer { address: None });
+        let served = running.server.clone().serve(theirs, Peer::default());
         running.tasks.spawn(async move {
             served.await;
         });

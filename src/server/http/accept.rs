@@ -1,7 +1,8 @@
 //! Content negotiation: which form of the objects a request wants (`negotiation.NegotiateMediaTypeOptions` in the apiserver).
 //!
-//! Clauses are taken by their quality, then by how specific they are, and the first that the apiserver could serve decides. What that form
-//! is made from here is served from the cache; for all others upstream is asked, and for what nobody serves too: its 406 lists the types.
+//! The first clause that the apiserver could serve decides. What that form is made from here is served from the cache; for all others
+//! upstream is asked, and for what nobody serves too: its 406 lists the types. Two libraries there read the header one after the other,
+//! each in its own way, and whoever reads it here in a third way answers what upstream would have refused.
 
 /// The form of the objects in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +15,9 @@ pub enum Form {
     Other,
 }
 
+/// As many are sorted by insertion upstream (`sort.Sort`), and nobody has more.
+const CLAUSES_MAX: usize = 12;
+
 /// A media type with its parameters.
 struct Clause<'a> {
     kind: &'a str,
@@ -24,27 +28,41 @@ struct Clause<'a> {
 
 impl<'a> Clause<'a> {
     fn parse(text: &'a str) -> Option<Self> {
-        let mut parts = text.split(';').map(str::trim);
-        let (kind, subtype) = match parts.next()? {
-            "" => return None,
-            // As the library that the apiserver uses reads it.
-            "*" => ("*", "*"),
-            media => media.split_once('/')?,
+        let (media, mut rest) = text.split_once(';').unwrap_or((text, ""));
+        let (kind, subtype) = match media.split_once('/') {
+            Some((kind, subtype)) if !subtype.is_empty() => (kind, subtype),
+            _ if media.trim_end_matches('/').trim_matches(' ') == "*" => ("*", "*"),
+            _ => return None,
         };
+        if subtype.contains('/') {
+            return None;
+        }
         let (mut params, mut quality) = (Vec::new(), 1.0);
-        for part in parts {
-            let Some((name, value)) = part.split_once('=') else { continue };
-            let (name, value) = (name.trim(), value.trim().trim_matches('"'));
-            match name {
-                "q" => quality = value.parse().unwrap_or(1.0),
-                _ => params.push((name, value)),
+        while !rest.is_empty() {
+            let part;
+            (part, rest) = rest.split_once(';').unwrap_or((rest, ""));
+            let Some((name, value)) = part.split_once('=').filter(|(_, value)| !value.is_empty()) else { continue };
+            if value.contains('=') {
+                continue;
+            }
+            match name.trim_matches(' ') {
+                // What is no number counts as zero.
+                "q" => quality = value.parse().unwrap_or_default(),
+                name => params.push((name, value.trim_matches(' '))),
             }
         }
-        Some(Self { kind: kind.trim(), subtype: subtype.trim(), params, quality })
+        Some(Self { kind: kind.trim_matches(' '), subtype: subtype.trim_matches(' '), params, quality })
+    }
+
+    /// Whether it comes before another. It is no order: what is specific comes before what is not whatever their qualities.
+    fn is_before(&self, other: &Self) -> bool {
+        self.quality > other.quality
+            || (self.kind != "*" && other.kind == "*")
+            || (self.subtype != "*" && other.subtype == "*")
     }
 
     fn param(&self, name: &str) -> &str {
-        self.params.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
+        self.params.iter().rev().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
     /// The form it asks for; `None` where nobody serves it.
@@ -73,14 +91,33 @@ impl<'a> Clause<'a> {
     }
 }
 
+/// Whether the apiserver's router lets a request for JSON through (`Route.matchesAccept` of go-restful).
+fn is_routed(header: &str) -> bool {
+    let media = |clause: &str| matches!(clause.split(';').next().map(str::trim), Some("*/*" | "application/json"));
+    header.split(',').any(media)
+}
+
 /// The form that an `Accept` header asks for.
 pub fn negotiate(header: &str, is_list: bool) -> Form {
     if header.is_empty() {
         return Form::Json;
     }
-    let mut clauses: Vec<_> = header.split(',').filter_map(|text| Clause::parse(text.trim())).collect();
-    let specific = |clause: &Clause<'_>| (clause.kind != "*", clause.subtype != "*");
-    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality).then(specific(b).cmp(&specific(a))));
+    if !is_routed(header) {
+        return Form::Other;
+    }
+    let mut clauses: Vec<_> =
+        header.split(',').filter_map(|text| Clause::parse(text.trim_matches(' '))).take(CLAUSES_MAX + 1).collect();
+    if clauses.len() > CLAUSES_MAX {
+        return Form::Other;
+    }
+    // By insertion: with what is no order, the way of sorting decides.
+    for end in 1..clauses.len() {
+        let mut at = end;
+        while at > 0 && clauses[at].is_before(&clauses[at - 1]) {
+            clauses.swap(at, at - 1);
+            at -= 1;
+        }
+    }
     clauses.iter().find_map(|clause| clause.form(is_list)).unwrap_or(Form::Other)
 }
 
@@ -96,7 +133,13 @@ mod tests {
         for (header, is_list, form) in [
             ("", true, Form::Json),
             ("*/*", true, Form::Json),
-            ("application/*", false, Form::Json),
+            ("application/*", false, Form::Other),
+            ("*", true, Form::Other),
+            ("application/yaml;q=0.1, */*", true, Form::Json),
+            ("*/*, application/yaml;q=0.1", true, Form::Other),
+            ("application/json;q=high", true, Form::Json),
+            ("application/json;as=a=b", true, Form::Json),
+            ("application/json;v=v1", true, Form::Other),
             ("application/json, */*", true, Form::Json),
             ("application/json;stream=watch", false, Form::Json),
             ("text/html, application/json;q=0.5", true, Form::Json),

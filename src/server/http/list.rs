@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Catalog, Hub, Served},
+    fanout::{Catalog, Hub, Patience, Served},
     model::{
         ObjectKey, ResourceVersion,
         format::Format,
@@ -40,6 +40,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 const STATES_MAX: usize = 32;
 /// Each for so long after it was last read. (The apiserver keeps them for about five minutes.)
 const STATE_AGE_MAX: Duration = Duration::from_secs(120);
+/// Who wants fewer objects at a time may want no more than these.
+const PAGE_OBJECTS_MIN: usize = 500;
 /// Of the only kind of token that there is.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
@@ -146,16 +148,24 @@ impl<C: Catalog> Front<C> {
         let mut last = None;
         let (store, version) = match continues.is_empty() {
             true => {
-                self.freshen(&served, freshness).await?;
+                let patience = match freshness {
+                    Freshness::Consistent => self.patience(&hub, &selection, limit),
+                    _ => Patience::AtOnce,
+                };
+                self.freshen(&served, freshness, patience).await?;
                 hub.snapshot()?
             }
             false => {
                 let not_held = || Otherwise::Upstream(Failure::list_expired());
-                let token = Token::decode(&continues).ok_or_else(not_held)?;
-                last = Some(before(&token, &path.namespace).ok_or_else(not_held)?);
+                let no_token = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
+                let token = Token::decode(&continues).ok_or_else(|| Otherwise::Upstream(no_token()))?;
+                last = Some(before(&token, &path.namespace, served.namespaced).ok_or_else(not_held)?);
                 self.pages.find(&hub, token.rv).ok_or_else(not_held)?
             }
         };
+        // Any state is given whole where upstream has it cached.
+        let limit =
+            limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
         let pass = hub.gate().enter().await?;
         let count = || store.select(&selection, last.as_ref()).count();
         let (mut left, mut meta) = (usize::MAX, ListMeta { version, continues: String::new(), remaining: None });
@@ -164,7 +174,8 @@ impl<C: Catalog> Front<C> {
             let more = page.is_some_and(|page| store.select(&selection, Some(page.key())).next().is_some());
             if let Some(page) = page.filter(|_| more) {
                 let rv = i64::try_from(version.get()).unwrap_or(-1);
-                let start = format!("{}\0", below(page.key(), &path.namespace));
+                let slash = if is_cached_upstream(&served) { "/" } else { "" };
+                let start = format!("{slash}{}\0", below(page.key(), &path.namespace));
                 meta.continues = Token { v: TOKEN_VERSION.to_owned(), rv, start }.encode();
                 // Selected ones are not counted upstream either.
                 let all = !selection.can_change() && selection.spec().name.is_empty();
@@ -186,23 +197,38 @@ impl<C: Catalog> Front<C> {
         Ok(super::json(Body::from_stream(chunks)))
     }
 
+    /// How long a consistent list waits to be read from the cache: it depends on what it would cost upstream, which is what is in it.
+    fn patience(&self, hub: &Hub, selection: &Selection, limit: Option<usize>) -> Patience {
+        let bytes_min = self.consistent_list_bytes_min;
+        // Who reads in the pages of kubectl and client-go, or in larger ones, reads them all.
+        let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+        let Some((store, _)) = hub.state().filter(|(store, _)| store.json_bytes() >= bytes_min) else {
+            return Patience::AtOnce;
+        };
+        let mut bytes = 0;
+        let sizes = store.select(selection, None).take(objects_max).map(|object| object.json_len());
+        match bytes_min == 0
+            || sizes.into_iter().any(|size| {
+                bytes += size;
+                bytes >= bytes_min
+            }) {
+            true => Patience::Bookmark,
+            false => Patience::AtOnce,
+        }
+    }
+
     pub(super) async fn get(
         &self,
         path: &Path,
-        options: ListOptions,
+        freshness: Freshness,
         format: Format,
     ) -> Result<Response<Body>, Otherwise> {
         let selected = self.select(path, Default::default(), false).await?;
         // One object upstream finds sooner than any proof comes that ours is the newest.
-        if options.freshness == Freshness::Consistent {
+        if freshness == Freshness::Consistent {
             return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
         }
-        // A get knows no match: the version is one that it may not be older than.
-        let freshness = match options.freshness {
-            Freshness::Exact(version) => Freshness::NotOlderThan(version),
-            other => other,
-        };
-        self.freshen(&selected.served, freshness).await?;
+        self.freshen(&selected.served, freshness, Patience::AtOnce).await?;
         let (store, _) = selected.served.hub.snapshot()?;
         let key = ObjectKey::new(&path.namespace, &path.name);
         let Some(object) = store.get(key.as_str()) else {
@@ -223,13 +249,23 @@ fn below<'a>(key: &'a ObjectKey, namespace: &str) -> &'a str {
 }
 
 /// The key that a token goes on after; `None` where it does not go on after one.
-fn before(token: &Token, namespace: &str) -> Option<ObjectKey> {
-    let last = token.start.strip_suffix('\0').filter(|last| !last.is_empty())?;
-    Some(match (namespace, last.split_once('/')) {
-        ("", Some((namespace, name))) => ObjectKey::new(namespace, name),
-        (namespace, None) => ObjectKey::new(namespace, last),
-        (_, Some(_)) => return None,
-    })
+fn before(token: &Token, namespace: &str, namespaced: bool) -> Option<ObjectKey> {
+    let last = token.start.strip_suffix('\0')?;
+    // With a slash from upstream's cache, without one from its etcd.
+    let names: Vec<_> = last.strip_prefix('/').unwrap_or(last).split('/').collect();
+    if names.iter().any(|name| matches!(*name, "" | "." | "..")) {
+        return None;
+    }
+    match *names {
+        [name] if !namespaced || !namespace.is_empty() => Some(ObjectKey::new(namespace, name)),
+        [namespace_of, name] if namespaced && namespace.is_empty() => Some(ObjectKey::new(namespace_of, name)),
+        _ => None,
+    }
+}
+
+/// Whether the apiserver has a watch cache for it: of events it has none, and reads etcd.
+fn is_cached_upstream(served: &Served) -> bool {
+    served.gvr.resource != "events" || !matches!(&*served.gvr.group, "" | "events.k8s.io")
 }
 
 struct ListMeta {
@@ -335,10 +371,18 @@ mod tests {
         let text = token.encode();
         assert_eq!(text, BASE64_URL_SAFE_NO_PAD.encode(r#"{"v":"meta.k8s.io/v1","rv":4567,"start":"web\u0000"}"#));
         let token = Token::decode(&text).expect("its own");
-        assert_eq!(before(&token, "default"), Some(ObjectKey::new("default", "web")));
-        let everywhere = Token { start: "default/web\0".to_owned(), ..token };
-        assert_eq!(before(&everywhere, ""), Some(ObjectKey::new("default", "web")));
-        assert_eq!(before(&everywhere, "other"), None, "of another request");
+        assert_eq!(before(&token, "default", true), Some(ObjectKey::new("default", "web")));
+        assert_eq!(before(&token, "", false), Some(ObjectKey::new("", "web")));
+        assert_eq!(before(&token, "", true), None, "of another request");
+        for start in ["default/web\0", "/default/web\0"] {
+            let everywhere = Token { start: start.to_owned(), v: TOKEN_VERSION.to_owned(), rv: 1 };
+            assert_eq!(before(&everywhere, "", true), Some(ObjectKey::new("default", "web")));
+            assert_eq!(before(&everywhere, "other", true), None, "of another request");
+        }
+        for start in ["", "web", "//web\0", "../web\0", "/\0", "a/./web\0"] {
+            let odd = Token { start: start.to_owned(), v: TOKEN_VERSION.to_owned(), rv: 1 };
+            assert_eq!(before(&odd, "", true), None, "{start:?}");
+        }
         assert_eq!(Token::decode("%%%"), None);
     }
 }

@@ -6,10 +6,14 @@
 
 pub mod accept;
 pub mod body;
+pub mod hop_by_hop;
 pub mod list;
 pub mod options;
 pub mod path;
+pub mod proxy;
 pub mod status;
+pub mod tunnel;
+pub mod verb;
 mod watch;
 
 use std::{
@@ -21,22 +25,25 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts};
+use futures::FutureExt;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, request::Parts};
 
 use self::{
     accept::Form,
     options::{Freshness, Options},
     path::Path,
+    proxy::Proxy,
     status::Failure,
 };
 use super::{
     call,
+    listen::Peer,
     reader::{FRESHNESS_TIMEOUT, Opened, Reader},
     request::Selected,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Refusal, Served},
-    model::{format::Format, projection::Projection},
+    fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
+    model::{ResourceVersion, format::Format, projection::Projection},
     proto::v1alpha1::Target,
 };
 
@@ -48,6 +55,14 @@ pub enum Answer {
     Read(Response<Body>),
     /// Upstream's response, which may take as long as its reader likes.
     PassedOn(Response<Body>),
+}
+
+/// What a path and a query ask for.
+enum Asked {
+    /// A collection, or a single object under the old `/watch/`.
+    Many(Options),
+    /// A single object, of this freshness.
+    One(Freshness),
 }
 
 /// Why a read is not answered from the cache.
@@ -90,14 +105,18 @@ pub struct Front<C> {
     pages: Arc<list::Pages>,
     /// How many have begun.
     watches: Arc<AtomicU32>,
+    /// `None`: nothing is passed on.
+    proxy: Option<Arc<Proxy>>,
     stall_timeout: Duration,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    consistent_list_bytes_min: usize,
 }
 
 impl<C> Clone for Front<C> {
     fn clone(&self) -> Self {
-        let Self { reader, pages, watches, stall_timeout } = self;
-        let (reader, pages, watches) = (reader.clone(), pages.clone(), watches.clone());
-        Self { reader, pages, watches, stall_timeout: *stall_timeout }
+        let Self { reader, pages, watches, proxy, .. } = self;
+        let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
+        Self { reader, pages, watches, proxy, ..*self }
     }
 }
 
@@ -106,8 +125,12 @@ pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
     !call::is_any_grpc(request.headers())
 }
 
+/// Tells an answer of the cache from upstream's (RFC 9211).
+const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+
 /// The headers of a watch.
 pub fn watch_headers(headers: &mut HeaderMap) {
+    headers.insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
 }
@@ -120,49 +143,79 @@ fn json(body: Body) -> Response<Body> {
 }
 
 impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads; a snapshot that makes no progress for `stall_timeout` ends.
-    pub fn new(reader: Arc<Reader<C>>, stall_timeout: Duration) -> Self {
-        Self { reader, pages: Arc::default(), watches: Arc::default(), stall_timeout }
+    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends, and a
+    /// consistent list of `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
+    pub fn new(
+        reader: Arc<Reader<C>>,
+        proxy: Option<Arc<Proxy>>,
+        stall_timeout: Duration,
+        consistent_list_bytes_min: usize,
+    ) -> Self {
+        let (pages, watches) = Default::default();
+        Self { reader, pages, watches, proxy, stall_timeout, consistent_list_bytes_min }
     }
 
     /// Answers a request. A watch rings `bell` when there is something to send.
     pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
-        let (parts, _body) = request.into_parts();
-        match self.read(&parts, bell).await {
-            Ok(answer) => answer,
-            Err(Otherwise::Failed(failure)) => Answer::Read(failure.response()),
-            Err(Otherwise::Upstream(failure)) => Answer::PassedOn(failure.response()),
-        }
+        let (parts, body) = request.into_parts();
+        let failure = match self.read(&parts, bell).await {
+            Ok(answer) => return answer,
+            Err(Otherwise::Failed(failure)) => {
+                let mut response: Response<Body> = failure.response();
+                response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
+                return Answer::Read(response);
+            }
+            Err(Otherwise::Upstream(failure)) => failure,
+        };
+        let Some(proxy) = &self.proxy else {
+            let response: Response<Body> = failure.response();
+            // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
+            let is_head = parts.method == Method::HEAD;
+            return Answer::PassedOn(if is_head { response.map(|_| Body::empty()) } else { response });
+        };
+        let peer = parts.extensions.get::<Peer>().copied().unwrap_or_default();
+        // In a box: most requests are not passed on, and need not have the room for it.
+        Answer::PassedOn(proxy.forward(Request::from_parts(parts, body), peer).boxed().await)
     }
 
     /// Reads from a cache.
     async fn read(&self, request: &Parts, bell: Bell) -> Result<Answer, Otherwise> {
         let uri = &request.uri;
-        let nothing = || Failure::not_served(format!("{} {} is not cached", request.method, uri.path()));
+        let nothing = || {
+            let because = "and nothing is passed on to the apiserver (--passthrough=off)";
+            match request.method {
+                Method::GET => Failure::not_served(format!("{} is not served from the cache, {because}", uri.path())),
+                _ => Failure::method_not_allowed(format!("kubefan only reads, {because}")),
+            }
+        };
         let path = match request.method {
             Method::GET => Path::parse(uri.path()),
             _ => None,
         };
         let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
         let query = uri.query().unwrap_or_default();
-        // As a websocket, or as whatever else it wants to become.
-        if request.headers.contains_key(header::UPGRADE) {
+        // As a websocket.
+        if hop_by_hop::upgrade(&request.headers).is_some() {
             return Err(Otherwise::Upstream(nothing()));
         }
-        let options = Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?;
-        let is_watch = matches!(options, Options::Watch(_));
-        let form = accept::negotiate(accepts(&request.headers), !is_watch && path.name.is_empty());
+        let asked = match path.name.is_empty() || path.is_watch {
+            true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
+            false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
+        };
+        let is_list = matches!(asked, Asked::Many(Options::List(_)));
+        let form =
+            accept::negotiate(accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?, is_list);
         let projection = match form {
             Form::Json => Projection::default(),
             Form::PartialJson => Projection::partial_object_metadata(),
             Form::Other => return Err(Otherwise::Upstream(not_made())),
         };
         let format = Format::lines(projection);
-        let response = match options {
-            Options::Watch(options) => return self.watch(&path, options, format, bell).await,
-            Options::List(_) if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
-            Options::List(options) if path.name.is_empty() => self.list(&path, options, format).await?,
-            Options::List(options) => self.get(&path, options, format).await?,
+        let response = match asked {
+            Asked::Many(Options::Watch(options)) => return self.watch(&path, options, format, bell).await,
+            _ if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
+            Asked::Many(Options::List(options)) => self.list(&path, options, format).await?,
+            Asked::One(freshness) => self.get(&path, freshness, format).await?,
         };
         Ok(Answer::Read(response))
     }
@@ -192,15 +245,11 @@ impl<C: Catalog> Front<C> {
     }
 
     /// Waits until the cache is as fresh as was asked for.
-    async fn freshen(&self, served: &Served, freshness: Freshness) -> Result<(), Otherwise> {
+    async fn freshen(&self, served: &Served, freshness: Freshness, patience: Patience) -> Result<(), Otherwise> {
         match freshness {
             Freshness::Any => {}
-            Freshness::Consistent => self.reader.catalog().prove(served).await?,
-            Freshness::NotOlderThan(version) => served
-                .hub
-                .reached(version, FRESHNESS_TIMEOUT)
-                .await
-                .map_err(|refusal| Otherwise::Failed(Failure::from(&refusal)))?,
+            Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
+            Freshness::NotOlderThan(version) => self.reach(served, version).await?,
             Freshness::Exact(version) => {
                 let (_, held) = served.hub.snapshot()?;
                 if held != version {
@@ -209,6 +258,26 @@ impl<C: Catalog> Front<C> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the cache is not older than `version`. One of a quiet resource stands at its last change, below the versions that
+    /// upstream gives to everything else, until a proof moves it on.
+    async fn reach(&self, served: &Served, version: ResourceVersion) -> Result<(), Otherwise> {
+        let mut proved = false;
+        let proof = async {
+            proved = self.reader.catalog().prove(served, Patience::Bookmark).await.is_ok();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let reached = tokio::select! {
+            biased;
+            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
+            never = proof => match never {},
+        };
+        reached.map_err(|refusal| match refusal {
+            // Upstream would wait in vain as well.
+            Refusal::Future { .. } if proved => Otherwise::Failed(Failure::from(&refusal)),
+            other => Otherwise::Upstream(Failure::from(&other)),
+        })
     }
 
     /// From 0 to 1, another each time: what began together is not to end together. Evenly spread, which chance would not be.
@@ -227,8 +296,9 @@ fn not_made() -> Failure {
     Failure::not_acceptable("only JSON and PartialObjectMetadata as JSON are made from the cache".to_owned())
 }
 
-fn accepts(headers: &HeaderMap) -> &str {
-    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default()
+/// The media types that are asked for; `None` where they cannot be read.
+fn accepts(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::ACCEPT).map_or(Some(""), |value| value.to_str().ok())
 }
 
 /// Whether the JSON is for people (`isPrettyPrint` in the apiserver's `negotiate.go`).

@@ -59,8 +59,10 @@ pub struct WatchOptions {
     pub field_selector: String,
     /// Where it begins.
     pub begin: Begin,
-    /// Whether bookmarks are sent, the one that ends the initial state among them.
+    /// Whether bookmarks are sent.
     pub bookmarks: bool,
+    /// Whether one ends the initial state.
+    pub marks_end: bool,
     /// When it ends; `None`: when the server likes.
     pub timeout: Option<Duration>,
 }
@@ -74,6 +76,9 @@ pub enum Options {
     Watch(WatchOptions),
 }
 
+/// A parameter and its value.
+type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
+
 #[derive(Default)]
 struct Raw<'a> {
     watch: bool,
@@ -83,6 +88,7 @@ struct Raw<'a> {
     version_match: Cow<'a, str>,
     continues: Cow<'a, str>,
     limit: i64,
+    timeout: Cow<'a, str>,
     timeout_seconds: Option<i64>,
     bookmarks: bool,
     send_initial_events: Option<bool>,
@@ -105,12 +111,9 @@ fn number(value: &str) -> Result<i64, Failure> {
 
 impl<'a> Raw<'a> {
     fn read(query: &'a str) -> Result<Self, Failure> {
-        if query.len() > QUERY_BYTES_MAX {
-            return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
-        }
         let mut raw = Self::default();
         let mut seen: Vec<Cow<'_, str>> = Vec::new();
-        for (name, value) in parse(query.as_bytes()) {
+        for (name, value) in pairs(query)? {
             // Of a name that comes more than once, the first value counts.
             if seen.contains(&name) {
                 continue;
@@ -123,6 +126,7 @@ impl<'a> Raw<'a> {
                 "resourceVersionMatch" => raw.version_match = value,
                 "continue" => raw.continues = value,
                 "limit" => raw.limit = number(&value)?,
+                "timeout" => raw.timeout = value,
                 "timeoutSeconds" => raw.timeout_seconds = Some(number(&value)?),
                 "allowWatchBookmarks" => raw.bookmarks = truth(&value),
                 "sendInitialEvents" => raw.send_initial_events = Some(truth(&value)),
@@ -135,10 +139,16 @@ impl<'a> Raw<'a> {
 
     fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
         ResourceVersion::parse_request(&self.version)
-            .map_err(|_| Failure::bad_request(format!("Invalid value: {:?}: invalid resource version", self.version)))
+            .map_err(|_| {
+                let number = "strconv.ParseUint: parsing";
+                let version = &self.version;
+                Failure::bad_request(format!(
+                    "invalid resource version: resourceVersion: Invalid value: {version:?}: {number} {version:?}: invalid syntax"
+                ))
+            })
     }
 
-    fn list(self) -> Result<ListOptions, Failure> {
+    fn check_list(&self) -> Result<(), Failure> {
         let mut causes = Vec::new();
         if !self.version_match.is_empty() {
             if self.version.is_empty() {
@@ -170,35 +180,10 @@ impl<'a> Raw<'a> {
         if self.send_initial_events.is_some() {
             causes.push(Cause::forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
         }
-        Failure::if_invalid(causes)?;
-        if !self.continues.is_empty() && !matches!(&*self.version, "" | "0") {
-            return Err(Failure::bad_request(
-                "specifying resource version is not allowed when using continue".to_owned(),
-            ));
-        }
-        let limit = usize::try_from(self.limit).ok().filter(|limit| *limit > 0);
-        let freshness = match (self.version()?, &*self.version_match) {
-            (None, _) if self.version.is_empty() => Freshness::Consistent,
-            (None, _) => Freshness::Any,
-            (Some(version), "Exact") => Freshness::Exact(version),
-            // Without a match, a limit asks for pages of exactly that version, as it always has.
-            (Some(version), "") if limit.is_some() => Freshness::Exact(version),
-            (Some(version), _) => Freshness::NotOlderThan(version),
-        };
-        Ok(ListOptions {
-            label_selector: self.label_selector.into_owned(),
-            field_selector: self.field_selector.into_owned(),
-            // Any state is given whole.
-            limit: limit.filter(|_| freshness != Freshness::Any || !self.continues.is_empty()),
-            freshness,
-            continues: self.continues.into_owned(),
-        })
+        Failure::if_invalid(causes)
     }
 
-    /// Under the old path nothing is defaulted.
-    fn watch(self, is_old: bool) -> Result<WatchOptions, Failure> {
-        let unset = self.send_initial_events.is_none() && self.version_match.is_empty();
-        let is_any = self.version == "0";
+    fn check_watch(&self) -> Result<(), Failure> {
         let mut causes = Vec::new();
         if self.send_initial_events.is_some() && self.version_match != "NotOlderThan" {
             causes.push(Cause::forbidden(
@@ -223,10 +208,48 @@ impl<'a> Raw<'a> {
                 ));
             }
         }
-        Failure::if_invalid(causes)?;
+        Failure::if_invalid(causes)
+    }
+
+    fn list(self) -> Result<ListOptions, Failure> {
+        self.check_list()?;
+        if !self.continues.is_empty() && !matches!(&*self.version, "" | "0") {
+            return Err(Failure::bad_request(
+                "specifying resource version is not allowed when using continue".to_owned(),
+            ));
+        }
+        let limit = usize::try_from(self.limit).ok().filter(|limit| *limit > 0);
+        let freshness = match (self.version()?, &*self.version_match) {
+            (None, _) if self.version.is_empty() => Freshness::Consistent,
+            (None, _) => Freshness::Any,
+            (Some(version), "Exact") => Freshness::Exact(version),
+            // Without a match, a limit asks for pages of exactly that version, as it always has.
+            (Some(version), "") if limit.is_some() => Freshness::Exact(version),
+            (Some(version), _) => Freshness::NotOlderThan(version),
+        };
+        Ok(ListOptions {
+            label_selector: self.label_selector.into_owned(),
+            field_selector: self.field_selector.into_owned(),
+            limit,
+            freshness,
+            continues: self.continues.into_owned(),
+        })
+    }
+
+    /// The state first is what a watch gets that names no version, as if it had asked for it (`SetListOptionsDefaults`).
+    fn with_defaults(mut self) -> Self {
+        let unset = self.send_initial_events.is_none() && self.version_match.is_empty();
+        if unset && matches!(&*self.version, "" | "0") {
+            self.send_initial_events = Some(true);
+            self.version_match = Cow::Borrowed("NotOlderThan");
+        }
+        self
+    }
+
+    fn watch(self) -> Result<WatchOptions, Failure> {
         let freshness = match self.version()? {
             Some(version) => Freshness::NotOlderThan(version),
-            None if is_any => Freshness::Any,
+            None if self.version == "0" => Freshness::Any,
             None => Freshness::Consistent,
         };
         let begin = match (self.send_initial_events, freshness) {
@@ -241,24 +264,90 @@ impl<'a> Raw<'a> {
             label_selector: self.label_selector.into_owned(),
             field_selector: self.field_selector.into_owned(),
             begin,
-            bookmarks: self.bookmarks && !(is_old && unset && matches!(begin, Begin::State(_))),
+            bookmarks: self.bookmarks,
+            marks_end: self.bookmarks && self.send_initial_events == Some(true),
             timeout: timeout.map(|seconds| Duration::from_secs(seconds.min(u64::from(u32::MAX)))),
         })
     }
 }
 
 impl Options {
-    /// Reads a query; `is_old` under the old `/watch/`.
+    /// Reads the query of a collection; `is_old` under the old `/watch/`, where a watch is checked as a list unless it says that it is one.
     ///
     /// # Errors
     /// What the apiserver would answer.
     pub fn read(query: &str, is_old: bool) -> Result<Self, Failure> {
         let raw = Raw::read(query)?;
-        match raw.watch || is_old {
-            true => raw.watch(is_old).map(Self::Watch),
-            false => raw.list().map(Self::List),
+        match (raw.watch, is_old) {
+            (true, _) => {
+                let raw = raw.with_defaults();
+                raw.check_watch()?;
+                raw.watch().map(Self::Watch)
+            }
+            (false, true) => {
+                raw.check_list()?;
+                raw.watch().map(Self::Watch)
+            }
+            (false, false) => {
+                check_timeout(&raw.timeout)?;
+                raw.list().map(Self::List)
+            }
         }
     }
+}
+
+/// Reads the query of a single object: how fresh it must be. All else means nothing there.
+///
+/// # Errors
+/// What the apiserver would answer.
+pub fn read_get(query: &str) -> Result<Freshness, Failure> {
+    let mut pairs = pairs(query)?;
+    let mut first = |name: &str| match pairs.iter_mut().find(|(known, _)| known == name) {
+        Some((_, value)) => std::mem::take(value),
+        None => Cow::Borrowed(""),
+    };
+    check_timeout(&first("timeout"))?;
+    let raw = Raw { version: first("resourceVersion"), ..Raw::default() };
+    Ok(match raw.version()? {
+        Some(version) => Freshness::NotOlderThan(version),
+        None if raw.version == "0" => Freshness::Any,
+        None => Freshness::Consistent,
+    })
+}
+
+/// The parameters, where they can be read in one way only.
+///
+/// # Errors
+/// Go leaves out what is escaped wrongly and what has a semicolon, and reads the rest: let it.
+fn pairs(query: &str) -> Result<Vec<Pair<'_>>, Failure> {
+    if query.len() > QUERY_BYTES_MAX {
+        return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
+    }
+    let is_escaped =
+        |part: &str| matches!(part.as_bytes(), [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit());
+    let pairs: Vec<_> = parse(query.as_bytes()).collect();
+    let lossy = pairs.iter().any(|(name, value)| name.contains('\u{fffd}') || value.contains('\u{fffd}'));
+    if lossy || query.contains(';') || !query.split('%').skip(1).all(is_escaped) {
+        return Err(Failure::bad_request("the query is not escaped as it must be".to_owned()));
+    }
+    Ok(pairs)
+}
+
+/// Checks the time that a request may take, a duration as Go writes them. No read from the cache takes so long that it would matter.
+fn check_timeout(timeout: &str) -> Result<(), Failure> {
+    let mut rest = timeout;
+    while !rest.is_empty() {
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let unit = ["ms", "s", "m", "h"].into_iter().find(|unit| rest[digits..].starts_with(unit));
+        match unit {
+            // Longer ones may be too long.
+            Some(unit) if (1..=6).contains(&digits) => rest = &rest[digits + unit.len()..],
+            _ => {
+                return Err(Failure::bad_request(format!("invalid timeout specified in the request URL: {timeout:?}")));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -287,7 +376,6 @@ mod tests {
     fn how_fresh_a_list_is_follows_version_match_and_limit() {
         assert_eq!(list("").freshness, Freshness::Consistent);
         assert_eq!(list("resourceVersion=0").freshness, Freshness::Any);
-        assert_eq!(list("resourceVersion=0&limit=5").limit, None, "ignored");
         assert_eq!(list("resourceVersion=7").freshness, Freshness::NotOlderThan(version(7)));
         assert_eq!(list("resourceVersion=7&limit=5").freshness, Freshness::Exact(version(7)));
         let pages = list("resourceVersion=7&resourceVersionMatch=NotOlderThan&limit=5");
@@ -310,7 +398,8 @@ mod tests {
         assert_eq!(watch("timeoutSeconds=5").timeout, Some(Duration::from_secs(5)));
         assert_eq!(watch("timeoutSeconds=0").timeout, None);
         let old = Options::read("allowWatchBookmarks=1", true);
-        assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: false, .. }))), "{old:?}");
+        assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: true, marks_end: false, .. }))), "{old:?}");
+        assert!(watch("allowWatchBookmarks=1").marks_end, "by default");
     }
 
     #[test]
@@ -325,6 +414,11 @@ mod tests {
             ("continue=abc&resourceVersion=7", 400),
             ("watch=1&sendInitialEvents=true", 422),
             ("watch=1&resourceVersionMatch=NotOlderThan&resourceVersion=1", 422),
+            ("watch=1&continue=abc", 422),
+            ("fieldSelector=metadata.name=a;b", 400),
+            ("unknown=%zz", 400),
+            ("labelSelector=%ff", 400),
+            ("timeout=soon", 400),
         ] {
             let failure = Options::read(query, false).expect_err(query);
             assert_eq!(failure.code(), code, "{query}");

@@ -131,6 +131,11 @@ impl Failure {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
     }
 
+    /// 405: `NewMethodNotSupported`, of what is no resource.
+    pub fn method_not_allowed(message: String) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+    }
+
     /// 406: `NewNotAcceptableError`.
     pub fn not_acceptable(message: String) -> Self {
         Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)

@@ -12,9 +12,9 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    fanout::{Bell, Catalog, Patience, Refusal, Start, Terms},
     model::format::Format,
-    server::reader::{FRESHNESS_TIMEOUT, Opened, Speech},
+    server::reader::{Opened, Speech},
 };
 
 /// The silence after which a bookmark is sent, as the apiserver does it.
@@ -31,13 +31,17 @@ impl<C: Catalog> Front<C> {
         format: Format,
         bell: Bell,
     ) -> Result<Answer, Otherwise> {
-        let WatchOptions { label_selector, field_selector, begin, bookmarks, timeout } = options;
+        let WatchOptions { label_selector, field_selector, begin, bookmarks, marks_end, timeout } = options;
+        if !path.name.is_empty() && !field_selector.is_empty() {
+            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
+            return Err(Otherwise::Upstream(Failure::bad_request(message)));
+        }
         let permit = self.reader.admit()?;
         let selected = self.select(path, (label_selector, field_selector), true).await?;
         let hub = &selected.served.hub;
         let start = match begin {
             Begin::State(freshness) => {
-                if let Err(otherwise) = self.freshen(&selected.served, freshness).await {
+                if let Err(otherwise) = self.freshen(&selected.served, freshness, Patience::Bookmark).await {
                     return match (otherwise, freshness) {
                         // A watch has begun by the time that this is known.
                         (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_line(&failure)),
@@ -47,16 +51,18 @@ impl<C: Catalog> Front<C> {
                 Start::Snapshot
             }
             Begin::Now(freshness) => {
-                self.freshen(&selected.served, freshness).await?;
+                self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
                 Start::After(hub.snapshot()?.1)
             }
             Begin::After(version) => {
                 // From the future: upstream is silent until it gets there, and so is its watch.
-                hub.reached(version, FRESHNESS_TIMEOUT).await?;
+                self.reach(&selected.served, version).await.map_err(|otherwise| match otherwise {
+                    Otherwise::Failed(failure) | Otherwise::Upstream(failure) => Otherwise::Upstream(failure),
+                })?;
                 Start::After(version)
             }
         };
-        let terms = Terms { marks_end: bookmarks, ..start.into() };
+        let terms = Terms { marks_end, ..start.into() };
         let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await
         {
             Ok(subscription) => subscription,

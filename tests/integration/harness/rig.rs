@@ -83,6 +83,7 @@ impl Setup {
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
                 staleness_max: None,
+                proves: true,
                 self_check_interval: None,
             },
             // Its requests would be in the way of those that tests count.
@@ -171,7 +172,7 @@ impl Rig {
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());
         let drain = CancellationToken::new();
-        let server = Server::new(catalog, Routes::default(), options, metrics.clone(), drain.clone());
+        let server = Server::new(catalog, Routes::default(), options, None, metrics.clone(), drain.clone());
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, metrics, server, drain, client, _stop: stop.drop_guard() }
     }
@@ -326,7 +327,7 @@ impl Rig {
 fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
     let connect = move |_| {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        tokio::spawn(server.clone().serve(theirs, Peer { address: None }));
+        tokio::spawn(server.clone().serve(theirs, Peer::default()));
         std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(ours)))
     };
     Endpoint::from_static("http://kubefan.test").connect_with_connector_lazy(service_fn(connect))

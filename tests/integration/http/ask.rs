@@ -1,0 +1,122 @@
+//! One request to one server, and what came back of it.
+
+use std::time::Duration;
+
+use reqwest::{Method, header::HeaderMap};
+use tokio::time::{Instant, timeout_at};
+
+use super::world::World;
+
+/// Who must answer a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// kubefan, from its cache.
+    Cache,
+    /// Upstream.
+    Upstream,
+    /// It depends on when it is asked.
+    Either,
+}
+
+/// A request of the table.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    /// With the query.
+    pub(super) path: String,
+    pub(super) headers: Vec<(&'static str, String)>,
+    pub(super) by: By,
+}
+
+impl Request {
+    pub(super) fn get(path: String, by: By) -> Self {
+        Self { method: Method::GET, path, headers: Vec::new(), by }
+    }
+
+    pub(super) fn accepting(self, accept: &str) -> Self {
+        Self { headers: vec![("accept", accept.to_owned())], ..self }
+    }
+
+    pub(super) fn query(&self) -> &str {
+        self.path.split_once('?').map_or("", |(_, query)| query)
+    }
+
+    /// The value of a parameter; the first where there are several.
+    pub(super) fn parameter(&self, name: &str) -> Option<String> {
+        let mut all = form_urlencoded::parse(self.query().as_bytes());
+        all.find(|(known, _)| known == name).map(|(_, value)| value.into_owned())
+    }
+}
+
+impl std::fmt::Display for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.method, self.path)?;
+        self.headers.iter().try_for_each(|(name, value)| write!(f, " [{name}: {value}]"))
+    }
+}
+
+/// What came back.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    /// 0: none came.
+    pub(super) status: u16,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+}
+
+/// The longest that any answer is read; a watch names a time of its own.
+const ANSWER_SECONDS_MAX: u64 = 20;
+
+impl Answer {
+    pub(super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// Whether kubefan answered from its cache.
+    pub(super) fn is_cached(&self) -> bool {
+        self.header("cache-status").starts_with("kubefan")
+    }
+
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+impl World {
+    /// Asks the apiserver.
+    pub(super) async fn ask_direct(&self, request: &Request) -> Answer {
+        ask(&self.direct, &format!("{}{}", self.api.url(), request.path), request).await
+    }
+
+    /// Asks kubefan; `turn` chooses the protocol.
+    pub(super) async fn ask_kubefan(&self, request: &Request, turn: usize) -> Answer {
+        ask(&self.clients[turn % self.clients.len()], &self.url(&request.path), request).await
+    }
+}
+
+async fn ask(client: &reqwest::Client, url: &str, request: &Request) -> Answer {
+    let mut sent = client.request(request.method.clone(), url);
+    for (name, value) in &request.headers {
+        sent = sent.header(*name, value);
+    }
+    let limit = Instant::now() + Duration::from_secs(ANSWER_SECONDS_MAX);
+    let answered = timeout_at(limit, sent.send()).await.unwrap_or_else(|_| panic!("{request}: no answer from {url}"));
+    let mut response = match answered {
+        Ok(response) => response,
+        Err(error) => return Answer { status: 0, headers: HeaderMap::new(), body: format!("{error:?}").into_bytes() },
+    };
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let mut body = Vec::new();
+    // What does not end in time is compared as far as it came.
+    while let Ok(chunk) = timeout_at(limit, response.chunk()).await {
+        match chunk {
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Ok(None) => break,
+            Err(error) => {
+                body.extend_from_slice(format!("BROKEN OFF: {error:?}").as_bytes());
+                break;
+            }
+        }
+    }
+    Answer { status, headers, body }
+}

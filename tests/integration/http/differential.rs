@@ -1,0 +1,191 @@
+//! The requests of the table, lists read page by page, and requests that chance puts together, sent to both servers.
+//!
+//! `KUBEFAN_TEST_SCALE=full` asks everything of every resource, and 2,000 generated requests; by default it is less. What was generated
+//! is generated again by `KUBEFAN_SEED`.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt;
+
+use rand::SeedableRng;
+use rand_pcg::Pcg64Mcg;
+use serde_json::Value;
+
+use super::{
+    ask::{By, Request},
+    compare::{at_its_version, byte_difference, differences, is_watch, wrong_server},
+    generate, table,
+    world::{RESOURCES, World},
+};
+use crate::harness::{Test, tests};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: the_front_answers_as_the_apiserver_does;
+};
+
+/// Requests under way at once: watches mostly wait.
+const CONCURRENCY: usize = 48;
+/// How often a request is asked before its answers differ.
+const TRIES: usize = 3;
+/// So many times the time has a watch that is asked again.
+const MORE_TIME: u64 = 4;
+
+fn is_full() -> bool {
+    std::env::var("KUBEFAN_TEST_SCALE").as_deref() == Ok("full")
+}
+
+/// What comparing came to.
+#[derive(Default)]
+struct Report {
+    asked: usize,
+    watches: usize,
+    cached: usize,
+    passed_on: usize,
+    /// Lists compared byte for byte at one version.
+    bytes: usize,
+    by_status: BTreeMap<u16, usize>,
+    failures: Vec<String>,
+    /// What kubefan says itself where nothing is passed on, and upstream otherwise.
+    own_words: Vec<String>,
+}
+
+async fn the_front_answers_as_the_apiserver_does() {
+    let world = World::start().await;
+    world.is_fresh_in_silence().await;
+    let seed = match std::env::var("KUBEFAN_SEED") {
+        Ok(seed) => seed.parse().expect("KUBEFAN_SEED is a number"),
+        #[expect(clippy::disallowed_methods, reason = "other requests each time; a difference names the seed")]
+        Err(_) => rand::random(),
+    };
+    let generated = generate::requests(&world, &mut Pcg64Mcg::seed_from_u64(seed), if is_full() { 2000 } else { 400 });
+    let asking = async {
+        let table = compare_all(&world, table::requests(&world, is_full())).await;
+        table.print("the table");
+        let generated = compare_all(&world, generated).await;
+        generated.print(&format!("generated with KUBEFAN_SEED={seed}"));
+        let pages = compare_pages(&world).await;
+        pages.print("page by page");
+        world.stop();
+        [table, generated, pages]
+    };
+    let (reports, writes) = tokio::join!(asking, world.write());
+    println!("{writes} writes meanwhile");
+    for Report { asked, failures, .. } in &reports {
+        assert!(failures.is_empty(), "{} of {asked} requests differ (KUBEFAN_SEED={seed})", failures.len());
+    }
+}
+
+/// Reads lists to their end in pages of the cache; upstream must give the same bytes for the same token.
+async fn compare_pages(world: &World) -> Report {
+    let mut report = Report::default();
+    for resource in RESOURCES.iter().filter(|resource| resource.cached) {
+        for (namespace, rest) in
+            [("", "limit=1"), ("", "limit=5&labelSelector=app"), ("still-a", "limit=2"), ("still-b", "limit=4")]
+        {
+            let path = resource.collection(namespace);
+            let first = format!("{path}?resourceVersion={}&resourceVersionMatch=NotOlderThan&{rest}", world.now);
+            let mut request = Request::get(first, By::Cache);
+            loop {
+                let ours = world.ask_kubefan(&request, report.asked).await;
+                let exact = at_its_version(&request, &ours).unwrap_or_else(|| request.clone());
+                let direct = world.ask_direct(&exact).await;
+                report.asked += 1;
+                report.bytes += 1;
+                report.cached += usize::from(ours.is_cached());
+                *report.by_status.entry(direct.status).or_default() += 1;
+                let difference = wrong_server(&request, &ours).or_else(|| byte_difference(&direct, &ours));
+                report.failures.extend(difference.map(|difference| format!("{request}\n    {difference}")));
+                let body: Value = serde_json::from_slice(&ours.body).unwrap_or_default();
+                let Some(token) = body["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) else {
+                    break;
+                };
+                request = Request::get(format!("{path}?{rest}&continue={token}"), By::Cache);
+            }
+        }
+    }
+    report
+}
+
+async fn compare_all(world: &World, requests: Vec<Request>) -> Report {
+    let compared = futures::stream::iter(requests.into_iter().enumerate())
+        .map(|(turn, request)| async move { (compare(world, &request, turn).await, request) });
+    let mut compared = compared.buffer_unordered(CONCURRENCY);
+    let mut report = Report::default();
+    while let Some((one, request)) = compared.next().await {
+        report.asked += 1;
+        report.watches += usize::from(is_watch(&request));
+        report.cached += usize::from(one.is_cached);
+        report.passed_on += usize::from(!one.is_cached);
+        report.bytes += usize::from(one.bytes);
+        *report.by_status.entry(one.status).or_default() += 1;
+        let told = || format!("{request}\n    {}", one.differences.join("\n    "));
+        match (one.differences.is_empty(), one.is_compared) {
+            (true, _) => {}
+            (false, true) => report.failures.push(told()),
+            (false, false) => report.own_words.push(told()),
+        }
+    }
+    report
+}
+
+/// What one request came to.
+struct Compared {
+    status: u16,
+    is_cached: bool,
+    /// Whether upstream's answer should have been the same.
+    is_compared: bool,
+    bytes: bool,
+    differences: Vec<String>,
+}
+
+/// What differs for a moment, because somebody wrote in between or a watch was given too little time, is no difference.
+async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
+    let mut compared = compare_once(world, request, turn).await;
+    let seconds = request.parameter("timeoutSeconds").and_then(|seconds| seconds.parse::<u64>().ok());
+    let seconds = seconds.filter(|seconds| (1..=MORE_TIME).contains(seconds)).unwrap_or_default();
+    let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * MORE_TIME));
+    let patient = Request { path: request.path.replace(&from, &to), ..request.clone() };
+    for _ in 1..TRIES {
+        if compared.differences.is_empty() || !compared.is_compared {
+            break;
+        }
+        compared = compare_once(world, &patient, turn).await;
+    }
+    compared
+}
+
+async fn compare_once(world: &World, request: &Request, turn: usize) -> Compared {
+    let (direct, ours) = tokio::join!(world.ask_direct(request), world.ask_kubefan(request, turn));
+    let (status, is_cached) = (direct.status, ours.is_cached());
+    let wrong = wrong_server(request, &ours);
+    let is_compared = is_cached || world.passes_on || wrong.is_some();
+    let mut differences = differences(request, &direct, &ours);
+    differences.extend(wrong);
+    let mut bytes = false;
+    if is_cached
+        && !is_watch(request)
+        && let Some(exact) = at_its_version(request, &ours)
+    {
+        bytes = true;
+        let direct = world.ask_direct(&exact).await;
+        differences.extend(byte_difference(&direct, &ours));
+    }
+    Compared { status, is_cached, is_compared, bytes, differences }
+}
+
+impl Report {
+    fn print(&self, what: &str) {
+        let Self { asked, watches, cached, passed_on, bytes, by_status, failures, own_words } = self;
+        for failure in failures {
+            println!("DIFFERS {failure}");
+        }
+        for words in own_words {
+            println!("own words {words}");
+        }
+        println!(
+            "{what}: {asked} requests ({watches} watches), {cached} answered by the cache, {passed_on} passed on, {bytes} lists \
+             compared byte for byte at one version; upstream's statuses {by_status:?}; {} differ",
+            failures.len()
+        );
+    }
+}

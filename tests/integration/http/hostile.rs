@@ -1,0 +1,314 @@
+//! What is no request, or a broken one, or one meant to break something: each gets an answer or the end of its connection, in time, and
+//! everybody else is served on. `-- --nocapture` shows the table.
+
+use std::{net::SocketAddr, time::Duration};
+
+use futures::StreamExt;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    bad_input::good,
+    harness::{Test, kubefan::Kubefan, simulated::Simulated, tests},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    local: hostile_http_gets_an_answer_or_a_clean_end;
+};
+
+/// The longest that anything may go without an answer or an end. Half a request may take its time, and is not asked here.
+const ANSWER_AT_MOST: Duration = Duration::from_secs(20);
+/// Nothing more is expected after a silence of this length that follows an answer.
+const SILENCE: Duration = Duration::from_millis(400);
+/// Connections at once.
+const CONCURRENCY: usize = 8;
+const LIST: &str = "/api/v1/pods?resourceVersion=0";
+
+/// What a request may get.
+#[derive(Debug, Clone, Copy)]
+enum Gets {
+    /// Answers with exactly these codes, in order.
+    Codes(&'static [u16]),
+    /// One answer with such a code, or the end of the connection.
+    Refused,
+    /// Any one answer, or the end.
+    Any,
+}
+
+use Gets::{Any, Codes, Refused};
+
+/// A request, and what its client does after it.
+struct Case {
+    name: &'static str,
+    bytes: Vec<u8>,
+    gets: Gets,
+    /// The client says that nothing more will come.
+    half_closes: bool,
+}
+
+fn case(name: &'static str, gets: Gets, bytes: impl Into<Vec<u8>>) -> Case {
+    Case { name, bytes: bytes.into(), gets, half_closes: false }
+}
+
+/// With a request line.
+fn line(name: &'static str, gets: Gets, line: &str) -> Case {
+    case(name, gets, format!("{line}\r\nHost: x\r\n\r\n"))
+}
+
+/// A GET with headers.
+fn with(name: &'static str, gets: Gets, headers: &str) -> Case {
+    case(name, gets, format!("GET {LIST} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n"))
+}
+
+/// A GET of a path.
+fn get(name: &'static str, gets: Gets, path: &str) -> Case {
+    line(name, gets, &format!("GET {path} HTTP/1.1"))
+}
+
+/// A POST with a body, which must not become a request.
+fn body(name: &'static str, gets: Gets, headers: &str, body: &str) -> Case {
+    case(name, gets, format!("POST /api/v1/pods HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{body}"))
+}
+
+fn cases() -> Vec<Case> {
+    let hidden = format!("GET {LIST} HTTP/1.1\r\nHost: hidden\r\n\r\n");
+    let one = format!("GET {LIST} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let mut all = vec![
+        // Request lines.
+        Case { half_closes: true, ..case("nothing but line ends", Any, "\r\n\r\n\r\n") },
+        case("random bytes", Refused, random.clone()),
+        line("a method alone", Refused, "GET"),
+        line("no version", Refused, &format!("GET {LIST}")),
+        line("version 9.9", Refused, &format!("GET {LIST} HTTP/9.9")),
+        line("version 2.0 in words", Refused, &format!("GET {LIST} HTTP/2.0")),
+        line("a method in small letters", Any, &format!("get {LIST} HTTP/1.1")),
+        line("an unknown method", Any, &format!("BREW {LIST} HTTP/1.1")),
+        line("a method of 10,000 letters", Any, &format!("{} {LIST} HTTP/1.1", "A".repeat(10_000))),
+        line("CONNECT", Any, "CONNECT 127.0.0.1:22 HTTP/1.1"),
+        line("OPTIONS *", Any, "OPTIONS * HTTP/1.1"),
+        line("TRACE", Any, &format!("TRACE {LIST} HTTP/1.1")),
+        line("absolute form", Codes(&[200]), &format!("GET http://elsewhere.example.com{LIST} HTTP/1.1")),
+        line("absolute form of another scheme", Any, "GET gopher://elsewhere/api/v1/pods HTTP/1.1"),
+        line("spaces in the path", Refused, "GET /api/v1/po ds HTTP/1.1"),
+        case("HTTP/1.0 without a host", Codes(&[200]), format!("GET {LIST} HTTP/1.0\r\n\r\n")),
+        case("HTTP/1.1 without a host", Refused, format!("GET {LIST} HTTP/1.1\r\n\r\n")),
+        case("line ends without returns", Any, format!("GET {LIST} HTTP/1.1\nHost: x\n\n")),
+        case("the half of HTTP/2's preface", Refused, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"),
+        case("a TLS handshake", Refused, [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &random[..500]].concat()),
+        // Paths and queries.
+        get("dots in the path", Any, "/api/v1/../../../etc/passwd"),
+        get("escaped dots", Any, "/api/v1/%2e%2e/%2e%2e/secrets"),
+        get("two slashes", Any, "//api/v1/pods?resourceVersion=0"),
+        get("an escaped null", Any, "/api/v1/namespaces/a%00b/pods?resourceVersion=0"),
+        get("an escape that is none", Any, "/api/v1/pods%zz"),
+        get("a fragment", Any, "/api/v1/pods?resourceVersion=0#x"),
+        case(
+            "bytes that are no text in the path",
+            Any,
+            b"GET /api/v1/pods/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        ),
+        get("a path of 200 KiB", Refused, &format!("/api/v1/pods/{}", "x".repeat(200 << 10))),
+        get("a query of 200 KiB", Refused, &format!("{LIST}&x={}", "y".repeat(200 << 10))),
+        get("a parameter ten times", Codes(&[200]), &format!("{LIST}{}", "&resourceVersion=9".repeat(10))),
+        get("a thousand parameters", Any, &format!("{LIST}{}", "&a=b".repeat(1000))),
+        get("nested parentheses", Any, &format!("{LIST}&labelSelector={}", "(".repeat(5000))),
+        get("a token of 10 KiB", Any, &format!("/api/v1/pods?continue={}", "A".repeat(10_000))),
+        get("a token of nested lists", Any, &format!("/api/v1/pods?continue={}", "W1tb".repeat(2000))),
+        get(
+            "a watch that lasts beyond time",
+            Codes(&[200]),
+            &format!("{LIST}&watch=1&timeoutSeconds=9223372036854775807"),
+        ),
+        get(
+            "a watch with a negative time",
+            Codes(&[200]),
+            &format!("{LIST}&watch=1&timeoutSeconds=-9223372036854775808"),
+        ),
+        get("a limit beyond numbers", Any, &format!("{LIST}&limit=99999999999999999999999999")),
+        // Headers.
+        with("two hosts", Refused, "Host: y"),
+        with("a space before the colon", Refused, "Accept : application/json"),
+        with("a header in two lines", Refused, "X-A: b\r\n c"),
+        with("a null in a header", Refused, "X-A: b\0c"),
+        with("a header without a name", Refused, ": b"),
+        with("a header of 1 MiB", Refused, &format!("X-A: {}", "b".repeat(1 << 20))),
+        with("a thousand headers", Refused, &"X-A: b\r\n".repeat(1000)),
+        with("an Accept of 10 KiB", Any, &format!("Accept: {}", "a/b,".repeat(2500))),
+        with("an Accept that is no text", Any, "Accept: \u{fffd}/*"),
+        with("an Accept that is nothing but marks", Any, "Accept: ;;,,/=;q=;*"),
+        with("Expect: 100-continue", Codes(&[200]), "Expect: 100-continue"),
+        with("Expect: the unexpected", Any, "Expect: the-unexpected"),
+        with("gRPC over HTTP/1.1", Codes(&[505]), "Content-Type: application/grpc"),
+        with("an upgrade to nothing known", Any, "Connection: upgrade\r\nUpgrade: nonsense"),
+        with(
+            "an upgrade to HTTP/2",
+            Any,
+            "Connection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
+        ),
+        with("a websocket without a key", Any, "Connection: upgrade\r\nUpgrade: websocket"),
+        with("an upgrade that is not in Connection", Any, "Upgrade: websocket"),
+        with("Connection names Host", Any, "Connection: host, close"),
+        // Bodies, and requests hidden in them.
+        body(
+            "both lengths, the hidden one first",
+            Refused,
+            "Content-Length: 6\r\nTransfer-Encoding: chunked",
+            &format!("0\r\n\r\n{hidden}"),
+        ),
+        body(
+            "both lengths, the other way",
+            Refused,
+            "Transfer-Encoding: chunked\r\nContent-Length: 4",
+            &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()),
+        ),
+        body("two lengths that differ", Refused, "Content-Length: 0\r\nContent-Length: 60", &hidden),
+        body("a list of lengths", Refused, "Content-Length: 0, 60", &hidden),
+        body("a negative length", Refused, "Content-Length: -1", ""),
+        body("a length with a sign", Refused, "Content-Length: +0", ""),
+        body("a length beyond numbers", Refused, "Content-Length: 99999999999999999999999", "x"),
+        body("chunked twice", Any, "Transfer-Encoding: chunked, chunked", "0\r\n\r\n"),
+        body("chunked, then not", Refused, "Transfer-Encoding: chunked, identity", "0\r\n\r\n"),
+        body("chunked in disguise", Refused, "Transfer-Encoding: xchunked", "0\r\n\r\n"),
+        body("a vertical tab before chunked", Refused, "Transfer-Encoding: \u{b}chunked", "0\r\n\r\n"),
+        body("a chunk size that is none", Any, "Transfer-Encoding: chunked", "zz\r\nabc\r\n0\r\n\r\n"),
+        body("a chunk size beyond numbers", Any, "Transfer-Encoding: chunked", "fffffffffffffffff\r\nabc\r\n0\r\n\r\n"),
+        body("a negative chunk size", Any, "Transfer-Encoding: chunked", "-1\r\nabc\r\n0\r\n\r\n"),
+        body("a chunk without its end", Any, "Transfer-Encoding: chunked", "3\r\nabcX0\r\n\r\n"),
+        body(
+            "a chunk extension of 100 KiB",
+            Any,
+            "Transfer-Encoding: chunked",
+            &format!("1;{}\r\na\r\n0\r\n\r\n", "x".repeat(100 << 10)),
+        ),
+        case(
+            "chunked in HTTP/1.0",
+            Any,
+            format!("POST /api/v1/pods HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
+        ),
+        case(
+            "a GET whose body is a request",
+            Codes(&[200]),
+            format!("GET {LIST} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{hidden}", hidden.len()),
+        ),
+        case("three requests at once", Codes(&[200, 200, 200]), one.repeat(3)),
+        // While bytes wait to be read, nobody sees that a client has gone: such a watch lasts until its own end, or the next event.
+        case(
+            "a request behind a watch",
+            Codes(&[200]),
+            format!("GET {LIST}&watch=1&timeoutSeconds=2 HTTP/1.1\r\nHost: x\r\n\r\n{hidden}"),
+        ),
+        case("a request and rubbish", Any, [one.as_bytes(), &random[..100]].concat()),
+        // Nothing tells it from one that has gone.
+        Case { half_closes: true, ..case("a client that has said all", Any, one.clone()) },
+    ];
+    for (name, bytes) in [
+        ("gone in the request line", "GET /api/v1/po".to_owned()),
+        ("gone in the headers", format!("GET {LIST} HTTP/1.1\r\nHost: x\r\nAcc")),
+        ("gone in the body", "POST /api/v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{".to_owned()),
+        (
+            "gone in a chunk",
+            "POST /api/v1/pods HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc".to_owned(),
+        ),
+    ] {
+        all.push(Case { half_closes: true, ..case(name, Any, bytes) });
+    }
+    all
+}
+
+/// What came back, and how it ended.
+struct Got {
+    bytes: Vec<u8>,
+    closed: bool,
+    hangs: bool,
+}
+
+async fn send(address: SocketAddr, case: &Case) -> Got {
+    let mut stream = TcpStream::connect(address).await.expect("kubefan listens");
+    // The other side may close in the middle of it.
+    let _ = timeout(ANSWER_AT_MOST, stream.write_all(&case.bytes)).await;
+    if case.half_closes {
+        let _ = stream.shutdown().await;
+    }
+    let limit = Instant::now() + ANSWER_AT_MOST;
+    let (mut bytes, mut closed) = (Vec::new(), false);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let until = if bytes.is_empty() { limit } else { limit.min(Instant::now() + SILENCE) };
+        match timeout_at(until, stream.read(&mut buffer)).await {
+            Ok(Ok(0) | Err(_)) => closed = true,
+            Ok(Ok(count)) => {
+                bytes.extend_from_slice(&buffer[..count]);
+                continue;
+            }
+            Err(_) => {}
+        }
+        let hangs = !closed && bytes.is_empty();
+        return Got { bytes, closed, hangs };
+    }
+}
+
+/// The codes of the answers in what came back.
+fn codes(bytes: &[u8]) -> Vec<u16> {
+    let text = String::from_utf8_lossy(bytes);
+    let starts = text.match_indices("HTTP/1.").filter_map(|(at, _)| text[at..].get(9..12)?.parse().ok());
+    starts.filter(|code| *code != 100).collect()
+}
+
+async fn hostile_http_gets_an_answer_or_a_clean_end() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let cases = cases();
+    let answers = futures::stream::iter(&cases).map(|case| send(kubefan.grpc_addr, case));
+    let answers: Vec<Got> = answers.buffered(CONCURRENCY).collect().await;
+    let mut wrong = Vec::new();
+    for (case, got) in cases.iter().zip(&answers) {
+        let codes = codes(&got.bytes);
+        let end = if got.closed { "closed" } else { "open" };
+        println!(
+            "{:<42} {:<18} {end}",
+            case.name,
+            if codes.is_empty() { "no answer".to_owned() } else { format!("{codes:?}") }
+        );
+        let fits = match case.gets {
+            Codes(expected) => codes == expected,
+            Refused => got.closed && codes.len() <= 1 && codes.iter().all(|code| (400..600).contains(code)),
+            // Nothing that comes after it is taken for a request of its own.
+            Any => codes.len() <= 2,
+        };
+        if got.hangs || !fits {
+            wrong.push(format!(
+                "{}: {:?}, got {codes:?}, {end}: {}",
+                case.name,
+                case.gets,
+                String::from_utf8_lossy(&got.bytes)
+            ));
+        }
+    }
+    println!("{} requests, {} not answered as they should be", cases.len(), wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    early_disconnects_leave_nothing_behind(&kubefan).await;
+    good(&simulated, &kubefan).await;
+}
+
+/// Clients that go in the middle of a list or a watch, at every point of it.
+async fn early_disconnects_leave_nothing_behind(kubefan: &Kubefan) {
+    for round in 0..100 {
+        let mut stream = TcpStream::connect(kubefan.grpc_addr).await.expect("kubefan listens");
+        let watch = if round % 2 == 0 { "&watch=1" } else { "" };
+        let request = format!("GET {LIST}{watch} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("it takes a request");
+        let mut some = vec![0; round * 7];
+        let _ = timeout(SILENCE, stream.read_exact(&mut some)).await;
+    }
+    let open = || async {
+        let (_, metrics) = kubefan.admin("/metrics").await?;
+        let streams = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
+        let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        (open == 0.0).then_some(())
+    };
+    crate::harness::wait::until("every stream to be gone", crate::harness::wait::SOON, open).await;
+}

@@ -1,0 +1,305 @@
+//! The requests that are asked by the row: every row of the semantics, for each resource, in each encoding.
+
+use super::{
+    ask::{By, Request},
+    world::{OBJECTS, RESOURCES, Resource, STILL, World},
+};
+
+use By::{Cache, Either, Upstream};
+
+/// Queries of lists. `{then}` is before the changes of what is asked for, `{now}` after them, `{future}` is never.
+const LISTS: &[(&str, By)] = &[
+    // How fresh.
+    ("", Either),
+    ("resourceVersion=", Either),
+    ("resourceVersion=0", Cache),
+    ("resourceVersion=0&resourceVersionMatch=NotOlderThan", Cache),
+    ("resourceVersion={then}", Cache),
+    ("resourceVersion={now}&resourceVersionMatch=NotOlderThan", Cache),
+    ("resourceVersion={then}&resourceVersionMatch=Exact", Either),
+    ("resourceVersion={future}", Either),
+    ("resourceVersion={future}&resourceVersionMatch=NotOlderThan", Either),
+    ("resourceVersion={future}&resourceVersionMatch=Exact", Upstream),
+    ("resourceVersion=1&resourceVersionMatch=Exact", Upstream),
+    // Pages.
+    ("limit=2", Either),
+    ("limit=500", Either),
+    ("limit=0", Either),
+    ("limit=-1", Either),
+    ("resourceVersion=0&limit=2", Cache),
+    ("resourceVersion={then}&limit=2", Either),
+    ("resourceVersion={now}&resourceVersionMatch=NotOlderThan&limit=2", Cache),
+    ("resourceVersion={now}&resourceVersionMatch=NotOlderThan&limit=2&labelSelector=app", Cache),
+    ("resourceVersion={now}&resourceVersionMatch=NotOlderThan&limit=1000", Cache),
+    ("continue=abc", Upstream),
+    ("continue=abc&resourceVersion={now}", Upstream),
+    ("continue=abc&resourceVersion=0", Upstream),
+    ("continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiIuLi8uLi94XHUwMDAwIn0", Upstream),
+    // What does not fit together.
+    ("resourceVersion=abc", Upstream),
+    ("resourceVersion=-1", Upstream),
+    ("resourceVersion=01", Either),
+    ("resourceVersion=99999999999999999999", Upstream),
+    ("resourceVersionMatch=Exact", Upstream),
+    ("resourceVersionMatch=NotOlderThan", Upstream),
+    ("resourceVersion={now}&resourceVersionMatch=Newest", Upstream),
+    ("resourceVersion=0&resourceVersionMatch=Exact", Upstream),
+    ("resourceVersionMatch=Exact&continue=abc", Upstream),
+    ("sendInitialEvents=true", Upstream),
+    ("sendInitialEvents=false&resourceVersion=0", Upstream),
+    ("resourceVersion=0&limit=abc", Upstream),
+    ("resourceVersion=0&limit=9999999999999999999999", Upstream),
+    ("resourceVersion=0&timeoutSeconds=abc", Upstream),
+    ("resourceVersion=0&timeoutSeconds=5", Cache),
+    ("resourceVersion=0&timeout=10s", Cache),
+    ("resourceVersion=0&timeout=abc", Upstream),
+    // Selectors.
+    ("resourceVersion=0&labelSelector=stage%3Don", Cache),
+    ("resourceVersion=0&labelSelector=stage+in+(on,off),app!%3Dweb-1", Cache),
+    ("resourceVersion=0&labelSelector=!canary", Cache),
+    ("resourceVersion=0&labelSelector=app+notin+(web-0),app", Cache),
+    ("resourceVersion=0&labelSelector=nothing%3Dhere", Cache),
+    ("resourceVersion=0&labelSelector=a+in+(b", Upstream),
+    ("resourceVersion=0&labelSelector=%3Dx", Upstream),
+    ("resourceVersion=0&labelSelector=a%3Db,,c", Upstream),
+    ("resourceVersion=0&fieldSelector={field}", Cache),
+    ("resourceVersion=0&fieldSelector=metadata.name%3Dstill-1", Cache),
+    ("resourceVersion=0&fieldSelector=metadata.name!%3Dstill-1&labelSelector=app", Cache),
+    ("resourceVersion=0&fieldSelector=spec.colour%3Dred", Upstream),
+    ("resourceVersion=0&fieldSelector=metadata.name", Upstream),
+    // How queries are read.
+    ("resourceVersion=0&watch=false", Cache),
+    ("resourceVersion=0&watch=0", Cache),
+    ("resourceVersion=0&resourceVersion=abc", Cache),
+    ("resourceVersion=0&unknown=parameter&x", Cache),
+    ("resourceVersion=0&limit=", Either),
+    ("resourceVersion=0&allowWatchBookmarks=true", Cache),
+    ("resourceVersion=0;limit=1", Upstream),
+    ("resourceVersion=0&fieldSelector=metadata.name%3Da;b", Upstream),
+    ("resourceVersion=0&unknown=%zz", Upstream),
+    ("resourceVersion=0&labelSelector=%zz", Upstream),
+    ("resourceVersion=0&labelSelector=%ff", Upstream),
+    ("resourceVersion=0&pretty=true", Upstream),
+    ("resourceVersion=0&pretty=false", Cache),
+    ("&&resourceVersion=0&", Cache),
+    ("ResourceVersion=0&resourceversion=abc", Either),
+    ("resourceVersion=0&fieldManager=me&dryRun=All&export=true", Cache),
+];
+
+/// Queries of watches; each ends by a time of its own.
+const WATCHES: &[(&str, By)] = &[
+    ("", Either),
+    ("allowWatchBookmarks=true", Either),
+    ("resourceVersion=0", Cache),
+    ("resourceVersion=0&allowWatchBookmarks=true", Cache),
+    ("resourceVersion={then}", Cache),
+    ("resourceVersion={then}&allowWatchBookmarks=true", Cache),
+    ("resourceVersion={now}", Cache),
+    ("resourceVersion={then}&labelSelector=stage%3Don", Cache),
+    ("resourceVersion={then}&labelSelector=stage!%3Don", Cache),
+    ("resourceVersion={then}&fieldSelector={field}", Cache),
+    ("resourceVersion={then}&fieldSelector=metadata.name%3Dstill-4", Cache),
+    ("resourceVersion={future}", Upstream),
+    ("resourceVersion=1", Cache),
+    ("resourceVersion=1&allowWatchBookmarks=true&labelSelector=app", Cache),
+    ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", Either),
+    ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion=0", Cache),
+    ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&resourceVersion={now}", Cache),
+    ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={then}&labelSelector=app", Cache),
+    ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={future}", Either),
+    ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=0", Cache),
+    ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=0&allowWatchBookmarks=true", Cache),
+    ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan", Either),
+    ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion={then}", Cache),
+    ("sendInitialEvents=true", Upstream),
+    ("sendInitialEvents=true&resourceVersion=0&resourceVersionMatch=Exact", Upstream),
+    ("resourceVersionMatch=NotOlderThan", Upstream),
+    ("resourceVersion=0&resourceVersionMatch=NotOlderThan", Upstream),
+    ("resourceVersion=abc", Upstream),
+    ("resourceVersion=-1", Upstream),
+    ("resourceVersion=0&labelSelector=a+in+(b", Upstream),
+    ("resourceVersion=0&fieldSelector=spec.colour%3Dred", Upstream),
+    ("resourceVersion=0&labelSelector=stage%3Don&allowWatchBookmarks=true", Cache),
+    ("resourceVersion=0&limit=1", Cache),
+    ("resourceVersion=0&continue=abc", Upstream),
+    ("resourceVersion={then}&continue=abc", Cache),
+    ("resourceVersion=0&timeout=abc", Cache),
+    ("resourceVersion=0&pretty=true", Cache),
+    ("resourceVersion=0&timeout=5s", Cache),
+];
+
+/// Queries of single objects.
+const GETS: &[(&str, By)] = &[
+    ("", Upstream),
+    ("resourceVersion=0", Cache),
+    ("resourceVersion={then}", Cache),
+    ("resourceVersion={now}", Cache),
+    ("resourceVersion={future}", Either),
+    ("resourceVersion=abc", Upstream),
+    ("resourceVersion=0&pretty=true", Upstream),
+    ("resourceVersion=0&watch=true&timeoutSeconds=2", Cache),
+    ("resourceVersion=0&labelSelector=nothing%3Dhere", Cache),
+    ("resourceVersion=0&limit=abc", Cache),
+    ("resourceVersion=0&resourceVersionMatch=Exact", Cache),
+];
+
+/// Media types, and whether what they ask for is made from the cache: a list, a single object, a watch.
+const ACCEPTS: &[(&str, bool, bool, bool)] = &[
+    ("*/*", true, true, true),
+    ("application/*", false, false, false),
+    ("application/json", true, true, true),
+    ("application/json; charset=utf-8", true, true, true),
+    ("text/html, application/json;q=0.5", true, true, true),
+    ("application/json;stream=watch", true, true, true),
+    ("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", true, false, false),
+    ("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", false, true, true),
+    ("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json", false, true, true),
+    ("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json", true, false, false),
+    ("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1", false, false, false),
+    ("application/json;as=Table;g=meta.k8s.io;v=v1", false, false, false),
+    (
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+        false,
+        false,
+        false,
+    ),
+    ("application/json;as=Nothing;g=meta.k8s.io;v=v1", false, false, false),
+    ("application/yaml", false, false, false),
+    ("application/vnd.kubernetes.protobuf", false, false, false),
+    ("application/vnd.kubernetes.protobuf,application/json", false, false, false),
+    ("application/cbor", false, false, false),
+    ("application/json;q=0.1,application/yaml;q=0.2", false, false, false),
+    ("text/html", false, false, false),
+    ("application/json;pretty=1", false, false, false),
+    ("nonsense", false, false, false),
+    ("application/json;q=0", true, true, true),
+];
+
+/// How long watches last, in seconds.
+const WATCH_SECONDS: u64 = 3;
+
+/// All of them, or only those of resources that differ most.
+pub(super) fn requests(world: &World, all_resources: bool) -> Vec<Request> {
+    let asked =
+        |resource: &&Resource| all_resources || matches!(resource.plural, "pods" | "nodes" | "events" | "widgets");
+    let mut all: Vec<_> = RESOURCES.iter().filter(asked).flat_map(|resource| of(resource, world)).collect();
+    all.extend(others());
+    all
+}
+
+fn of(resource: &Resource, world: &World) -> Vec<Request> {
+    let filled = |query: &str| fill(query, resource, world);
+    // What is not cached is upstream's whatever is asked.
+    let by = |by: By| if resource.cached { by } else { Upstream };
+    let path = |base: &str, query: &str| match query {
+        "" => base.to_owned(),
+        query => format!("{base}?{}", filled(query)),
+    };
+    let mut all = Vec::new();
+    let everywhere = resource.collection("");
+    let collections = match resource.namespaced {
+        true => vec![everywhere.clone(), resource.collection("still-a")],
+        false => vec![everywhere.clone()],
+    };
+    for (at, collection) in collections.iter().enumerate() {
+        let one = |number: usize| format!("{collection}/{STILL}-{number}");
+        for (query, expected) in LISTS {
+            all.push(Request::get(path(collection, query), by(*expected)));
+        }
+        for (query, expected) in WATCHES {
+            let and = if query.is_empty() { "" } else { "&" };
+            let watch = format!("watch=true&timeoutSeconds={WATCH_SECONDS}{and}{query}");
+            all.push(Request::get(path(collection, &watch), by(*expected)));
+            // The old paths are not often asked.
+            if at == 0 {
+                let old = format!("timeoutSeconds={WATCH_SECONDS}{and}{query}");
+                // There they are checked as lists.
+                let expected = if query.contains("sendInitialEvents") { Upstream } else { Either };
+                all.push(Request::get(path(&resource.old(collection), &old), by(expected)));
+            }
+        }
+        for (accept, list, single, watched) in ACCEPTS {
+            let expected = |made: bool| by(if made { Cache } else { Upstream });
+            let query = "resourceVersion=0";
+            all.push(Request::get(path(collection, query), expected(*list)).accepting(accept));
+            all.push(
+                Request::get(path(&one(1), query), expected(*single && !(resource.namespaced && at == 0)))
+                    .accepting(accept),
+            );
+            let watch = format!("watch=1&timeoutSeconds={WATCH_SECONDS}&resourceVersion=0&allowWatchBookmarks=true");
+            all.push(Request::get(path(collection, &watch), expected(*watched)).accepting(accept));
+        }
+        if resource.namespaced && at == 0 {
+            continue;
+        }
+        for (query, expected) in GETS {
+            all.push(Request::get(path(&one(1), query), by(*expected)));
+        }
+        let (is, not) = (format!("{STILL}-1"), format!("{STILL}-{OBJECTS}"));
+        all.push(Request::get(path(&format!("{collection}/{not}"), "resourceVersion=0"), by(Cache)));
+        all.push(Request::get(path(&one(3), "resourceVersion={now}"), by(Cache)));
+        let watch = format!("timeoutSeconds={WATCH_SECONDS}&resourceVersion={{then}}");
+        let named = format!("{watch}&fieldSelector=metadata.name%3D");
+        all.push(Request::get(path(&resource.old(&one(4)), &watch), by(Cache)));
+        all.push(Request::get(path(&resource.old(&format!("{collection}/{is}")), &format!("{named}{is}")), Upstream));
+        all.push(Request::get(path(&resource.old(&format!("{collection}/{is}")), &format!("{named}{not}")), Upstream));
+        all.push(Request::get(format!("{collection}/"), Upstream));
+        all.push(Request::get(format!("{}/status", one(1)), Upstream));
+    }
+    all
+}
+
+/// Of no resource in particular.
+fn others() -> Vec<Request> {
+    let get = |path: &str| Request::get(path.to_owned(), Upstream);
+    let mut all: Vec<_> = [
+        "/",
+        "/api",
+        "/api/v1",
+        "/apis",
+        "/apis/apps",
+        "/apis/apps/v1",
+        "/version",
+        "/healthz",
+        "/nothing",
+        "/api/v2/pods",
+        "/apis/nothing.example.com/v1/things",
+        "/api/v1/nothings",
+        "/api/v1/namespaces/still-a",
+        "/api/v1/namespaces/nowhere/nodes",
+        "/api/v1/namespaces/still-a/status",
+        "/api/v1/watch",
+        "/apis/apps/v1/watch/",
+        "/api/v1/pods/still-1",
+        "/api/v1/namespaces/still-a/pods/still-1/log",
+        "/apis/apps/v1/namespaces/still-a/deployments/still-1/scale",
+        "/api/v1/namespaces/still%2Da/pods?resourceVersion=0",
+        "/api/v1/namespaces/nowhere/pods/x",
+        "/api/v1/Pods",
+        "/API/v1/pods",
+        "/apis/v1/pods",
+        "/apis/events.k8s.io/v1/events?limit=1",
+    ]
+    .map(get)
+    .into();
+    all.push(Request::get("/api/v1/namespaces/nowhere/pods?resourceVersion=0".to_owned(), Cache));
+    for method in [reqwest::Method::HEAD, reqwest::Method::OPTIONS, reqwest::Method::PUT, reqwest::Method::TRACE] {
+        all.push(Request { method, ..get("/api/v1/namespaces/still-a/pods?resourceVersion=0") });
+    }
+    let get = |path: &str| Request::get(path.to_owned(), Cache);
+    for agent in ["curl/8.5.0", "Mozilla/5.0 (X11)", "Wget/1.21", "kubectl/v1.35.4"] {
+        let by = if agent.starts_with("kubectl") { Cache } else { Upstream };
+        let headers = vec![("user-agent", agent.to_owned())];
+        all.push(Request { headers, by, ..get("/api/v1/namespaces/still-a/pods?resourceVersion=0") });
+    }
+    all
+}
+
+/// Writes versions and fields into a query.
+pub(super) fn fill(query: &str, resource: &Resource, world: &World) -> String {
+    query
+        .replace("{then}", &world.then.to_string())
+        .replace("{now}", &world.now.to_string())
+        .replace("{future}", &(world.now + 1_000_000_000).to_string())
+        .replace("{field}", &resource.field.replace('=', "%3D"))
+}

@@ -1,0 +1,283 @@
+//! What both servers are asked about: objects of several resources that stand still, with a history that has ended, and beside them
+//! others that somebody writes all the while.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{
+    apiserver::{ApiServer, Options},
+    kubefan::Kubefan,
+    objects::version_of,
+    wait,
+};
+
+/// Names and namespaces of what stands still begin so.
+pub(super) const STILL: &str = "still";
+/// Of objects per namespace, or of a resource that has none.
+pub(super) const OBJECTS: usize = 6;
+const NAMESPACES: [&str; 2] = ["still-a", "still-b"];
+const GROUP: &str = "differential.example.com";
+/// Between two writes of what does not stand still.
+const WRITE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A resource that is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resource {
+    /// Group and version as a path.
+    pub(super) prefix: &'static str,
+    pub(super) plural: &'static str,
+    pub(super) namespaced: bool,
+    /// A field selector that selects some.
+    pub(super) field: &'static str,
+    /// Whether kubefan caches it.
+    pub(super) cached: bool,
+}
+
+const fn resource(prefix: &'static str, plural: &'static str, namespaced: bool, field: &'static str) -> Resource {
+    Resource { prefix, plural, namespaced, field, cached: true }
+}
+
+/// Everything that is asked for.
+pub(super) const RESOURCES: [Resource; 9] = [
+    resource("/api/v1", "pods", true, "spec.nodeName=node-1"),
+    resource("/api/v1", "configmaps", true, "metadata.name!=still-1"),
+    resource("/api/v1", "nodes", false, "spec.unschedulable=true"),
+    resource("/api/v1", "namespaces", false, "status.phase=Active"),
+    resource("/api/v1", "events", true, "reason=Tested"),
+    resource("/apis/apps/v1", "deployments", true, "metadata.namespace=still-a"),
+    resource("/apis/coordination.k8s.io/v1", "leases", true, "metadata.name=still-2"),
+    resource("/apis/differential.example.com/v1", "widgets", true, "spec.color=red"),
+    Resource { cached: false, ..resource("/api/v1", "secrets", true, "type=Opaque") },
+];
+
+impl Resource {
+    /// The path of a collection; of all namespaces where `namespace` is empty.
+    pub(super) fn collection(&self, namespace: &str) -> String {
+        let Self { prefix, plural, .. } = self;
+        match self.namespaced && !namespace.is_empty() {
+            true => format!("{prefix}/namespaces/{namespace}/{plural}"),
+            false => format!("{prefix}/{plural}"),
+        }
+    }
+
+    /// The same under the old `/watch/`.
+    pub(super) fn old(&self, path: &str) -> String {
+        path.replacen(self.prefix, &format!("{}/watch", self.prefix), 1)
+    }
+
+    /// The namespaces that are asked about.
+    fn namespaces(&self) -> &'static [&'static str] {
+        if self.namespaced { &NAMESPACES } else { &[""] }
+    }
+
+    fn object(&self, namespace: &str, name: &str, number: usize) -> Value {
+        let labels = match number % 3 {
+            0 => json!({ "app": "web-0", "stage": "on" }),
+            1 => json!({ "app": "web-1", "stage": "off", "canary": "" }),
+            _ => json!({ "app": "web-2" }),
+        };
+        let mut object = match self.plural {
+            "pods" => json!({ "spec": {
+                "nodeName": (number % 2 == 1).then_some("node-1"),
+                "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }],
+            } }),
+            "configmaps" => json!({ "data": { "text": "<b>&\u{2028}ü\n\"", "number": number.to_string() } }),
+            "nodes" => json!({ "spec": { "unschedulable": number % 2 == 1 } }),
+            "events" => json!({
+                "involvedObject": { "kind": "Pod", "namespace": namespace, "name": "p" },
+                "reason": if number % 2 == 1 { "Tested" } else { "Seen" }, "message": "m", "type": "Normal",
+            }),
+            "deployments" => json!({ "spec": {
+                "selector": { "matchLabels": { "app": name } },
+                "template": {
+                    "metadata": { "labels": { "app": name } },
+                    "spec": { "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] },
+                },
+            } }),
+            "leases" => json!({ "spec": { "holderIdentity": "nobody", "leaseDurationSeconds": 15 } }),
+            "widgets" => {
+                json!({ "spec": { "z": 1.0, "color": if number % 2 == 1 { "red" } else { "blue" }, "a": "<b>&" } })
+            }
+            "secrets" => json!({ "stringData": { "key": "value" } }),
+            _ => json!({}),
+        };
+        let (group, version) = self.prefix.rsplit_once('/').expect("a group and a version");
+        let group = group.strip_prefix("/apis/").map(|group| format!("{group}/")).unwrap_or_default();
+        object["apiVersion"] = json!(format!("{group}{version}"));
+        object["kind"] = json!(match self.plural {
+            "configmaps" => "ConfigMap".to_owned(),
+            plural => format!("{}{}", plural[..1].to_uppercase(), &plural[1..plural.len() - 1]),
+        });
+        object["metadata"] = json!({ "name": name, "labels": labels, "annotations": { "text": "<ü&>" } });
+        object
+    }
+}
+
+/// Both servers, and the versions that requests name.
+pub(super) struct World {
+    pub(super) api: ApiServer,
+    pub(super) kubefan: Kubefan,
+    /// Before the changes of what now stands still.
+    pub(super) then: u64,
+    /// After them.
+    pub(super) now: u64,
+    /// Whether kubefan passes on what it does not answer.
+    pub(super) passes_on: bool,
+    /// Of the apiserver's administrator.
+    pub(super) direct: Client,
+    /// To kubefan, by HTTP/1.1 and HTTP/2.
+    pub(super) clients: [Client; 2],
+    stopped: AtomicBool,
+}
+
+impl World {
+    /// Starts both, with objects and their history.
+    pub(super) async fn start() -> World {
+        let api = ApiServer::start(Options::default()).await;
+        create_widgets(&api).await;
+        for namespace in NAMESPACES.iter().chain(&["busy"]) {
+            api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+        }
+        let each = |make: fn(&ApiServer, Resource, &'static str) -> futures::future::BoxFuture<'static, ()>| {
+            let all =
+                RESOURCES.iter().flat_map(|each| each.namespaces().iter().map(move |namespace| (*each, *namespace)));
+            futures::future::join_all(
+                all.map(|(resource, namespace)| make(&api, resource, namespace)).collect::<Vec<_>>(),
+            )
+        };
+        each(|api, resource, namespace| Box::pin(create(api.handle(), resource, namespace))).await;
+        let names = RESOURCES.map(|resource| {
+            let group = resource.prefix.strip_prefix("/apis/").map(|group| group.trim_end_matches("/v1"));
+            group.map_or(resource.plural.to_owned(), |group| format!("{}.{group}", resource.plural))
+        });
+        let cached: Vec<&str> =
+            names.iter().zip(RESOURCES).filter(|(_, of)| of.cached).map(|(name, _)| &**name).collect();
+        let kubefan = Kubefan::start(&api, &["--on-demand=false", &format!("--resource={}", cached.join(","))]).await;
+        let then = version_of(&api.get_json("/api/v1/namespaces/still-a/pods").await);
+        each(|api, resource, namespace| Box::pin(change(api.handle(), resource, namespace))).await;
+        let now = version_of(&api.get_json("/api/v1/namespaces/still-a/pods").await);
+        let client = |http2: bool| {
+            let builder = Client::builder().no_proxy().default_headers(bearer(&api.admin_token()));
+            if http2 { builder.http2_prior_knowledge() } else { builder.http1_only() }.build().unwrap()
+        };
+        let (direct, clients) = (api.client(), [client(false), client(true)]);
+        let mut world = World { api, kubefan, then, now, passes_on: false, direct, clients, stopped: false.into() };
+        let version = world.clients[0].get(world.url("/version")).send().await.unwrap();
+        world.passes_on = version.status() == StatusCode::OK;
+        world
+    }
+
+    /// Of a path at kubefan.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.kubefan.grpc_addr)
+    }
+
+    /// Reads the end of the history of each resource while nobody writes: its last change is older than the version that is asked for,
+    /// and no server may take that for the future.
+    pub(super) async fn is_fresh_in_silence(&self) {
+        // Without a watch cache upstream nothing is proved.
+        let proved = |resource: &&Resource| resource.cached && (self.passes_on || resource.plural != "events");
+        let reads = RESOURCES.iter().filter(proved).map(|resource| async {
+            let path = format!("{}?resourceVersion={}", resource.collection(""), self.now);
+            for (client, url) in
+                [(&self.direct, format!("{}{path}", self.api.url())), (&self.clients[0], self.url(&path))]
+            {
+                let response = client.get(&url).send().await.unwrap();
+                let status = response.status();
+                assert_eq!(status, StatusCode::OK, "{url}: {}", response.text().await.unwrap_or_default());
+            }
+        });
+        futures::future::join_all(reads).await;
+    }
+
+    /// Writes to what does not stand still until [`Self::stop`]; how often.
+    pub(super) async fn write(&self) -> usize {
+        let mut writes = 0;
+        while !self.stopped.load(Ordering::Relaxed) {
+            let (round, resource) = (writes / RESOURCES.len(), RESOURCES[writes % RESOURCES.len()]);
+            let name = format!("busy-{}", round % 3);
+            let path = resource.collection("busy");
+            let one = format!("{path}/{name}");
+            // A namespace is never gone, for want of a controller.
+            let stays = resource.plural == "namespaces";
+            match round % 12 {
+                0..3 if !stays || round < 3 => {
+                    drop(self.api.create(&path, &resource.object("busy", &name, writes)).await)
+                }
+                9..12 if !stays => drop(self.api.delete(&one).await),
+                _ => {
+                    let stage = ["on", "off"][writes % 2];
+                    let patch = json!({ "metadata": { "labels": { "stage": stage, "write": writes.to_string() } } });
+                    drop(self.api.patch(&one, &patch).await);
+                }
+            }
+            writes += 1;
+            tokio::time::sleep(WRITE_INTERVAL).await;
+        }
+        writes
+    }
+
+    /// Ends [`Self::write`].
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+fn bearer(token: &str) -> reqwest::header::HeaderMap {
+    let value = format!("Bearer {token}").parse().expect("a token is ASCII");
+    [(reqwest::header::AUTHORIZATION, value)].into_iter().collect()
+}
+
+async fn create(api: ApiServer, resource: Resource, namespace: &'static str) {
+    for number in 0..OBJECTS {
+        let name = format!("{STILL}-{number}");
+        let made = api.create(&resource.collection(namespace), &resource.object(namespace, &name, number)).await;
+        assert_eq!(made["metadata"]["name"], json!(name));
+    }
+}
+
+/// The history that watches are told: what is selected comes, goes, changes, and is deleted and made again.
+async fn change(api: ApiServer, resource: Resource, namespace: &'static str) {
+    let path = |number: usize| format!("{}/{STILL}-{number}", resource.collection(namespace));
+    let stage = |stage: Value| json!({ "metadata": { "labels": { "stage": stage } } });
+    api.patch(&path(0), &stage(json!("off"))).await;
+    api.patch(&path(2), &stage(json!("on"))).await;
+    api.patch(&path(1), &stage(Value::Null)).await;
+    api.patch(&path(0), &json!({ "metadata": { "annotations": { "more": "true" } } })).await;
+    api.patch(&path(0), &stage(json!("on"))).await;
+    if resource.plural == "namespaces" {
+        return;
+    }
+    api.delete(&path(3)).await;
+    api.delete(&path(4)).await;
+    api.create(&resource.collection(namespace), &resource.object(namespace, &format!("{STILL}-4"), 0)).await;
+}
+
+async fn create_widgets(api: &ApiServer) {
+    let spec = json!({
+        "type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": { "color": { "type": "string" } },
+    });
+    let definition = json!({
+        "metadata": { "name": format!("widgets.{GROUP}") },
+        "spec": {
+            "group": GROUP, "scope": "Namespaced", "names": { "plural": "widgets", "singular": "widget", "kind": "Widget" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "selectableFields": [{ "jsonPath": ".spec.color" }],
+                "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": spec } } },
+            }],
+        },
+    });
+    api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &definition).await;
+    let path = format!("/apis/{GROUP}/v1/namespaces/default/widgets");
+    let probe = json!({ "apiVersion": format!("{GROUP}/v1"), "kind": "Widget", "metadata": { "name": "probe" } });
+    wait::until("widgets to be written", wait::SOON, || async {
+        let sent = api.request(reqwest::Method::POST, &path, Some(("application/json", &probe))).await;
+        sent.0.is_success().then_some(())
+    })
+    .await;
+}
