@@ -69,6 +69,17 @@ pub enum PassthroughMode {
     Off,
 }
 
+/// How a read is answered that must not be stale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum ConsistentReads {
+    /// From the cache, once upstream has proved it to be fresh.
+    Probe,
+    /// By upstream.
+    Upstream,
+}
+
 /// Everything `serve` needs to know, concrete and free of contradictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeConfig {
@@ -104,6 +115,10 @@ pub struct ServeConfig {
     pub coalesce_max: time::Duration,
     /// Beyond this age of upstream's last proof nobody reads; `None`: whatever the age.
     pub staleness_max: Option<time::Duration>,
+    /// How reads are answered that must not be stale.
+    pub consistent_reads: ConsistentReads,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    pub consistent_list_bytes_min: usize,
     /// How to reach the apiserver.
     pub upstream: UpstreamConfig,
     /// Cached from the start, by any name kubectl takes; no two texts are equal.
@@ -220,6 +235,8 @@ impl Default for ServeConfig {
             drain_timeout: seconds(10),
             coalesce_max: crate::fanout::hub::COALESCE_MAX,
             staleness_max: None,
+            consistent_reads: ConsistentReads::Probe,
+            consistent_list_bytes_min: 8 << 20,
             upstream: UpstreamConfig {
                 settings: UpstreamSettings::default(),
                 field_selector: None,
@@ -312,6 +329,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("snapshot_stall_timeout", span(default.snapshot_stall_timeout)),
         ("drain_timeout", span(default.drain_timeout)),
         ("coalesce_max", span(default.coalesce_max)),
+        ("consistent_reads", "probe".to_owned()),
+        ("consistent_list_bytes_min", ByteSize(default.consistent_list_bytes_min as u64).to_string()),
         ("watch_list", "auto".to_owned()),
         ("page_size", default.upstream.page_size.to_string()),
         ("upstream_idle_timeout", span(default.upstream.idle_timeout)),

@@ -23,8 +23,8 @@ use crate::{
     planted::{self, Bug},
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, UpstreamError,
-        reflector::{ReflectorError, Step, Target},
+        UpstreamError,
+        reflector::{ReflectorError, Step},
     },
     watch,
 };
@@ -241,23 +241,12 @@ impl Backfiller {
         (from, to): (ResourceVersion, ResourceVersion),
         needs_state: bool,
     ) -> Result<Backfill, Refusal> {
-        let Served { gvr, scope, parser, hub, .. } = &self.served;
+        let Served { gvr, hub, .. } = &self.served;
         let Some(Ahead { epoch, store, .. }) = hub.ahead() else {
             return Err(Refusal::Unavailable(format!("{gvr} is not synced")));
         };
-        let target = Target {
-            gvr: gvr.clone(),
-            kind: hub.resource().kind.clone(),
-            namespaced: self.served.namespaced,
-            scope: scope.clone(),
-            field_selector: self.shared.upstream_field_selector.clone(),
-        };
-        let counted = hub.clone();
-        let open_watch = Arc::new(move || counted.metrics().upstream_watch(WatchPurpose::Backfill));
-        let (upstream, options) = (self.shared.upstream.clone(), self.shared.reflector);
-        let mut reflector =
-            Reflector::new(upstream, target, parser.clone(), options, open_watch, self.shared.generator())
-                .backfilling(from, needs_state);
+        let reflector = self.shared.reflector_for(&self.served, WatchPurpose::Backfill);
+        let mut reflector = reflector.backfilling(from, needs_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::new(LIMITS, from);
         loop {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use super::registry::{Cache, Registry};
 use crate::{
     cache::Backfill,
-    fanout::{Catalog, Phase, Refusal, Served},
+    fanout::{Catalog, Patience, Phase, Refusal, Served},
     model::{GroupVersionResource, ResourceVersion, Scope},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
@@ -28,15 +28,17 @@ impl Catalog for Arc<Registry> {
         version: ResourceVersion,
         needs_state: bool,
     ) -> Result<Arc<Backfill>, Refusal> {
-        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
-        match cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub)) {
+        match self.cache_of(served) {
             Some(cache) => Box::pin(cache.backfiller.backfill(version, needs_state)).await,
             None => Err(Refusal::Unavailable(format!("{} is being set up again", served.gvr))),
         }
     }
 
-    async fn prove(&self, served: &Served) -> Result<(), Refusal> {
-        Err(Refusal::Unavailable(format!("{} is not proved fresh", served.gvr)))
+    async fn prove(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
+        match self.cache_of(served) {
+            Some(cache) => Box::pin(cache.prover.prove(patience)).await,
+            None => Err(Refusal::Unavailable(format!("{} is being set up again", served.gvr))),
+        }
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -57,6 +59,12 @@ impl Catalog for Arc<Registry> {
 }
 
 impl Registry {
+    /// The cache that was found for a reader, if it is still the one.
+    fn cache_of(&self, served: &Served) -> Option<Arc<Cache>> {
+        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
+        cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub))
+    }
+
     /// What upstream knows under a name; starts its cache where that is allowed.
     async fn look_up(
         self: &Arc<Self>,

@@ -12,13 +12,14 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    freshness::Prover,
     on_demand::Allowance,
     warm_start::{HeldSchema, warm_start},
 };
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
-    model::GroupVersionResource,
+    model::{GroupVersionResource, ResourceVersion},
     peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -64,6 +65,25 @@ impl Shared {
     pub(super) fn generator(&self) -> StdRng {
         self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
     }
+
+    /// What is listed and watched for a cache.
+    pub(super) fn target(&self, served: &Served) -> Target {
+        Target {
+            gvr: served.gvr.clone(),
+            kind: served.hub.resource().kind.clone(),
+            namespaced: served.namespaced,
+            scope: served.scope.clone(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
+    }
+
+    /// Who lists and watches it; the watches are counted by what they are for.
+    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> Reflector<StdRng> {
+        let (hub, parser) = (served.hub.clone(), served.parser.clone());
+        let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
+        let (upstream, target) = (self.upstream.clone(), self.target(served));
+        Reflector::new(upstream, target, parser, self.reflector, open_watch, self.generator())
+    }
 }
 
 /// Why an informer stopped by itself.
@@ -80,6 +100,7 @@ pub struct Informer {
     shared: Shared,
     served: Served,
     schema: Arc<HeldSchema>,
+    prover: Arc<Prover>,
     allowance: Option<Allowance>,
     reflector: Reflector<StdRng>,
     writer: CacheWriter,
@@ -101,29 +122,21 @@ const UNTOLD_MAX: usize = 64;
 
 impl Informer {
     /// An informer that has not begun; with an allowance it stops when it holds more.
-    pub(super) fn new(shared: Shared, served: Served, schema: Arc<HeldSchema>, allowance: Option<Allowance>) -> Self {
-        let target = Target {
-            gvr: served.gvr.clone(),
-            kind: served.hub.resource().kind.clone(),
-            namespaced: served.namespaced,
-            scope: served.scope.clone(),
-            field_selector: shared.upstream_field_selector.clone(),
-        };
-        let hub = served.hub.clone();
-        let reflector = Reflector::new(
-            shared.upstream.clone(),
-            target,
-            served.parser.clone(),
-            shared.reflector,
-            Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing)),
-            shared.generator(),
-        );
+    pub(super) fn new(
+        shared: Shared,
+        served: Served,
+        schema: Arc<HeldSchema>,
+        prover: Arc<Prover>,
+        allowance: Option<Allowance>,
+    ) -> Self {
+        let reflector = shared.reflector_for(&served, WatchPurpose::Standing);
         let (writer, random) = (CacheWriter::new(shared.cache_compression), shared.generator());
         let doubt = Some(shared.upstream.doubt());
         Self {
             shared,
             served,
             schema,
+            prover,
             allowance,
             reflector,
             writer,
@@ -191,6 +204,20 @@ impl Informer {
 
     /// The reflector's next step. Subscribers are woken when upstream has nothing more at hand: what it sent at once is told at once.
     async fn step(&mut self, untold: &mut usize) -> Result<Step, ReflectorError> {
+        let (watching, mut moved) = (self.reflector.is_watching(), None);
+        let step = self.step_or_move(watching, &mut moved, untold).await;
+        moved.into_iter().for_each(|version| self.reflector.nothing_until(version));
+        step
+    }
+
+    /// As [`Self::step`]. Meanwhile the cache may be told that nothing has changed, which moves its version: but only in the middle of a watch,
+    /// because a list that is under way may be of before that.
+    async fn step_or_move(
+        &mut self,
+        watching: bool,
+        moved: &mut Option<ResourceVersion>,
+        untold: &mut usize,
+    ) -> Result<Step, ReflectorError> {
         let mut step = pin!(self.reflector.step());
         if *untold < UNTOLD_MAX {
             for _ in 0..=READ_YIELDS {
@@ -203,7 +230,20 @@ impl Informer {
         }
         *untold = 0;
         self.served.hub.wake();
-        step.await
+        loop {
+            let quiet = tokio::select! {
+                biased;
+                done = &mut step => return done,
+                quiet = self.prover.quiet(), if watching => quiet,
+            };
+            let hub = &self.served.hub;
+            let Some(version) = quiet.moves(hub) else { continue };
+            if let Ok(Some(commit)) = self.writer.apply(Update::Bookmark(version)) {
+                hub.proved(quiet.received);
+                hub.commit(commit, quiet.received);
+                *moved = Some(version);
+            }
+        }
     }
 
     /// Whether what was read is of the cluster that this cache is of. If not, or if that cannot be told, it is as if it had not been

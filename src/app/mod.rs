@@ -2,6 +2,7 @@
 
 mod backfill;
 mod catalog;
+mod freshness;
 mod governor;
 pub mod informer;
 pub mod on_demand;
@@ -26,7 +27,7 @@ use self::{
 };
 use crate::{
     cache::RingLimits,
-    config::{CacheCompression, PassthroughConfig, ServeConfig, WatchListMode},
+    config::{CacheCompression, ConsistentReads, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
     peer::{PeerError, Peers},
     proto::DESCRIPTORS,
@@ -251,6 +252,7 @@ fn registry(
         coalesce_max: config.coalesce_max,
         gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
         staleness_max: config.staleness_max,
+        proves: config.consistent_reads == ConsistentReads::Probe,
         self_check_interval: config.upstream.self_check_interval,
         on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
             on_demand_resources_max: on_demand.resources_max,

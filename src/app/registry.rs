@@ -19,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     backfill::Backfiller,
+    freshness::Prover,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, OnDemand},
     warm_start::HeldSchema,
@@ -54,6 +55,8 @@ pub struct RegistryOptions {
     pub on_demand: Option<OnDemand>,
     /// How old the proof of a state may be that is read; `None`: as old as it gets.
     pub staleness_max: Option<Duration>,
+    /// Whether reads that are to be consistent may be answered from caches, once those are proved to be fresh.
+    pub proves: bool,
     /// How often each cache is compared with upstream; `None`: never.
     pub self_check_interval: Option<Duration>,
 }
@@ -69,6 +72,7 @@ pub(super) struct Cache {
     pub(super) name: String,
     pub(super) served: Served,
     pub(super) backfiller: Arc<Backfiller>,
+    pub(super) prover: Arc<Prover>,
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
@@ -310,9 +314,10 @@ impl Registry {
         };
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
+        let prover = Prover::new(self.shared.clone(), served.clone(), self.options.proves);
         let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
         let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
-        let cache = Arc::new(Cache { name, served, backfiller, on_demand, stop, schema, suspect });
+        let cache = Arc::new(Cache { name, served, backfiller, prover, on_demand, stop, schema, suspect });
         if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
@@ -339,7 +344,8 @@ impl Registry {
         let served = &cache.served;
         let hub = &served.hub;
         let ended = |phase, message, too_large| Ended { missing: Missing { phase, message }, too_large };
-        let mut informer = Informer::new(self.shared.clone(), served.clone(), cache.schema.clone(), allowance);
+        let (schema, prover) = (cache.schema.clone(), cache.prover.clone());
+        let mut informer = Informer::new(self.shared.clone(), served.clone(), schema, prover, allowance);
         loop {
             let stopped = tokio::select! {
                 biased;

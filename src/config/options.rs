@@ -5,8 +5,9 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, Duration, ListenAddress, LogFormat, OnDemandConfig, PassthroughConfig,
-    PassthroughMode, PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
+    ByteSize, CacheCompression, ConfigError, ConsistentReads, Duration, ListenAddress, LogFormat, OnDemandConfig,
+    PassthroughConfig, PassthroughMode, PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles, UpstreamConfig,
+    WatchListMode,
 };
 use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 
@@ -116,6 +117,20 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_MAX_STALENESS", help_heading = "Serving", value_name = "DURATION")
     )]
     pub max_staleness: Option<Duration>,
+    /// Over HTTP, answer consistent lists and watches (resourceVersion unset) from the cache once the apiserver has proved it to be fresh,
+    /// or pass them all on to the apiserver.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CONSISTENT_READS", help_heading = "Serving", value_name = "BY", value_enum)
+    )]
+    pub consistent_reads: Option<ConsistentReads>,
+    /// A consistent list of at least so much JSON waits for a proof that takes a second or two; a smaller one goes to the apiserver
+    /// unless the cache is proved at once. 0: all wait.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CONSISTENT_LIST_BYTES_MIN", help_heading = "Serving", value_name = "SIZE")
+    )]
+    pub consistent_list_bytes_min: Option<ByteSize>,
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_KUBECONFIG", help_heading = "Upstream", value_name = "FILE"))]
     pub kubeconfig: Option<PathBuf>,
@@ -329,7 +344,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -392,6 +407,10 @@ impl ServeOptions {
             drain_timeout: self.drain_timeout.map_or(default.drain_timeout, |given| given.0),
             coalesce_max: self.coalesce_max.map_or(default.coalesce_max, |given| given.0),
             staleness_max: self.max_staleness.map(|given| staleness(given, idle_timeout)).transpose()?,
+            consistent_reads: self.consistent_reads.unwrap_or(default.consistent_reads),
+            consistent_list_bytes_min: self
+                .consistent_list_bytes_min
+                .map_or(default.consistent_list_bytes_min, |given| usize::try_from(given.0).unwrap_or(usize::MAX)),
             upstream: UpstreamConfig {
                 settings: UpstreamSettings { kubeconfig: self.kubeconfig, context: self.context },
                 field_selector: self.upstream_field_selector.map(check_field_selector).transpose()?,

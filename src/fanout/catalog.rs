@@ -27,6 +27,15 @@ pub struct Served {
     pub hub: Arc<Hub>,
 }
 
+/// How long a reader waits for the proof that a cache is fresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Only if there is one at once: upstream answers soon.
+    AtOnce,
+    /// A second or two, for upstream's next bookmark: its own answer would cost it more than a proof, or the reader itself.
+    Bookmark,
+}
+
 /// The resources that can be asked for.
 pub trait Catalog: Send + Sync + 'static {
     /// Finds the cache for a resource, by any name that kubectl takes where `group` and `version` are empty; may start it.
@@ -55,7 +64,7 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] where none came in time: the read is upstream's then.
-    fn prove(&self, served: &Served) -> impl Future<Output = Result<(), Refusal>> + Send;
+    fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// Changes whenever a cache comes, goes or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;

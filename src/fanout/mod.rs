@@ -29,7 +29,7 @@ mod views;
 mod tests;
 
 pub use bell::{Bell, Line, Rung};
-pub use catalog::{Catalog, Served};
+pub use catalog::{Catalog, Patience, Served};
 pub use gate::{Gate, GateLimits, Pass};
 pub use hub::{Ahead, Hub, HubOptions, HubStatus, Phase};
 pub use outcome::{Refusal, StreamEnd};

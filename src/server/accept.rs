@@ -50,6 +50,8 @@ pub struct ServerOptions {
     pub keepalive_timeout: Duration,
     /// A snapshot that makes no progress for so long ends.
     pub snapshot_stall_timeout: Duration,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    pub consistent_list_bytes_min: usize,
 }
 
 impl From<&ServeConfig> for ServerOptions {
@@ -62,6 +64,7 @@ impl From<&ServeConfig> for ServerOptions {
             keepalive_interval: config.keepalive_interval,
             keepalive_timeout: config.keepalive_timeout,
             snapshot_stall_timeout: config.snapshot_stall_timeout,
+            consistent_list_bytes_min: config.consistent_list_bytes_min,
         }
     }
 }
@@ -88,8 +91,8 @@ impl<C: Catalog> Server<C> {
         drain: CancellationToken,
     ) -> Arc<Self> {
         let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max));
-        let service = Service::new(reader.clone());
-        let front = Front::new(reader, proxy, options.snapshot_stall_timeout);
+        let (stall_timeout, list_bytes_min) = (options.snapshot_stall_timeout, options.consistent_list_bytes_min);
+        let (service, front) = (Service::new(reader.clone()), Front::new(reader, proxy, stall_timeout, list_bytes_min));
         let routed = WatchServiceServer::new(service.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let router = router.fallback(not_found).layer(MapResponseLayer::new(status::explain)).with_state(());

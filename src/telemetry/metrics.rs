@@ -37,6 +37,8 @@ pub struct Metrics {
     warm_starts: IntCounterVec,
     relists: IntCounterVec,
     self_checks: IntCounterVec,
+    proofs: IntCounterVec,
+    proof_duration: HistogramVec,
     watch_restarts: IntCounterVec,
     latency: HistogramVec,
     subscribers: IntGaugeVec,
@@ -243,6 +245,36 @@ impl SelfCheck {
     }
 }
 
+/// How upstream's word was had that a cache is fresh, or in which way not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The cache was at the cluster's version already.
+    Held,
+    /// Its own watch brought it there.
+    CaughtUp,
+    /// A bookmark has moved it there.
+    Bookmark,
+    /// It is behind, and nobody had the time, or the apiserver that was asked is behind too.
+    Behind,
+    /// Upstream could not be asked, or the cache is not watched just now.
+    Failed,
+}
+
+impl Proof {
+    /// Every label.
+    pub const ALL: [&str; 5] = ["held", "caught_up", "bookmark", "behind", "failed"];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::CaughtUp => "caught_up",
+            Self::Bookmark => "bookmark",
+            Self::Behind => "behind",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a watch upstream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
@@ -250,6 +282,8 @@ pub enum WatchPurpose {
     Standing,
     /// A short one, for events from before the cache began.
     Backfill,
+    /// A short one, for a bookmark that proves a cache to be fresh.
+    Probe,
 }
 
 impl WatchPurpose {
@@ -257,6 +291,7 @@ impl WatchPurpose {
         match self {
             Self::Standing => "standing",
             Self::Backfill => "backfill",
+            Self::Probe => "probe",
         }
     }
 }
@@ -292,6 +327,16 @@ impl Metrics {
             &CACHE,
         )?;
         registry.register(Box::new(latency.clone()))?;
+        let buckets = vec![0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
+        let proof_duration = HistogramVec::new(
+            HistogramOpts::new(
+                "kubefan_proof_duration_seconds",
+                "From asking upstream how fresh the cache is to its answer, proof or not.",
+            )
+            .buckets(buckets),
+            &CACHE,
+        )?;
+        registry.register(Box::new(proof_duration.clone()))?;
         let build = gauge("kubefan_build_info", "Always 1; the version is the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         #[cfg(target_os = "linux")]
@@ -412,6 +457,11 @@ impl Metrics {
                 "Comparisons of the cache with upstream, by result.",
                 &with(&["result"]),
             )?,
+            proofs: counter(
+                "kubefan_proofs_total",
+                "Questions to upstream whether the cache is fresh, for consistent reads, by result.",
+                &with(&["result"]),
+            )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
                 "Times the upstream watch ended and was started again from its last version, by reason.",
@@ -466,6 +516,7 @@ impl Metrics {
                 &["verb", "code"],
             )?,
             latency,
+            proof_duration,
             registry,
         })
     }
@@ -531,6 +582,10 @@ impl Metrics {
         for result in SelfCheck::ALL {
             self.self_checks.with_label_values(&with(result));
         }
+        for result in Proof::ALL {
+            self.proofs.with_label_values(&with(result));
+        }
+        self.proof_duration.with_label_values(&base);
         let received = [EventType::Added, EventType::Modified, EventType::Deleted]
             .map(|kind| self.events_received.with_label_values(&with(kind.as_str())));
         CacheMetrics {
@@ -660,6 +715,13 @@ impl CacheMetrics {
     /// The cache was compared with upstream.
     pub fn self_check(&self, result: SelfCheck) {
         self.all.self_checks.with_label_values(&self.with(result.as_str())).inc();
+    }
+
+    /// Upstream was asked whether the cache is fresh.
+    pub fn proof(&self, result: Proof, duration: Duration) {
+        self.all.proofs.with_label_values(&self.with(result.as_str())).inc();
+        let base: [&str; 3] = [&self.labels[0], &self.labels[1], &self.labels[2]];
+        self.all.proof_duration.with_label_values(&base).observe(duration.as_secs_f64());
     }
 
     /// The upstream watch is started again.

@@ -1,6 +1,7 @@
 //! One list and watch per resource and scope.
 
 pub mod client;
+pub mod cluster_version;
 mod connector;
 pub mod discovery;
 pub mod error;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     client::{BodyStream, Upstream, Verb, encode_query},
+    cluster_version::cluster_version,
     error::{Status, UpstreamError},
     lines::{LineOptions, Lines},
 };
@@ -66,8 +67,6 @@ const WATCH_SHORT: Duration = Duration::from_secs(1);
 
 /// Why a list begins when the cluster's version is below the one reached.
 const REWRITTEN: &str = "rewritten";
-/// A name that no object has; if one has, no harm is done.
-const NO_NAME: &str = "kubefan-asks-for-the-version";
 
 /// Where the reflector stands.
 enum State {
@@ -198,12 +197,6 @@ struct ListMeta {
     next: Option<String>,
 }
 
-/// A list without what is in it.
-#[derive(Deserialize)]
-struct Head {
-    metadata: ListMeta,
-}
-
 #[derive(Deserialize)]
 struct WatchLine<'a> {
     #[serde(rename = "type")]
@@ -281,6 +274,18 @@ impl<R: Rng> Reflector<R> {
     pub fn go_on_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.state = State::Listed { version, in_doubt: true };
+    }
+
+    /// Whether the next step reads on in the watch that is open: nothing else is under way.
+    pub fn is_watching(&self) -> bool {
+        matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
+    }
+
+    /// Takes it that nothing has changed up to `version`: what follows goes on from there.
+    pub fn nothing_until(&mut self, reached: ResourceVersion) {
+        if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
+            *version = reached.max(*version);
+        }
     }
 
     /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
@@ -434,7 +439,7 @@ impl<R: Rng> Reflector<R> {
         // What is looked at in the past is behind what the cache itself was told.
         if in_doubt && !self.question_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
-            match self.cluster_version().await {
+            match cluster_version(&self.upstream, &self.target).await {
                 Ok(reached) if reached < version => {
                     // Unlike a watch, a consistent read is never behind, whichever apiserver answers it.
                     self.state = State::Empty { reason: REWRITTEN };
@@ -516,21 +521,6 @@ impl<R: Rng> Reflector<R> {
             _ => State::Listed { version, in_doubt: true },
         };
         ReflectorError::Watch(error)
-    }
-
-    /// The version that the cluster has reached: a consistent list of one name, which is one look-up for the apiserver, and also moves
-    /// its watch cache of the resource, so that bookmarks can follow.
-    async fn cluster_version(&mut self) -> Result<ResourceVersion, UpstreamError> {
-        let Target { gvr, scope, namespaced, field_selector, .. } = &self.target;
-        // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
-        let default = Scope::Namespace("default".to_owned());
-        let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
-        let comma = if field_selector.is_empty() { "" } else { "," };
-        let selector = format!("metadata.name={NO_NAME}{comma}{field_selector}");
-        let path = gvr.collection_path(scope) + &encode_query([("limit", "1"), ("fieldSelector", &selector)]);
-        let body = self.upstream.get(Verb::List, &path).await?;
-        let Head { metadata } = parse(&body)?;
-        metadata.resource_version.parse().map_err(UpstreamError::invalid)
     }
 
     async fn open(&mut self, query: &[(&str, &str)]) -> Result<OpenWatch, UpstreamError> {

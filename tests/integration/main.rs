@@ -17,6 +17,7 @@ mod encodings;
 mod equivalence;
 mod examples;
 mod failures;
+mod freshness;
 mod harness;
 mod harness_works;
 mod history;
@@ -53,6 +54,7 @@ fn main() -> std::process::ExitCode {
         equivalence::TESTS,
         examples::TESTS,
         failures::TESTS,
+        freshness::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,
         history::TESTS,

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Catalog, Hub, Served},
+    fanout::{Catalog, Hub, Patience, Served},
     model::{
         ObjectKey, ResourceVersion,
         format::Format,
@@ -40,6 +40,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 const STATES_MAX: usize = 32;
 /// Each for so long after it was last read. (The apiserver keeps them for about five minutes.)
 const STATE_AGE_MAX: Duration = Duration::from_secs(120);
+/// Who wants fewer objects at a time may want no more than these.
+const PAGE_OBJECTS_MIN: usize = 500;
 /// Of the only kind of token that there is.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
@@ -146,7 +148,11 @@ impl<C: Catalog> Front<C> {
         let mut last = None;
         let (store, version) = match continues.is_empty() {
             true => {
-                self.freshen(&served, freshness).await?;
+                let patience = match freshness {
+                    Freshness::Consistent => self.patience(&hub, &selection, limit),
+                    _ => Patience::AtOnce,
+                };
+                self.freshen(&served, freshness, patience).await?;
                 hub.snapshot()?
             }
             false => {
@@ -186,6 +192,26 @@ impl<C: Catalog> Front<C> {
         Ok(super::json(Body::from_stream(chunks)))
     }
 
+    /// How long a consistent list waits to be read from the cache: it depends on what it would cost upstream, which is what is in it.
+    fn patience(&self, hub: &Hub, selection: &Selection, limit: Option<usize>) -> Patience {
+        let bytes_min = self.consistent_list_bytes_min;
+        // Who reads in the pages of kubectl and client-go, or in larger ones, reads them all.
+        let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+        let Some((store, _)) = hub.state().filter(|(store, _)| store.json_bytes() >= bytes_min) else {
+            return Patience::AtOnce;
+        };
+        let mut bytes = 0;
+        let sizes = store.select(selection, None).take(objects_max).map(|object| object.json_len());
+        match bytes_min == 0
+            || sizes.into_iter().any(|size| {
+                bytes += size;
+                bytes >= bytes_min
+            }) {
+            true => Patience::Bookmark,
+            false => Patience::AtOnce,
+        }
+    }
+
     pub(super) async fn get(
         &self,
         path: &Path,
@@ -202,7 +228,7 @@ impl<C: Catalog> Front<C> {
             Freshness::Exact(version) => Freshness::NotOlderThan(version),
             other => other,
         };
-        self.freshen(&selected.served, freshness).await?;
+        self.freshen(&selected.served, freshness, Patience::AtOnce).await?;
         let (store, _) = selected.served.hub.snapshot()?;
         let key = ObjectKey::new(&path.namespace, &path.name);
         let Some(object) = store.get(key.as_str()) else {

@@ -42,7 +42,7 @@ use super::{
     request::Selected,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Refusal, Served},
+    fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
     model::{format::Format, projection::Projection},
     proto::v1alpha1::Target,
 };
@@ -98,13 +98,15 @@ pub struct Front<C> {
     /// `None`: nothing is passed on.
     proxy: Option<Arc<Proxy>>,
     stall_timeout: Duration,
+    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+    consistent_list_bytes_min: usize,
 }
 
 impl<C> Clone for Front<C> {
     fn clone(&self) -> Self {
-        let Self { reader, pages, watches, proxy, stall_timeout } = self;
+        let Self { reader, pages, watches, proxy, .. } = self;
         let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
-        Self { reader, pages, watches, proxy, stall_timeout: *stall_timeout }
+        Self { reader, pages, watches, proxy, ..*self }
     }
 }
 
@@ -127,9 +129,16 @@ fn json(body: Body) -> Response<Body> {
 }
 
 impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends.
-    pub fn new(reader: Arc<Reader<C>>, proxy: Option<Arc<Proxy>>, stall_timeout: Duration) -> Self {
-        Self { reader, pages: Arc::default(), watches: Arc::default(), proxy, stall_timeout }
+    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends, and a
+    /// consistent list of `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
+    pub fn new(
+        reader: Arc<Reader<C>>,
+        proxy: Option<Arc<Proxy>>,
+        stall_timeout: Duration,
+        consistent_list_bytes_min: usize,
+    ) -> Self {
+        let (pages, watches) = Default::default();
+        Self { reader, pages, watches, proxy, stall_timeout, consistent_list_bytes_min }
     }
 
     /// Answers a request. A watch rings `bell` when there is something to send.
@@ -209,10 +218,10 @@ impl<C: Catalog> Front<C> {
     }
 
     /// Waits until the cache is as fresh as was asked for.
-    async fn freshen(&self, served: &Served, freshness: Freshness) -> Result<(), Otherwise> {
+    async fn freshen(&self, served: &Served, freshness: Freshness, patience: Patience) -> Result<(), Otherwise> {
         match freshness {
             Freshness::Any => {}
-            Freshness::Consistent => self.reader.catalog().prove(served).await?,
+            Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
             Freshness::NotOlderThan(version) => served
                 .hub
                 .reached(version, FRESHNESS_TIMEOUT)

@@ -12,7 +12,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    fanout::{Bell, Catalog, Patience, Refusal, Start, Terms},
     model::format::Format,
     server::reader::{FRESHNESS_TIMEOUT, Opened, Speech},
 };
@@ -37,7 +37,7 @@ impl<C: Catalog> Front<C> {
         let hub = &selected.served.hub;
         let start = match begin {
             Begin::State(freshness) => {
-                if let Err(otherwise) = self.freshen(&selected.served, freshness).await {
+                if let Err(otherwise) = self.freshen(&selected.served, freshness, Patience::Bookmark).await {
                     return match (otherwise, freshness) {
                         // A watch has begun by the time that this is known.
                         (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_line(&failure)),
@@ -47,7 +47,7 @@ impl<C: Catalog> Front<C> {
                 Start::Snapshot
             }
             Begin::Now(freshness) => {
-                self.freshen(&selected.served, freshness).await?;
+                self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
                 Start::After(hub.snapshot()?.1)
             }
             Begin::After(version) => {

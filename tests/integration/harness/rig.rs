@@ -81,6 +81,7 @@ impl Setup {
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
                 staleness_max: None,
+                proves: true,
                 self_check_interval: None,
             },
             // Its requests would be in the way of those that tests count.

@@ -1,0 +1,274 @@
+//! Proofs of freshness: upstream's word that a cache is not older than a read that asks for consistency.
+//!
+//! A quiet resource's cache stands at the version of its last change, while every write to anything else moves the cluster's. So what is
+//! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
+//! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
+//! time and not more than once a second; who comes while it is asked waits for the next time, because an answer proves nothing about
+//! what was written after the question.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::debug;
+
+use super::informer::Shared;
+use crate::{
+    cache::Update,
+    fanout::{Ahead, Hub, Patience, Phase, Refusal, Served},
+    model::{GroupVersionResource, ResourceVersion},
+    telemetry::metrics::{Proof, WatchPurpose},
+    upstream::{cluster_version::cluster_version, reflector::Step},
+    watch,
+};
+
+/// Upstream is not asked more often.
+const PROOF_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the cache's own watch is waited for before upstream is asked for a bookmark: on a busy resource it is a moment behind.
+const OWN_WATCH: Duration = Duration::from_millis(50);
+/// How long one proof may take. The bookmark comes after one to two seconds and a quarter.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
+
+impl Patience {
+    /// How long a proof is waited for, the one under way included.
+    fn timeout(self) -> Duration {
+        match self {
+            Self::AtOnce => Duration::from_millis(40),
+            Self::Bookmark => 2 * PROOF_TIMEOUT,
+        }
+    }
+}
+
+/// How it was proved, or in which way it was not, and what is said of that.
+type Outcome = Result<Proof, (Proof, String)>;
+
+/// The proofs of one cache.
+pub(super) struct Prover {
+    shared: Shared,
+    served: Served,
+    /// Whether anything is proved here.
+    proves: bool,
+    inner: Mutex<Inner>,
+    /// For the informer, which alone moves the cache.
+    quiet: Mutex<Option<Quiet>>,
+    told: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Somebody sees to it that those who wait are served.
+    running: bool,
+    /// When upstream was last asked.
+    asked_at: Option<Instant>,
+    /// How far the cluster was then, and in which history.
+    cluster: Option<(u64, ResourceVersion)>,
+    next: Option<Next>,
+}
+
+/// A proof to come.
+#[derive(Default)]
+struct Next {
+    /// Somebody has the time for a bookmark.
+    for_bookmark: bool,
+    outcome: Arc<watch::Sender<Option<Outcome>>>,
+}
+
+/// Nothing has changed from one version to another: who knows everything up to the one knows everything up to the other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Quiet {
+    /// In which history.
+    pub(super) epoch: u64,
+    /// The last change, or where the look began.
+    pub(super) from: ResourceVersion,
+    /// The bookmark.
+    pub(super) to: ResourceVersion,
+    /// When the bookmark was read.
+    pub(super) received: Instant,
+}
+
+/// Whether upstream has no watch cache of a resource: events may be in an etcd of their own, and are not cached because they are many.
+fn is_uncached(gvr: &GroupVersionResource) -> bool {
+    gvr.resource == "events" && matches!(gvr.group.as_str(), "" | "events.k8s.io")
+}
+
+impl Prover {
+    /// Proves nothing where `proves` says so, nor what upstream has no watch cache of.
+    pub(super) fn new(shared: Shared, served: Served, proves: bool) -> Arc<Self> {
+        let proves = proves && !is_uncached(&served.gvr);
+        let (inner, quiet, told) = Default::default();
+        Arc::new(Self { shared, served, proves, inner, quiet, told })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a proof that begins after this call.
+    pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<(), Refusal> {
+        let resource = &self.served.gvr;
+        let unproved = |why: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {why}"));
+        if !self.proves {
+            return Err(unproved("consistent reads of it are upstream's"));
+        }
+        let Some(sender) = self.join(patience) else {
+            return Err(unproved("upstream was asked just now, or is known to be further"));
+        };
+        // It lives as long as it is held here.
+        let mut outcome = sender.subscribe();
+        let outcome = timeout(patience.timeout(), outcome.wait_for(Option::is_some)).await;
+        match outcome.ok().and_then(Result::ok).flatten() {
+            Some(Ok(_)) => Ok(()),
+            Some(Err((_, why))) => Err(unproved(&why)),
+            None => Err(unproved("upstream's word took too long")),
+        }
+    }
+
+    /// A place among those who wait; `None` where it would be in vain.
+    fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<Outcome>>>> {
+        let here = self.served.hub.ahead();
+        let mut inner = self.inner();
+        if patience == Patience::AtOnce {
+            let soon = |asked_at: Instant| asked_at + PROOF_INTERVAL <= Instant::now() + patience.timeout();
+            let behind = |(epoch, version)| here.is_some_and(|here| here.epoch == epoch && here.version < version);
+            if !inner.asked_at.is_none_or(soon) || inner.cluster.is_some_and(behind) {
+                return None;
+            }
+        }
+        let next = inner.next.get_or_insert_default();
+        next.for_bookmark |= patience == Patience::Bookmark;
+        let outcome = next.outcome.clone();
+        if !std::mem::replace(&mut inner.running, true) {
+            tokio::spawn(self.clone().run());
+        }
+        Some(outcome)
+    }
+
+    /// Serves those who wait, one proof after the other, until nobody does.
+    async fn run(self: Arc<Self>) {
+        loop {
+            let not_before = self.inner().asked_at.map(|asked_at| asked_at + PROOF_INTERVAL);
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
+            let begun = Instant::now();
+            let Next { for_bookmark, outcome } = {
+                let mut inner = self.inner();
+                // Who waits holds it too; who does not wait any more needs no answer.
+                match inner.next.take().filter(|next| Arc::strong_count(&next.outcome) > 1) {
+                    Some(next) => {
+                        inner.asked_at = Some(begun);
+                        next
+                    }
+                    None => {
+                        inner.running = false;
+                        return;
+                    }
+                }
+            };
+            let proof = timeout(PROOF_TIMEOUT, self.proof(for_bookmark)).await;
+            let proof = proof.unwrap_or_else(|_| Err((Proof::Failed, format!("nothing within {PROOF_TIMEOUT:?}"))));
+            let (Ok(result) | Err((result, _))) = &proof;
+            self.served.hub.metrics().proof(*result, begun.elapsed());
+            if let Err((_, why)) = &proof {
+                debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
+            }
+            outcome.send_replace(Some(proof));
+        }
+    }
+
+    /// One proof: the cache is at the version that the cluster had when this began, or beyond.
+    async fn proof(&self, for_bookmark: bool) -> Outcome {
+        let hub = &self.served.hub;
+        let failed = |why: String| (Proof::Failed, why);
+        // While its own watch is down, upstream knows better in any case.
+        let synced = *hub.phase().borrow() == Phase::Synced;
+        let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
+            return Err(failed("it is not watched just now".to_owned()));
+        };
+        let (upstream, target) = (&self.shared.upstream, self.shared.target(&self.served));
+        let (doubt, asked_at) = (upstream.doubt(), Instant::now());
+        let asked = cluster_version(upstream, &target).await.map_err(|error| failed(error.to_string()))?;
+        upstream.confirm(doubt).await.map_err(|error| failed(error.to_string()))?;
+        if asked < from {
+            return Err(failed(format!("the cluster is at version {asked}, below {from}")));
+        }
+        self.inner().cluster = Some((epoch, asked));
+        let result = if self.reached(epoch)? >= asked {
+            Proof::Held
+        } else if hub.reached(asked, OWN_WATCH).await.is_ok() {
+            Proof::CaughtUp
+        } else if !for_bookmark {
+            return Err((Proof::Behind, format!("it is at {}, and the cluster at {asked}", self.reached(epoch)?)));
+        } else {
+            tokio::select! {
+                biased;
+                _ = hub.reached(asked, PROOF_TIMEOUT) => Proof::CaughtUp,
+                quiet = self.look(epoch, asked) => {
+                    self.tell(quiet?);
+                    let _ = hub.reached(asked, PROOF_TIMEOUT).await;
+                    Proof::Bookmark
+                }
+            }
+        };
+        if self.reached(epoch)? < asked {
+            return Err(failed("its own watch does not follow".to_owned()));
+        }
+        hub.proved(asked_at);
+        Ok(result)
+    }
+
+    /// Looks for changes from where the cache is up to `asked`, and waits until the cache has all that there are.
+    async fn look(&self, epoch: u64, asked: ResourceVersion) -> Result<Quiet, (Proof, String)> {
+        let upstream = &self.shared.upstream;
+        let (doubt, mut from) = (upstream.doubt(), self.reached(epoch)?);
+        let mut watch = self.shared.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
+        let (to, received) = loop {
+            match watch.step().await.map_err(|error| (Proof::Failed, error.to_string()))? {
+                Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
+                Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
+                    break (version, received);
+                }
+                Step::Update { .. } | Step::Watching { .. } => {}
+                // Another apiserver has answered, which is not that far yet.
+                Step::Ended { .. } => return Err((Proof::Behind, format!("no bookmark up to version {asked}"))),
+            }
+        };
+        upstream.confirm(doubt).await.map_err(|error| (Proof::Failed, error.to_string()))?;
+        let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
+        Ok(Quiet { epoch, from, to, received })
+    }
+
+    /// The version of the cache, as long as it is of the history that this began in.
+    fn reached(&self, epoch: u64) -> Result<ResourceVersion, (Proof, String)> {
+        let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
+        here.map(|ahead| ahead.version).ok_or_else(|| (Proof::Failed, "it is being listed again".to_owned()))
+    }
+
+    fn tell(&self, quiet: Quiet) {
+        *self.quiet.lock().unwrap_or_else(PoisonError::into_inner) = Some(quiet);
+        self.told.notify_one();
+    }
+
+    /// The next that was found; for the one that moves the cache. Cancel-safe.
+    pub(super) async fn quiet(&self) -> Quiet {
+        loop {
+            if let Some(quiet) = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return quiet;
+            }
+            self.told.notified().await;
+        }
+    }
+}
+
+impl Quiet {
+    /// How far the cache of this hub may be taken to be, where that is further than it is.
+    pub(super) fn moves(&self, hub: &Hub) -> Option<ResourceVersion> {
+        let Ahead { epoch, version, .. } = hub.ahead()?;
+        (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)
+    }
+}

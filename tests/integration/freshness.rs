@@ -1,0 +1,409 @@
+//! Consistent reads from the cache: never older than a write that came before them, whatever upstream does, and cheap for upstream, however
+//! many ask. On a quiet resource that takes a proof by a bookmark; where none comes, the read is upstream's.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kubefan::{
+    fanout::{Catalog, Patience, Refusal, Served},
+    model::GroupVersionResource,
+    sim::apiserver::{Fault, SimApiserver, Verb},
+};
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    harness::{
+        Test,
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        network::{Network, answer},
+        rig::{PODS, Rig, Setup, churn, pod, pods, versions},
+        tests,
+    },
+    upstream_faults::{relists, synced},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_consistent_list_sees_what_was_just_written,
+        a_watch_list_of_a_quiet_resource_begins_at_the_clusters_version,
+        events_are_not_proved;
+    paused: a_bookmark_proves_a_quiet_cache_and_moves_it,
+        what_is_held_already_is_proved_by_a_look_up,
+        its_own_watch_is_proof_enough,
+        one_proof_serves_all_who_came_before_it,
+        who_comes_during_a_proof_is_not_served_by_it,
+        upstream_is_asked_once_a_second_at_most,
+        who_has_no_time_goes_upstream_and_is_not_asked_for,
+        what_its_own_watch_has_not_got_is_no_proof,
+        an_apiserver_that_is_behind_is_no_proof,
+        another_cluster_is_no_proof,
+        a_restored_etcd_is_no_proof,
+        a_failure_upstream_is_told_soon,
+        nothing_is_lost_while_proofs_move_the_cache,
+        the_next_watch_goes_on_from_where_a_proof_has_moved_it;
+};
+
+/// Where the cluster is moved without the pods.
+fn configmaps() -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", "configmaps")
+}
+
+/// A write to something else; the cluster's version then.
+fn elsewhere(sim: &SimApiserver) -> u64 {
+    let name = format!("other-{}", sim.revision());
+    sim.create(&configmaps(), json!({ "metadata": { "namespace": "default", "name": name } })).unwrap()
+}
+
+async fn served(rig: &Rig) -> Served {
+    rig.registry.find("", "v1", "pods", "").await.unwrap()
+}
+
+fn head(served: &Served) -> u64 {
+    served.hub.head().expect("it is synced").get()
+}
+
+async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
+    let served = served(rig).await;
+    rig.registry.prove(&served, patience).await
+}
+
+fn proving(rig: &Rig) -> JoinHandle<Result<(), Refusal>> {
+    let registry = rig.registry.clone();
+    tokio::spawn(async move {
+        let served = registry.find("", "v1", "pods", "").await?;
+        registry.prove(&served, Patience::Bookmark).await
+    })
+}
+
+fn proofs(rig: &Rig, result: &str) -> f64 {
+    rig.metric(&format!(r#"kubefan_proofs_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+}
+
+fn probes(rig: &Rig) -> f64 {
+    rig.metric(r#"kubefan_upstream_watches_started_total{group="",namespace="",purpose="probe",resource="pods"}"#)
+}
+
+/// How often upstream was asked how far the cluster is.
+fn look_ups(network: &Network) -> usize {
+    let asked = network.asked("/api/v1/namespaces/default/pods");
+    asked.iter().filter(|asked| asked.path.contains("metadata.name")).count()
+}
+
+fn is_probe(path: &str) -> bool {
+    path.starts_with(PODS) && path.contains("timeoutSeconds=3&") || path.ends_with("timeoutSeconds=3")
+}
+
+async fn a_bookmark_proves_a_quiet_cache_and_moves_it() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let cache = served(&rig).await;
+    sleep(Duration::from_secs(20)).await;
+    let version = elsewhere(&rig.sim);
+    assert!(head(&cache) < version);
+
+    let begun = Instant::now();
+    prove(&rig, Patience::Bookmark).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(head(&cache), version);
+    assert_eq!((proofs(&rig, "bookmark"), probes(&rig), look_ups(&rig.network)), (1.0, 1.0, 1));
+    let age = rig.metric(r#"kubefan_staleness_seconds{group="",namespace="",resource="pods"}"#);
+    assert!(age < 3.0, "{age}");
+    watch.until(version).await;
+    assert_eq!(rig.metric(r#"kubefan_upstream_watches{group="",namespace="",purpose="probe",resource="pods"}"#), 0.0);
+}
+
+async fn what_is_held_already_is_proved_by_a_look_up() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let last = churn(&rig.sim, 0, 10);
+    watch.until(last).await;
+    prove(&rig, Patience::AtOnce).await.unwrap();
+    assert_eq!((proofs(&rig, "held"), probes(&rig), look_ups(&rig.network)), (1.0, 0.0, 1));
+}
+
+async fn its_own_watch_is_proof_enough() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    let version = rig.sim.create(&pods(), pod("just-now", "new")).unwrap();
+    prove(&rig, Patience::AtOnce).await.unwrap();
+    let (store, held) = served(&rig).await.hub.snapshot().unwrap();
+    assert!(store.get("default/just-now").is_some() && held.get() >= version);
+    assert_eq!(probes(&rig), 0.0);
+}
+
+async fn one_proof_serves_all_who_came_before_it() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    let version = elsewhere(&rig.sim);
+    let proved = join_all((0..1000).map(|_| prove(&rig, Patience::Bookmark))).await;
+    assert!(proved.iter().all(Result::is_ok), "{:?}", proved.iter().find(|proved| proved.is_err()));
+    assert_eq!(head(&served(&rig).await), version);
+    assert_eq!((probes(&rig), look_ups(&rig.network)), (1.0, 1));
+}
+
+async fn who_comes_during_a_proof_is_not_served_by_it() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    elsewhere(&rig.sim);
+    let first = proving(&rig);
+    while probes(&rig) == 0.0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    // The bookmark of the watch that is open may well be above this; the question was not.
+    let version = elsewhere(&rig.sim);
+    let second = proving(&rig);
+    first.await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    second.await.unwrap().unwrap();
+    assert!(head(&served(&rig).await) >= version);
+    assert_eq!(look_ups(&rig.network), 2);
+}
+
+async fn upstream_is_asked_once_a_second_at_most() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(30) {
+        elsewhere(&rig.sim);
+        for patience in [Patience::Bookmark, Patience::AtOnce, Patience::AtOnce] {
+            let (registry, served) = (rig.registry.clone(), served(&rig).await);
+            tokio::spawn(async move { registry.prove(&served, patience).await });
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(look_ups(&rig.network) <= 31 && probes(&rig) <= 31.0, "{}, {}", look_ups(&rig.network), probes(&rig));
+    assert!(proofs(&rig, "bookmark") >= 10.0);
+}
+
+async fn who_has_no_time_goes_upstream_and_is_not_asked_for() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    // A watch that has just begun may have a bookmark soon; the next comes after a minute.
+    sleep(Duration::from_secs(5)).await;
+    elsewhere(&rig.sim);
+    for _ in 0..20 {
+        let begun = Instant::now();
+        assert!(matches!(prove(&rig, Patience::AtOnce).await, Err(Refusal::Unavailable(_))));
+        assert!(begun.elapsed() < Duration::from_millis(50), "{:?}", begun.elapsed());
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!((probes(&rig), look_ups(&rig.network)), (0.0, 1), "it is known to be behind");
+    let version = rig.sim.create(&pods(), pod("moved", "new")).unwrap();
+    watch.until(version).await;
+    prove(&rig, Patience::AtOnce).await.unwrap();
+}
+
+async fn what_its_own_watch_has_not_got_is_no_proof() {
+    let setup = Setup::of(&["pods"]).by_list();
+    let sim = setup.sim();
+    let network = Network::to(sim.clone());
+    network.rule(|path| {
+        let own = path.starts_with(PODS) && path.contains("watch=1") && !is_probe(path);
+        own.then(|| answer(200, Vec::new(), true))
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.ready().await;
+    let before = head(&served(&rig).await);
+    rig.sim.create(&pods(), pod("missed", "new")).unwrap();
+    elsewhere(&rig.sim);
+    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err();
+    assert!(matches!(refused, Refusal::Unavailable(_)), "{refused}");
+    assert_eq!((probes(&rig), head(&served(&rig).await)), (1.0, before), "the cache does not pass what it has not got");
+}
+
+async fn an_apiserver_that_is_behind_is_no_proof() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    let before = head(&served(&rig).await);
+    let (between, version) = (elsewhere(&rig.sim), elsewhere(&rig.sim));
+    assert!(before < between && between < version);
+    let metadata = json!({ "metadata": { "resourceVersion": between.to_string() } });
+    let bookmark = json!({ "type": "BOOKMARK", "object": metadata }).to_string();
+    rig.network.answer_once(is_probe, answer(200, vec![bookmark], false));
+    assert!(prove(&rig, Patience::Bookmark).await.is_err());
+    assert_eq!((proofs(&rig, "behind"), head(&served(&rig).await)), (1.0, before));
+    prove(&rig, Patience::Bookmark).await.unwrap();
+    assert_eq!(head(&served(&rig).await), version);
+}
+
+async fn another_cluster_is_no_proof() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let last = churn(&rig.sim, 0, 10);
+    watch.until(last).await;
+    // Its version is below ours, and its kube-system another.
+    let mut other = Setup::of(&["pods"]);
+    other.sim.seed = 7;
+    rig.network.lead_to(other.sim());
+    for patience in [Patience::AtOnce, Patience::Bookmark] {
+        assert!(prove(&rig, patience).await.is_err());
+    }
+    assert_eq!(proofs(&rig, "held"), 0.0);
+}
+
+async fn a_restored_etcd_is_no_proof() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let backup = rig.sim.backup();
+    let last = churn(&rig.sim, 0, 10);
+    watch.until(last).await;
+    rig.sim.restore(&backup);
+    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "what is held is not what the cluster has");
+    rig.ready().await;
+    let version = elsewhere(&rig.sim);
+    let truth = rig.truth(PODS).await;
+    while prove(&rig, Patience::Bookmark).await.is_err() {
+        sleep(Duration::from_secs(1)).await;
+    }
+    let (store, held) = served(&rig).await.hub.snapshot().unwrap();
+    assert!(held.get() >= version && held.get() < last, "{held}");
+    assert_eq!(store.len(), truth.len());
+}
+
+async fn a_failure_upstream_is_told_soon() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    elsewhere(&rig.sim);
+    for (verb, fault) in [(Verb::List, Fault::InternalError), (Verb::Watch, Fault::Disconnect)] {
+        rig.fault(verb, fault, 1);
+        sleep(Duration::from_secs(2)).await;
+        let begun = Instant::now();
+        assert!(matches!(prove(&rig, Patience::Bookmark).await, Err(Refusal::Unavailable(_))));
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+    assert_eq!(proofs(&rig, "failed"), 2.0);
+    // A watch that is silent costs its time, and no more.
+    rig.fault(Verb::Watch, Fault::Silence, 1);
+    let begun = Instant::now();
+    assert!(prove(&rig, Patience::Bookmark).await.is_err());
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    prove(&rig, Patience::Bookmark).await.unwrap();
+}
+
+async fn nothing_is_lost_while_proofs_move_the_cache() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let proving = {
+        let registry = rig.registry.clone();
+        tokio::spawn(async move {
+            let served = registry.find("", "v1", "pods", "").await.unwrap();
+            let mut proved = 0;
+            loop {
+                proved += usize::from(registry.prove(&served, Patience::Bookmark).await.is_ok());
+                if proved == 50 {
+                    return;
+                }
+            }
+        })
+    };
+    let (mut round, mut written) = (0, Vec::new());
+    while !proving.is_finished() {
+        // Now and then a pod, between writes to something else.
+        elsewhere(&rig.sim);
+        if round % 20 == 0 {
+            written.push(churn(&rig.sim, round, 1));
+        }
+        round += 1;
+        sleep(Duration::from_millis(100)).await;
+    }
+    proving.await.unwrap();
+    watch.until(*written.last().unwrap()).await;
+    written.dedup();
+    assert_eq!(versions(&watch.events), written);
+    assert_eq!((relists(&rig), watch.gaps.len()), (1.0, 0));
+    assert_eq!(watch.state, rig.truth(PODS).await);
+    assert!(proofs(&rig, "bookmark") > 5.0, "{}", proofs(&rig, "bookmark"));
+}
+
+async fn the_next_watch_goes_on_from_where_a_proof_has_moved_it() {
+    let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
+    let version = elsewhere(&rig.sim);
+    prove(&rig, Patience::Bookmark).await.unwrap();
+    // Everything from before is too old now.
+    rig.sim.restart();
+    let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    watch.until(last).await;
+    assert_eq!((relists(&rig), watch.gaps.len()), (1.0, 0), "at {version} nothing is missing");
+}
+
+/// A resource that nobody else writes, and kubefan before it. Every consistent list waits for a proof.
+async fn quiet(api: &ApiServer) -> (String, Kubefan) {
+    let plural = api.unique("proofs");
+    let group = format!("{plural}.example.com");
+    api.create_crd(&group, &plural, "Proof").await;
+    let resource = format!("--resource={plural}.{group}");
+    let kubefan = Kubefan::start(api, &[&resource, "--consistent-list-bytes-min=0"]).await;
+    (format!("/apis/{group}/v1/namespaces/default/{plural}"), kubefan)
+}
+
+fn version_of(object: &Value) -> u64 {
+    object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["items"].as_array().unwrap().iter().filter_map(|item| item["metadata"]["name"].as_str()).collect()
+}
+
+async fn get(kubefan: &Kubefan, path: &str) -> (u16, Value) {
+    let response = reqwest::get(format!("http://{}{path}", kubefan.grpc_addr)).await.unwrap();
+    let status = response.status().as_u16();
+    (status, serde_json::from_slice(&response.bytes().await.unwrap()).unwrap_or_default())
+}
+
+async fn a_consistent_list_sees_what_was_just_written() {
+    let api = ApiServer::shared().await;
+    let (path, kubefan) = quiet(&api).await;
+    let namespace = api.namespace("freshness").await;
+    let others = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let mut expected = Vec::new();
+    for round in 0..6 {
+        let name = format!("proof-{round}");
+        let written = match round % 2 {
+            0 => api.create(&others, &json!({ "metadata": { "name": name } })).await,
+            _ => {
+                expected.push(name.clone());
+                let api_version = path.split('/').skip(2).take(2).collect::<Vec<_>>().join("/");
+                let object = json!({ "apiVersion": api_version, "kind": "Proof", "metadata": { "name": name } });
+                api.create(&path, &object).await
+            }
+        };
+        let begun = Instant::now();
+        let (status, list) = get(&kubefan, &path).await;
+        println!("round {round}: {:?}", begun.elapsed());
+        assert_eq!(status, 200, "{list}");
+        assert!(version_of(&list) >= version_of(&written), "{} < {}", version_of(&list), version_of(&written));
+        assert_eq!(names(&list), expected);
+    }
+}
+
+async fn a_watch_list_of_a_quiet_resource_begins_at_the_clusters_version() {
+    let api = ApiServer::shared().await;
+    let (path, kubefan) = quiet(&api).await;
+    let written = api.namespace("freshness").await;
+    let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{written}")).await);
+    let begun = Instant::now();
+    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let url = format!("http://{}{path}?{query}", kubefan.grpc_addr);
+    let mut response = reqwest::get(url).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        line.extend_from_slice(&response.chunk().await.unwrap().expect("it goes on"));
+    }
+    println!("the informer's state after {:?}", begun.elapsed());
+    let bookmark: Value = serde_json::from_slice(&line).unwrap();
+    assert_eq!(bookmark["type"], "BOOKMARK", "{bookmark}");
+    assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert!(version_of(&bookmark["object"]) >= written, "{bookmark} is older than {written}");
+}
+
+async fn events_are_not_proved() {
+    let api = ApiServer::shared().await;
+    let args = ["--resource=events,events.events.k8s.io", "--consistent-list-bytes-min=0"];
+    let kubefan = Kubefan::start(&api, &args).await;
+    for path in ["/api/v1/events", "/apis/events.k8s.io/v1/events"] {
+        assert_eq!(get(&kubefan, &format!("{path}?resourceVersion=0")).await.0, 200, "{path}: any state is served");
+    }
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    for path in ["/api/v1/events", "/apis/events.k8s.io/v1/events"] {
+        get(&kubefan, path).await;
+    }
+    let questions = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| line.starts_with("kubefan_proofs_total{"));
+        lines.map(str::to_owned).collect()
+    };
+    let (_, after) = kubefan.admin("/metrics").await.unwrap();
+    assert_eq!(questions(&metrics), questions(&after), "they are upstream's, and upstream is not even asked");
+}
