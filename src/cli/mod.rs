@@ -9,6 +9,8 @@ mod demo;
 #[cfg(feature = "client")]
 mod get;
 mod human_duration;
+#[cfg(feature = "server")]
+mod kubeconfig;
 #[cfg(feature = "client")]
 mod output;
 #[cfg(feature = "client")]
@@ -61,6 +63,8 @@ enum Command {
     Watch(watch::WatchArgs),
     #[cfg(all(feature = "client", feature = "server"))]
     Verify(verify::VerifyArgs),
+    #[cfg(feature = "server")]
+    Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
 }
@@ -148,6 +152,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
         #[cfg(all(feature = "client", feature = "server"))]
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
+        #[cfg(feature = "server")]
+        Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }

@@ -25,6 +25,7 @@ mod history;
 mod memory;
 mod metrics;
 mod on_demand;
+mod passthrough;
 mod peers;
 mod recovery;
 mod relists;
@@ -66,6 +67,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        passthrough::TESTS,
         peers::TESTS,
         recovery::TESTS,
         relists::TESTS,

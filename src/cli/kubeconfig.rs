@@ -1,0 +1,235 @@
+//! `kubefan kubeconfig`: what an agent needs to be led through kubefan instead of straight to the apiserver.
+//!
+//! A kubeconfig that looks right and does not work costs an hour. So what clients would silently ignore is refused here: above all
+//! credentials without TLS, which client-go does not send.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use clap::Args;
+use http::{Uri, uri::Scheme};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde::Serialize;
+
+use super::CliError;
+
+/// Print a kubeconfig that leads to kubefan instead of the apiserver
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Callers' own credentials go on to the apiserver (serve --passthrough=caller), so that each client needs its own: a token \
+    file as here, or what it uses today, by replacing `server` and `certificate-authority-data` in its kubeconfig. Credentials are sent \
+    over https only."
+)]
+pub(super) struct KubeconfigArgs {
+    /// Where kubefan is, as its clients reach it: https://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    server: Uri,
+    /// The CA of kubefan's certificate (PEM); it becomes part of the kubeconfig [default: the system's CAs]
+    #[arg(long, value_name = "FILE")]
+    certificate_authority: Option<PathBuf>,
+    /// Where the client finds its bearer token; it is read by the client, and again when it changes
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// The name of the cluster, and of its user
+    #[arg(long, default_value = "kubefan", value_name = "NAME")]
+    cluster: String,
+    /// The name of the context [default: the cluster's]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The namespace of requests that name none
+    #[arg(long, short, value_name = "NAME")]
+    namespace: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Kubeconfig {
+    api_version: &'static str,
+    kind: &'static str,
+    clusters: [Named<ClusterEntry>; 1],
+    users: Vec<Named<UserEntry>>,
+    contexts: [Named<ContextEntry>; 1],
+    #[serde(rename = "current-context")]
+    current_context: String,
+}
+
+#[derive(Serialize)]
+struct Named<T> {
+    name: String,
+    #[serde(flatten)]
+    entry: T,
+}
+
+#[derive(Serialize)]
+struct ClusterEntry {
+    cluster: Cluster,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Cluster {
+    server: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate_authority_data: Option<String>,
+}
+
+#[derive(Serialize)]
+struct UserEntry {
+    user: User,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct User {
+    token_file: PathBuf,
+}
+
+#[derive(Serialize)]
+struct ContextEntry {
+    context: Context,
+}
+
+#[derive(Serialize)]
+struct Context {
+    cluster: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+}
+
+pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
+    let text = serde_saphyr::to_string(&kubeconfig(args)?).map_err(CliError::plain)?;
+    Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
+}
+
+fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
+    let is_https = match args.server.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTPS => true,
+        Some(scheme) if *scheme == Scheme::HTTP => false,
+        _ => return Err(CliError::Plain(format!("--server {}: write it like https://HOST:PORT", args.server))),
+    };
+    let needs_tls = [
+        ("--token-file", args.token_file.is_some(), "clients send credentials over https only"),
+        ("--certificate-authority", args.certificate_authority.is_some(), "there is no certificate to check over http"),
+    ];
+    if let Some((flag, _, because)) = needs_tls.iter().find(|(_, given, _)| *given && !is_https) {
+        return Err(CliError::Plain(format!(
+            "{flag} with --server {}: {because}; serve with --tls-cert-file and --tls-private-key-file, and name https://",
+            args.server
+        )));
+    }
+    let certificate_authority_data = args.certificate_authority.as_deref().map(authority).transpose()?;
+    let token_file = args.token_file.as_deref().map(std::path::absolute).transpose()?;
+    let users: Vec<_> = token_file
+        .into_iter()
+        .map(|token_file| Named { name: args.cluster.clone(), entry: UserEntry { user: User { token_file } } })
+        .collect();
+    let context = Context {
+        cluster: args.cluster.clone(),
+        user: users.first().map(|user| user.name.clone()),
+        namespace: args.namespace.clone(),
+    };
+    let current_context = args.context.clone().unwrap_or_else(|| args.cluster.clone());
+    let server = args.server.to_string().trim_end_matches('/').to_owned();
+    let cluster = ClusterEntry { cluster: Cluster { server, certificate_authority_data } };
+    Ok(Kubeconfig {
+        api_version: "v1",
+        kind: "Config",
+        clusters: [Named { name: args.cluster.clone(), entry: cluster }],
+        users,
+        contexts: [Named { name: current_context.clone(), entry: ContextEntry { context } }],
+        current_context,
+    })
+}
+
+/// The certificates of a file, and nothing else of it: a key that lies beside them must not get into a file that is handed out.
+fn authority(file: &Path) -> Result<String, CliError> {
+    let failed = |why: String| CliError::Plain(format!("--certificate-authority {}: {why}", file.display()));
+    let pem = fs::read(file).map_err(|error| failed(error.to_string()))?;
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(failed("there is no certificate in it; it has to be PEM".to_owned()));
+    }
+    let mut text = String::new();
+    for certificate in &certificates {
+        let base64 = STANDARD.encode(certificate);
+        text += "-----BEGIN CERTIFICATE-----\n";
+        for line in base64.as_bytes().chunks(64) {
+            text += &String::from_utf8_lossy(line);
+            text.push('\n');
+        }
+        text += "-----END CERTIFICATE-----\n";
+    }
+    Ok(STANDARD.encode(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: KubeconfigArgs,
+    }
+
+    fn print(words: &[&str]) -> Result<kube_client::config::Kubeconfig, String> {
+        let args = Only::try_parse_from(["kubeconfig"].iter().chain(words)).map_err(|error| error.to_string())?.args;
+        let text = serde_saphyr::to_string(&kubeconfig(&args).map_err(|error| error.to_string())?).unwrap();
+        Ok(kube_client::config::Kubeconfig::from_yaml(&text).unwrap())
+    }
+
+    #[test]
+    fn what_is_given_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.pem");
+        let certified = rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
+        std::fs::write(&file, certified.signing_key.serialize_pem() + &certified.cert.pem()).unwrap();
+        let config = print(&[
+            "--server=https://kubefan:7443",
+            "--certificate-authority",
+            file.to_str().unwrap(),
+            "--token-file=/var/run/token",
+            "--cluster=prod",
+            "--context=through-kubefan",
+            "-n=web",
+        ])
+        .unwrap();
+        let cluster = config.clusters[0].cluster.clone().unwrap();
+        assert_eq!(
+            (config.clusters[0].name.as_str(), cluster.server.as_deref()),
+            ("prod", Some("https://kubefan:7443"))
+        );
+        let inlined = STANDARD.decode(cluster.certificate_authority_data.unwrap()).unwrap();
+        let inlined = String::from_utf8(inlined).unwrap();
+        assert_eq!(inlined, certified.cert.pem().replace("\r\n", "\n"), "the certificate, and not the key");
+        let user = config.auth_infos[0].auth_info.clone().unwrap();
+        assert_eq!(user.token_file.as_deref(), Some("/var/run/token"));
+        let context = config.contexts[0].context.clone().unwrap();
+        assert_eq!((context.cluster.as_str(), context.namespace.as_deref()), ("prod", Some("web")));
+        assert_eq!(config.current_context.as_deref(), Some("through-kubefan"));
+    }
+
+    #[test]
+    fn what_clients_would_ignore_is_refused() {
+        for (words, says) in [
+            (&["--server=http://kubefan:7443", "--token-file=t"][..], "credentials over https only"),
+            (&["--server=http://kubefan:7443", "--certificate-authority=ca"], "no certificate to check over http"),
+            (&["--server=kubefan:7443"], "https://HOST:PORT"),
+            (&["--server=https://kubefan", "--certificate-authority=/does/not/exist"], "No such file"),
+            (&["--server=https://kubefan", "--certificate-authority=Cargo.toml"], "no certificate in it"),
+        ] {
+            let error = print(words).unwrap_err();
+            assert!(error.contains(says), "{words:?}: {error}");
+        }
+        assert!(print(&["--server=http://127.0.0.1:7443"]).unwrap().auth_infos.is_empty());
+    }
+}

@@ -1,0 +1,674 @@
+//! What is not answered from the cache: it goes on to the apiserver as it came, as whoever sent it, and comes back as it is.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use kubefan::sim::apiserver::SimOptions;
+use reqwest::{Client, Method, StatusCode};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::{
+    bad_input::assert_line,
+    harness::{
+        Test,
+        apiserver::{ADMIN, ApiServer, NOBODY},
+        kubefan::{Kubefan, run},
+        pki::Authority,
+        process::free_port,
+        simulated::{Simulated, kubeconfig},
+        tests, wait,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: kubectl_works_through_kubefan, nobody_acts_as_kubefan, a_client_certificate_is_told_why_it_goes_no_further,
+        with_self_everybody_here_is_kubefan, a_client_reads_its_own_writes, large_bodies_pass_both_ways,
+        a_watch_of_what_is_not_cached_comes_event_by_event, a_websocket_watch_passes_where_it_may,
+        the_pod_in_the_documentation_is_valid;
+    local: requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
+        an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
+        with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one;
+};
+
+/// kubefan over TLS, with the CA of its certificate.
+struct Secure {
+    kubefan: Kubefan,
+    dir: TempDir,
+    authority: Authority,
+}
+
+impl Secure {
+    async fn start(api: &ApiServer, args: &[&str]) -> Secure {
+        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let (cert, key) = authority.server();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (cert, key) = (file("tls.crt", &cert), file("tls.key", &key));
+        file("ca.crt", &authority.ca_pem);
+        let args = [&["--tls-cert-file", &cert, "--tls-private-key-file", &key], args].concat();
+        let kubefan = Kubefan::start(api, &args).await;
+        Secure { kubefan, dir, authority }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.kubefan.grpc_addr)
+    }
+
+    /// What `kubefan kubeconfig` prints, for a token.
+    async fn kubeconfig(&self, token: &str) -> PathBuf {
+        let path = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("token"), token).unwrap();
+        let ran = run(&[
+            "kubeconfig",
+            "--server",
+            &self.url(),
+            "--certificate-authority",
+            &path("ca.crt"),
+            "--token-file",
+            &path("token"),
+        ])
+        .await;
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
+        std::fs::write(path("kubeconfig"), ran.stdout).unwrap();
+        path("kubeconfig").into()
+    }
+
+    fn client(&self, identity: Option<reqwest::Identity>) -> Client {
+        let ca = reqwest::Certificate::from_pem(self.authority.ca_pem.as_bytes()).unwrap();
+        let builder = Client::builder().tls_certs_only([ca]).no_proxy();
+        match identity {
+            Some(identity) => builder.identity(identity).build().unwrap(),
+            None => builder.build().unwrap(),
+        }
+    }
+}
+
+fn url(kubefan: &Kubefan, path: &str) -> String {
+    format!("http://{}{path}", kubefan.grpc_addr)
+}
+
+async fn json_of(response: reqwest::Response) -> Value {
+    let text = response.text().await.unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
+async fn status(response: reqwest::Response) -> (StatusCode, Value) {
+    let code = response.status();
+    let status = json_of(response).await;
+    assert_eq!((&status["kind"], &status["code"]), (&json!("Status"), &json!(code.as_u16())), "{status}");
+    (code, status)
+}
+
+async fn kubectl_works_through_kubefan() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("kubectl").await;
+    let secure = Secure::start(&api, &["--resource=pods"]).await;
+    let through = secure.kubeconfig(&api.admin_token()).await;
+    let manifest = secure.dir.path().join("configmap.yaml");
+    let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: { name: settings }\ndata: { colour: green }\n";
+    std::fs::write(&manifest, text).unwrap();
+    let manifest = manifest.to_str().unwrap();
+
+    let ok = async |args: &[&str]| {
+        let (ok, stdout, stderr) = api.try_kubectl(&through, args).await;
+        assert!(ok, "kubectl {}: {stderr}{stdout}", args.join(" "));
+        stdout
+    };
+    assert!(ok(&["apply", "-n", &ns, "-f", manifest]).await.contains("created"));
+    assert_eq!(ok(&["get", "configmap", "settings", "-n", &ns, "-o", "jsonpath={.data.colour}"]).await, "green");
+    std::fs::write(manifest, text.replace("green", "blue")).unwrap();
+    assert!(ok(&["apply", "-n", &ns, "-f", manifest]).await.contains("configured"));
+    assert!(ok(&["describe", "configmap", "settings", "-n", &ns]).await.contains("blue"));
+    assert!(ok(&["delete", "configmap", "settings", "-n", &ns]).await.contains("deleted"));
+    for args in [&["api-resources"][..], &["explain", "pod.spec.containers"], &["version"], &["auth", "whoami"]] {
+        let (_, direct, _) = api.try_kubectl(&api.kubeconfig(), args).await;
+        assert_eq!(ok(args).await, direct, "{args:?}");
+    }
+    let errors: [&[&str]; 4] = [
+        &["logs", "nobody-is-called-so"],
+        &["get", "configmap", "nobody-is-called-so"],
+        &["get", "unicorns"],
+        &["create", "configmap", "Not_A_Name"],
+    ];
+    for args in errors {
+        let args = &[args, &["-n", &ns]].concat()[..];
+        let (direct, mine) = (api.try_kubectl(&api.kubeconfig(), args).await, api.try_kubectl(&through, args).await);
+        assert!(!direct.0);
+        assert_eq!(mine, direct, "{args:?}");
+    }
+    // What the flag refuses says so in kubectl's own words.
+    api.create(&format!("/api/v1/namespaces/{ns}/pods"), &pod()).await;
+    let (_, _, stderr) = api.try_kubectl(&through, &["exec", "a", "-n", &ns, "--", "true"]).await;
+    assert!(stderr.contains("--passthrough-upgrades"), "{stderr}");
+}
+
+fn pod() -> Value {
+    json!({ "metadata": { "name": "a" }, "spec": { "nodeName": "nowhere", "containers": [{ "name": "c", "image": "i" }] } })
+}
+
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+fn review() -> String {
+    json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" }).to_string()
+}
+
+/// Who the apiserver takes a caller for; the code where it takes it for nobody.
+async fn whoami(client: &Client, server: &str, headers: &[(&str, &str)]) -> Result<String, StatusCode> {
+    let mut request =
+        client.post(format!("{server}{REVIEWS}")).header("content-type", "application/json").body(review());
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = request.send().await.unwrap();
+    if !response.status().is_success() {
+        return Err(response.status());
+    }
+    let review = json_of(response).await;
+    Ok(review["status"]["userInfo"]["username"].as_str().unwrap().to_owned())
+}
+
+async fn nobody_acts_as_kubefan() {
+    let api = ApiServer::shared().await;
+    let token = format!("Bearer token-of-{NOBODY}");
+    let callers: [&[(&str, &str)]; 5] = [
+        &[],
+        &[("authorization", "Bearer wrong")],
+        &[("authorization", &token)],
+        &[("authorization", &token), ("impersonate-user", "admin")],
+        &[("impersonate-user", "admin"), ("x-remote-user", "admin")],
+    ];
+    let ca = std::fs::read(api.ca_pem_path()).unwrap();
+    let ca = reqwest::Certificate::from_pem(&ca).unwrap();
+    let client = Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap();
+    // kubefan may do everything, by token or by certificate.
+    for kubeconfig in [api.kubeconfig(), api.kubeconfig_with_certificate("kubefan-masters", "system:masters")] {
+        let kubefan = Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await;
+        kubefan.ready().await;
+        for headers in callers {
+            let direct = whoami(&client, api.url(), headers).await;
+            assert_ne!(direct, Ok(ADMIN.to_owned()));
+            assert_eq!(whoami(&client, &url(&kubefan, ""), headers).await, direct, "{headers:?}");
+        }
+        let admin = format!("Bearer {}", api.admin_token());
+        let as_admin = whoami(&client, &url(&kubefan, ""), &[("authorization", &admin)]).await;
+        assert_eq!(as_admin, Ok(ADMIN.to_owned()));
+        // After somebody who may, on the same connections.
+        assert_eq!(whoami(&client, &url(&kubefan, ""), &[]).await, whoami(&client, api.url(), &[]).await);
+        let secrets = client.get(url(&kubefan, "/api/v1/namespaces/kube-system/secrets?x=%20")).send().await.unwrap();
+        assert!([StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&secrets.status()), "{secrets:?}");
+    }
+}
+
+async fn a_client_certificate_is_told_why_it_goes_no_further() {
+    let api = ApiServer::shared().await;
+    let secure = Secure::start(&api, &["--resource=pods"]).await;
+    // The apiserver would believe it.
+    let path = api.kubeconfig_with_certificate("certified", "system:masters");
+    let pem = |name: &str| std::fs::read(path.with_file_name(name)).unwrap();
+    let identity = [pem("certified.pem"), pem("certified-key.pem")].concat();
+    let client = secure.client(Some(reqwest::Identity::from_pem(&identity).unwrap()));
+    let (code, status) = status(client.get(format!("{}/version", secure.url())).send().await.unwrap()).await;
+    assert_eq!(code, StatusCode::UNAUTHORIZED);
+    assert_eq!(status["reason"], "Unauthorized");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("client certificate cannot be passed on") && message.contains("token"), "{message}");
+    // A token beside it is enough, and who has none of both is for the apiserver to judge.
+    let admin = format!("Bearer {}", api.admin_token());
+    let got = whoami(&client, &secure.url(), &[("authorization", &admin)]).await;
+    assert_eq!(got, Ok(ADMIN.to_owned()));
+    assert!(whoami(&secure.client(None), &secure.url(), &[]).await.is_err_and(|code| code.is_client_error()));
+    let (_, metrics) = secure.kubefan.admin("/metrics").await.unwrap();
+    assert!(metrics.contains(r#"kubefan_passthrough_refused_total{reason="certificate"} 1"#), "{metrics}");
+}
+
+async fn with_self_everybody_here_is_kubefan() {
+    let api = ApiServer::shared().await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let token = format!("Bearer token-of-{NOBODY}");
+    let certificate = api.kubeconfig_with_certificate("kubefan-itself", "system:masters");
+    for (kubeconfig, name) in [(api.kubeconfig(), ADMIN), (certificate, "kubefan-itself")] {
+        let kubefan = Kubefan::spawn(&kubeconfig, &["--passthrough=self"]).await;
+        let name = Ok(name.to_owned());
+        let server = url(&kubefan, "");
+        assert_eq!(whoami(&client, &server, &[]).await, name);
+        let other = [("authorization", token.as_str()), ("impersonate-user", NOBODY), ("x-remote-user", NOBODY)];
+        assert_eq!(whoami(&client, &server, &other).await, name);
+        for foreign in [("host", "evil.example"), ("origin", "https://evil.example")] {
+            assert_eq!(whoami(&client, &server, &[foreign]).await, Err(StatusCode::FORBIDDEN), "{foreign:?}");
+        }
+    }
+}
+
+async fn a_client_reads_its_own_writes() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("own-writes").await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps"]).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let path = format!("/api/v1/namespaces/{ns}/configmaps");
+    let send = async |method: Method, path: &str, body: Option<Value>| {
+        let mut request = client.request(method, url(&kubefan, path)).bearer_auth(api.admin_token());
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let response = request.send().await.unwrap();
+        let status = response.status();
+        (status, json_of(response).await)
+    };
+    for number in 0..20 {
+        let name = format!("c-{number}");
+        let (code, made) = send(Method::POST, &path, Some(json!({ "metadata": { "name": name } }))).await;
+        assert_eq!(code, StatusCode::CREATED, "{made}");
+        let (code, got) = send(Method::GET, &format!("{path}/{name}"), None).await;
+        assert_eq!((code, &got["metadata"]["resourceVersion"]), (StatusCode::OK, &made["metadata"]["resourceVersion"]));
+        let (_, list) = send(Method::GET, &path, None).await;
+        let names: Vec<_> = list["items"].as_array().unwrap().iter().map(|item| &item["metadata"]["name"]).collect();
+        assert!(names.contains(&&json!(name)), "{name} is not in {names:?}");
+        let (code, _) = send(Method::DELETE, &format!("{path}/{name}"), None).await;
+        assert_eq!(code, StatusCode::OK);
+        assert_eq!(send(Method::GET, &format!("{path}/{name}"), None).await.0, StatusCode::NOT_FOUND);
+    }
+}
+
+async fn large_bodies_pass_both_ways() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("large").await;
+    let kubefan = Kubefan::start(&api, &["--resource=pods"]).await;
+    let http2 = Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
+    let http1 = Client::builder().http1_only().no_proxy().build().unwrap();
+    // As large as the apiserver takes them, and beyond every window on the way.
+    let text = "0123456789abcdef".repeat(60 << 10);
+    for (client, name) in [(http1, "by-http1"), (http2, "by-http2")] {
+        let path = format!("/api/v1/namespaces/{ns}/configmaps");
+        let body = json!({ "metadata": { "name": name }, "data": { "text": text } }).to_string();
+        let request = client.post(url(&kubefan, &path)).header("content-type", "application/json").body(body);
+        let made = request.bearer_auth(api.admin_token()).send().await.unwrap();
+        assert_eq!(made.status(), StatusCode::CREATED);
+        drop(made);
+        // Several at a time, compressed by the apiserver and passed on so.
+        let get = |encoding: &'static str| {
+            let request = client.get(url(&kubefan, &format!("{path}/{name}?pretty=0"))).bearer_auth(api.admin_token());
+            async move { request.header("accept-encoding", encoding).send().await.unwrap() }
+        };
+        let (plain, packed) = tokio::join!(get("identity"), get("gzip"));
+        assert_eq!(packed.headers()["content-encoding"], "gzip");
+        let packed = packed.bytes().await.unwrap();
+        assert_eq!((packed[..2].to_vec(), packed.len() < text.len()), (vec![0x1f, 0x8b], true));
+        assert_eq!(json_of(plain).await["data"]["text"], json!(text));
+    }
+}
+
+async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("uncached").await;
+    let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false"]).await;
+    let clients = [Client::builder().http2_prior_knowledge(), Client::builder().http1_only()];
+    for (number, client) in clients.into_iter().enumerate() {
+        let path = format!("/api/v1/namespaces/{ns}/configmaps");
+        let client = client.no_proxy().build().unwrap();
+        let request = client.get(url(&kubefan, &format!("{path}?watch=1"))).bearer_auth(api.admin_token());
+        // The headers come before there is any event.
+        let mut watch = request.send().await.unwrap();
+        assert_eq!(watch.status(), StatusCode::OK);
+        let mut read = String::new();
+        for name in [format!("a-{number}"), format!("b-{number}")] {
+            api.create(&path, &json!({ "metadata": { "name": name } })).await;
+            while !read.contains(&name) {
+                read += std::str::from_utf8(&watch.chunk().await.unwrap().unwrap()).unwrap();
+            }
+        }
+        let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+        let line = format!(r#"kubefan_passthrough_requests_total{{code="200",verb="watch"}} {}"#, number + 1);
+        assert!(metrics.contains(&line) && metrics.contains("kubefan_passthrough_requests 1"), "{metrics}");
+        drop(watch);
+        gone(&kubefan).await;
+    }
+}
+
+/// Waits until nothing is passed on any more.
+async fn gone(kubefan: &Kubefan) {
+    wait::until("the request to be let go", wait::SOON, || async {
+        let (_, metrics) = kubefan.admin("/metrics").await?;
+        metrics.contains("kubefan_passthrough_requests 0").then_some(())
+    })
+    .await;
+}
+
+async fn a_websocket_watch_passes_where_it_may() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("websocket").await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough-upgrades"]).await;
+    let mut stream = TcpStream::connect(kubefan.grpc_addr).await.unwrap();
+    let key = STANDARD.encode([7; 16]);
+    let head = format!(
+        "GET /api/v1/namespaces/{ns}/configmaps?watch=1 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nOrigin: http://localhost\r\n\
+         Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n",
+        kubefan.grpc_addr,
+        api.admin_token()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let answer = read_head(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    assert!(answer.contains("upgrade: websocket\r\n") && answer.contains("sec-websocket-accept: "), "{answer}");
+    api.create(&format!("/api/v1/namespaces/{ns}/configmaps"), &json!({ "metadata": { "name": "seen" } })).await;
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains(r#""name":"seen""#) {
+        assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{}", String::from_utf8_lossy(&read));
+    }
+    drop(stream);
+    gone(&kubefan).await;
+}
+
+async fn the_pod_in_the_documentation_is_valid() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("attach").await;
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/ATTACH.md")).unwrap();
+    let (_, rest) = text.split_once("```yaml\n").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pod.yaml");
+    std::fs::write(&file, rest.split_once("```").unwrap().0).unwrap();
+    let file = file.to_str().unwrap();
+    api.kubectl(&["create", "-n", &ns, "--dry-run=server", "--validate=strict", "-f", file]).await;
+}
+
+/// An apiserver that says what the test says, byte for byte.
+struct Scripted {
+    listener: TcpListener,
+    dir: TempDir,
+}
+
+impl Scripted {
+    async fn start() -> Scripted {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Scripted { listener, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// kubefan in front of it, which never gets anything for itself.
+    async fn kubefan(&self, prefix: &str, args: &[&str]) -> Kubefan {
+        let server = format!("http://{}{prefix}", self.listener.local_addr().unwrap());
+        Kubefan::spawn(&kubeconfig(&self.dir, &server, "{ token: very-secret }"), args).await
+    }
+
+    /// The next request that is passed on: its head, and the connection it came by.
+    async fn next(&self) -> (String, TcpStream) {
+        loop {
+            let (mut stream, _) = self.listener.accept().await.unwrap();
+            let head = read_head(&mut stream).await;
+            if !head.contains("user-agent: kubefan/") {
+                return (head, stream);
+            }
+        }
+    }
+}
+
+/// Up to the empty line. Byte by byte: what follows is for others.
+async fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8(head).unwrap()
+}
+
+async fn send(address: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn read_exactly(stream: &mut TcpStream, text: &str) {
+    let mut read = vec![0; text.len()];
+    stream.read_exact(&mut read).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&read), text);
+}
+
+async fn requests_and_responses_pass_to_the_byte() {
+    let scripted = Scripted::start().await;
+    for prefix in ["", "/k8s/clusters/a"] {
+        let kubefan = scripted.kubefan(prefix, &["--resource=pods"]).await;
+        let path = "/api/v1/../%2e%2E//x/?labelSelector=a='b'&c=%zz&&d";
+        let request = format!(
+            "PATCH {path} HTTP/1.1\r\nHost: kubefan.example\r\nAuthorization: Bearer mine\r\nImpersonate-User: other\r\n\
+             User-Agent: test/1\r\nAccept-Encoding: br, gzip\r\nX-Twice: 1\r\nX-Twice: 2\r\nConnection: X-Hop, close\r\nX-Hop: 1\r\n\
+             Keep-Alive: timeout=5\r\nTE: trailers\r\nProxy-Authorization: Basic eA==\r\nUpgrade: h2c\r\nX-Forwarded-For: 10.0.0.1\r\n\
+             Content-Length: 2\r\n\r\n{{}}"
+        );
+        let mut caller = send(kubefan.grpc_addr, &request).await;
+        let (head, mut upstream) = scripted.next().await;
+        let (first, headers) = head.split_once("\r\n").unwrap();
+        assert_eq!(first, format!("PATCH {prefix}{path} HTTP/1.1"));
+        let mut headers: Vec<_> = headers.trim_end().lines().collect();
+        headers.sort_unstable();
+        let host = format!("host: {}", scripted.listener.local_addr().unwrap());
+        let mut expected = vec![
+            "accept-encoding: br, gzip",
+            "authorization: Bearer mine",
+            "content-length: 2",
+            &host,
+            "impersonate-user: other",
+            "user-agent: test/1",
+            "x-forwarded-for: 10.0.0.1, 127.0.0.1",
+            "x-twice: 1",
+            "x-twice: 2",
+        ];
+        expected.sort_unstable();
+        assert_eq!(headers, expected);
+        read_exactly(&mut upstream, "{}").await;
+        let response = "HTTP/1.1 418 Teapot\r\nContent-Length: 5\r\nContent-Encoding: x\r\nDate: then\r\nLocation: /else\r\nWarning: a\r\n\
+                        Warning: b\r\nAudit-Id: 1\r\nConnection: X-Theirs\r\nX-Theirs: 1\r\nKeep-Alive: timeout=5\r\n\r\nhello";
+        upstream.write_all(response.as_bytes()).await.unwrap();
+        let head = read_head(&mut caller).await;
+        let (first, headers) = head.split_once("\r\n").unwrap();
+        assert_eq!(first, "HTTP/1.1 418 Teapot");
+        let mut headers: Vec<_> = headers.trim_end().lines().collect();
+        headers.sort_unstable();
+        let expected = [
+            "audit-id: 1",
+            "connection: close",
+            "content-encoding: x",
+            "content-length: 5",
+            "date: then",
+            "location: /else",
+            "warning: a",
+            "warning: b",
+        ];
+        assert_eq!(headers, expected);
+        read_exactly(&mut caller, "hello").await;
+    }
+}
+
+async fn both_bodies_come_as_they_are_sent() {
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
+    let mut caller = send(
+        kubefan.grpc_addr,
+        "POST /api/v1/namespaces/a/pods/p/proxy/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+    )
+    .await;
+    let (_, mut upstream) = scripted.next().await;
+    for _ in 0..3 {
+        caller.write_all(b"5\r\nhello\r\n").await.unwrap();
+        read_exactly(&mut upstream, "5\r\nhello\r\n").await;
+    }
+    // The answer begins before the question has ended.
+    upstream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+    assert!(read_head(&mut caller).await.starts_with("HTTP/1.1 200 OK"));
+    for _ in 0..3 {
+        upstream.write_all(b"5\r\nworld\r\n").await.unwrap();
+        read_exactly(&mut caller, "5\r\nworld\r\n").await;
+        caller.write_all(b"5\r\nhello\r\n").await.unwrap();
+        read_exactly(&mut upstream, "5\r\nhello\r\n").await;
+    }
+    caller.write_all(b"0\r\n\r\n").await.unwrap();
+    read_exactly(&mut upstream, "0\r\n\r\n").await;
+    upstream.write_all(b"0\r\n\r\n").await.unwrap();
+    read_exactly(&mut caller, "0\r\n\r\n").await;
+}
+
+async fn a_broken_response_is_not_a_whole_one() {
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
+    let mut caller =
+        send(kubefan.grpc_addr, "GET /api/v1/namespaces/a/pods/p/log?follow=1 HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let (_, mut upstream) = scripted.next().await;
+    upstream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n").await.unwrap();
+    read_head(&mut caller).await;
+    read_exactly(&mut caller, "5\r\nhello\r\n").await;
+    drop(upstream);
+    let mut rest = Vec::new();
+    let _ = caller.read_to_end(&mut rest).await;
+    assert_eq!(String::from_utf8_lossy(&rest), "", "no last chunk");
+}
+
+const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
+
+fn upgrade(path: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+async fn an_upgrade_becomes_a_tunnel() {
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-upgrades", "--passthrough-max=1"]).await;
+    let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
+    let (head, mut upstream) = scripted.next().await;
+    assert!(head.starts_with(&format!("POST {EXEC} HTTP/1.1\r\n")), "{head}");
+    assert!(head.contains("connection: Upgrade\r\n") && head.contains("upgrade: SPDY/3.1\r\n"), "{head}");
+    // What follows the 101 at once is of the tunnel already.
+    let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\n\r\nfirst";
+    upstream.write_all(answer.as_bytes()).await.unwrap();
+    let answer = read_head(&mut caller).await;
+    assert!(answer.starts_with("HTTP/1.1 101 Switching Protocols\r\n"), "{answer}");
+    for header in ["connection: Upgrade\r\n", "upgrade: SPDY/3.1\r\n", "x-stream-protocol-version: v4\r\n"] {
+        assert!(answer.contains(header), "{header} in {answer}");
+    }
+    read_exactly(&mut caller, "first").await;
+    for text in ["\0\x01\x02", "GET / HTTP/1.1\r\n\r\n"] {
+        caller.write_all(text.as_bytes()).await.unwrap();
+        read_exactly(&mut upstream, text).await;
+        upstream.write_all(text.as_bytes()).await.unwrap();
+        read_exactly(&mut caller, text).await;
+    }
+    // It has a place for as long as it lasts.
+    let client = Client::builder().no_proxy().build().unwrap();
+    let refused = client.post(url(&kubefan, "/x")).send().await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(upstream);
+    assert_eq!(caller.read(&mut [0; 8]).await.unwrap_or(0), 0);
+    drop(caller);
+    gone(&kubefan).await;
+
+    // One that upstream refuses is an ordinary response, and its connection goes on.
+    let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
+    let (_, mut upstream) = scripted.next().await;
+    upstream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
+    assert!(read_head(&mut caller).await.starts_with("HTTP/1.1 403 Forbidden\r\n"));
+    read_exactly(&mut caller, "no").await;
+    caller.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let (head, _) = scripted.next().await;
+    assert!(head.starts_with("GET /version HTTP/1.1\r\n"), "{head}");
+}
+
+async fn an_upgrade_is_refused_unless_it_is_allowed() {
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
+    let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
+    let head = read_head(&mut caller).await;
+    assert!(head.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{head}");
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+    let mut body = vec![0; length];
+    caller.read_exact(&mut body).await.unwrap();
+    let status: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((&status["kind"], &status["code"]), (&json!("Status"), &json!(403)), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("--passthrough-upgrades"), "{status}");
+}
+
+async fn too_many_requests_are_told_to_come_back() {
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-max=2"]).await;
+    let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut first = send(kubefan.grpc_addr, request).await;
+    let (_, mut upstream) = scripted.next().await;
+    let _second = send(kubefan.grpc_addr, request).await;
+    let (_, held) = scripted.next().await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let response = client.get(url(&kubefan, "/version")).send().await.unwrap();
+    assert_eq!(response.headers()["retry-after"], "1");
+    let (code, text) = status(response).await;
+    assert_eq!((code, &text["reason"]), (StatusCode::TOO_MANY_REQUESTS, &json!("TooManyRequests")));
+    assert!(text["message"].as_str().unwrap().contains("--passthrough-max"), "{text}");
+    // Whose answer has come to its end makes room.
+    upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await.unwrap();
+    drop(upstream);
+    drop(held);
+    assert!(read_head(&mut first).await.starts_with("HTTP/1.1 200 OK\r\n"));
+    gone(&kubefan).await;
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    for line in [
+        r#"kubefan_passthrough_refused_total{reason="limit"} 1"#,
+        r#"kubefan_passthrough_requests_total{code="200",verb="get"} 1"#,
+        r#"kubefan_passthrough_requests_total{code="error",verb="get"} 1"#,
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+}
+
+async fn an_apiserver_that_is_away_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = format!("http://admin:very-secret@127.0.0.1:{}", free_port());
+    let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{ token: very-secret }"), &["--resource=pods"]).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}");
+    let response = request.bearer_auth("mine").send().await.unwrap();
+    assert_eq!(response.headers()["retry-after"], "1", "nothing was sent, so it may be tried again");
+    let (code, text) = status(response).await;
+    assert_eq!((code, &text["reason"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("ServiceUnavailable")));
+    let message = text["message"].as_str().unwrap();
+    assert!(message.contains("cannot reach the apiserver at http://127.0.0.1"), "{message}");
+    assert!(!message.contains("very-secret") && !message.contains("mine"), "{message}");
+
+    // One that took the request may have done it.
+    let scripted = Scripted::start().await;
+    let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
+    let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}").send();
+    let (response, ()) = tokio::join!(request, async { drop(scripted.next().await) });
+    let response = response.unwrap();
+    assert!(!response.headers().contains_key("retry-after"));
+    assert_eq!(status(response).await.0, StatusCode::BAD_GATEWAY);
+}
+
+async fn with_off_nothing_is_passed_on() {
+    let simulated = Simulated::with(SimOptions::default()).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    for (method, path, code) in [
+        (Method::GET, "/version", StatusCode::NOT_FOUND),
+        (Method::POST, "/api/v1/namespaces/default/pods", StatusCode::METHOD_NOT_ALLOWED),
+        (Method::DELETE, "/api/v1/namespaces/default/pods/a", StatusCode::METHOD_NOT_ALLOWED),
+    ] {
+        let response = client.request(method.clone(), url(&kubefan, path)).send().await.unwrap();
+        let (got, status) = status(response).await;
+        assert_eq!(got, code, "{method} {path}");
+        assert!(status["message"].as_str().unwrap().contains("--passthrough=off"), "{status}");
+    }
+}
+
+async fn self_is_refused_where_others_reach_it() {
+    let args = ["serve", "--listen", "0.0.0.0:0", "--insecure", "--resource=pods", "--passthrough=self"];
+    let ran = run(&args).await;
+    assert_line("self", &ran, 1, &["--passthrough=self", "0.0.0.0:0", "127.0.0.1", "unix:"]);
+}
