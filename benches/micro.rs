@@ -7,7 +7,7 @@ mod rig;
 
 use std::{collections::BTreeMap, future::ready, hint::black_box, sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use divan::{
     Bencher,
     counter::{BytesCount, ItemsCount},

@@ -16,7 +16,8 @@ use crate::{
     config,
     model::format::Encoding,
     sim::bench::{
-        self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Scenario, Windows, child, floor, report,
+        self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol, Scenario, Windows, child,
+        floor, report,
     },
 };
 
@@ -87,6 +88,10 @@ pub(super) struct BenchArgs {
     /// Serve and receive over TLS, with a certificate made for the occasion; the floor stays plain
     #[arg(long)]
     tls: bool,
+
+    /// How subscribers speak to kubefan; over http objects come as JSON, whole
+    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t)]
+    protocol: Protocol,
 
     /// How objects are sent
     #[arg(long, value_name = "ENCODING", value_enum, default_value_t)]
@@ -205,6 +210,7 @@ impl BenchArgs {
             missed: count(self.missed),
             stalled: self.stalled.map(count),
             tls: self.tls,
+            protocol: self.protocol,
             encoding: self.encoding,
             projection: self.projection,
             windows: if self.default_windows { Windows::HTTP2_DEFAULT } else { Windows::LARGE },

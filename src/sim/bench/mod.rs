@@ -63,12 +63,22 @@ pub enum Scenario {
     ResumeStorm,
     /// Some subscribers stop reading under load: the latencies of the others, and memory
     Stalled,
+    /// Lists of everything by many clients at once, over HTTP
+    List,
 }
 
 impl Scenario {
     /// All, in the order in which they run.
-    pub const ALL: [Self; 7] =
-        [Self::Fanout, Self::Paced, Self::Snapshot, Self::Selectors, Self::Idle, Self::ResumeStorm, Self::Stalled];
+    pub const ALL: [Self; 8] = [
+        Self::Fanout,
+        Self::Paced,
+        Self::Snapshot,
+        Self::Selectors,
+        Self::Idle,
+        Self::ResumeStorm,
+        Self::Stalled,
+        Self::List,
+    ];
 
     /// As on the command line.
     pub fn as_str(self) -> &'static str {
@@ -80,6 +90,7 @@ impl Scenario {
             Self::Idle => "idle",
             Self::ResumeStorm => "resume-storm",
             Self::Stalled => "stalled",
+            Self::List => "list",
         }
     }
 
@@ -93,6 +104,7 @@ impl Scenario {
             Self::Idle => "memory per subscriber",
             Self::ResumeStorm => "everyone comes back at once and has missed so many changes (batch)",
             Self::Stalled => "everyone but those who stop reading receives every change, at a rate",
+            Self::List => "lists of everything over HTTP; a delivery is one object",
         }
     }
 }
@@ -113,6 +125,26 @@ impl Projection {
         match self {
             Self::Full => "full",
             Self::Metadata => "metadata",
+        }
+    }
+}
+
+/// How subscribers speak to kubefan. An apiserver is always spoken to over HTTP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Protocol {
+    /// The contract of this project
+    #[default]
+    Grpc,
+    /// Kubernetes' own watches, as JSON
+    Http,
+}
+
+impl Protocol {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
         }
     }
 }
@@ -177,6 +209,8 @@ pub struct BenchOptions {
     pub stalled: Option<usize>,
     /// Serve and receive over TLS.
     pub tls: bool,
+    /// How subscribers speak to kubefan.
+    pub protocol: Protocol,
     /// How objects are encoded.
     pub encoding: Encoding,
     /// What is sent of them.
@@ -212,6 +246,7 @@ impl Default for BenchOptions {
             missed: 500,
             stalled: None,
             tls: false,
+            protocol: Protocol::Grpc,
             encoding: Encoding::Json,
             projection: Projection::Full,
             windows: Windows::LARGE,

@@ -59,6 +59,7 @@ impl Report {
             "objects": options.objects,
             "object_bytes": options.object_bytes,
             "tls": options.tls,
+            "protocol": options.protocol.as_str(),
             "encoding": options.encoding.as_str(),
             "projection": options.projection.as_str(),
             "duration_seconds": options.duration.as_secs_f64(),

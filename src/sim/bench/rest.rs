@@ -11,7 +11,7 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
-use super::{BenchError, board::Board, link::Connector};
+use super::{BenchError, board::Board, link::Connector, receivers::Windows};
 use crate::upstream::settings::UpstreamSettings;
 
 /// Of an error's text.
@@ -61,6 +61,12 @@ impl Endpoint {
         Ok(Self { connector: Connector { address, tls }, base, authorization })
     }
 
+    /// A server that asks for no credentials.
+    pub(super) fn open(connector: Connector) -> Self {
+        let scheme = if connector.tls.is_some() { "https" } else { "http" };
+        Self { base: format!("{scheme}://{}", connector.address).into(), connector, authorization: None }
+    }
+
     /// A request for a path such as `/api/v1/pods?watch=1`.
     pub(super) fn request(&self, method: Method, path: &str, content_type: Option<&str>) -> http::Result<Request<()>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
@@ -86,11 +92,37 @@ impl Rest {
     pub(super) async fn connect(endpoint: Endpoint) -> Result<Self, BenchError> {
         let board = Arc::new(Board::new(0, false));
         let link = endpoint.connector.connect(&board).await?;
-        let (send, connection) =
-            h2::client::handshake(link).await.map_err(|error| BenchError::Cluster(format!("HTTP/2: {error}")))?;
+        let windows = Windows::LARGE;
+        let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(windows.stream)
+            .initial_connection_window_size(windows.connection)
+            .max_frame_size(windows.frame)
+            .handshake(link)
+            .await
+            .map_err(|error| BenchError::Cluster(format!("HTTP/2: {error}")))?;
         // Ends with the last clone; an error reaches whoever waits for an answer.
         tokio::spawn(async move { connection.await.ok() });
         Ok(Self { endpoint, send })
+    }
+
+    /// Reads an answer to its end and lets go of it; tells how many bytes it had.
+    pub(super) async fn drain(&self, path: &str) -> Result<u64, BenchError> {
+        let named = |message: String| BenchError::Cluster(format!("GET {path}: {message}"));
+        let failed = |error: h2::Error| named(error.to_string());
+        let request = self.endpoint.request(Method::GET, path, None).map_err(|error| named(error.to_string()))?;
+        let mut send = self.send.clone().ready().await.map_err(failed)?;
+        let (head, mut body) = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?.into_parts();
+        if !head.status.is_success() {
+            return Err(named(head.status.to_string()));
+        }
+        let mut bytes = 0;
+        while let Some(data) = body.data().await {
+            let data = data.map_err(failed)?;
+            // Cannot fail: so much was just received.
+            let _ = body.flow_control().release_capacity(data.len());
+            bytes += data.len() as u64;
+        }
+        Ok(bytes)
     }
 
     /// Sends JSON and reads the answer.

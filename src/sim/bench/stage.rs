@@ -7,7 +7,7 @@ use prost::Message;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BenchError, BenchOptions, Contender, ContenderKind, Projection,
+    BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol,
     board::Board,
     child::ServerProcess,
     figures::Figures,
@@ -53,7 +53,7 @@ pub(super) struct Server {
     pid: u32,
     /// Of the state it began with, which may be later than the last change made here: others write too.
     version: u64,
-    /// Of an apiserver, which speaks another protocol.
+    /// Where it is spoken to over HTTP.
     endpoint: Option<Endpoint>,
     /// Ends with this, if it is ours.
     #[expect(dead_code, reason = "held for its end")]
@@ -72,6 +72,11 @@ impl Server {
     /// What a subscriber that is to hear of all later changes starts from: one that the server can go on from.
     pub(super) fn version(&self, source: &Source) -> u64 {
         self.version.max(source.version())
+    }
+
+    /// How it is spoken to over HTTP.
+    pub(super) fn http(&self) -> Endpoint {
+        self.endpoint.clone().unwrap_or_else(|| Endpoint::open(self.connector.clone()))
     }
 
     /// A meter of its own, for where the server itself is lent.
@@ -116,6 +121,9 @@ impl Stage<'_> {
         let _probe = self.subscribe(&server, source, &board, None, move |_| none.clone());
         board.all_ready(SYNC_TIMEOUT).await?;
         server.version = board.version();
+        if self.options.protocol == Protocol::Http {
+            server.endpoint = Some(Endpoint::open(server.connector.clone()));
+        }
         Ok(server)
     }
 
@@ -281,12 +289,13 @@ fn request(
     .into()
 }
 
-/// The same of an apiserver. Without a version it sends the initial state as a watch, which is how informers ask for it.
+/// The same over HTTP. Without a version it sends the initial state as a watch, which is how informers ask for it.
 fn watch_path(namespace: &str, selection: &Selection, version: Option<u64>) -> String {
     let version = version.map(|version| version.to_string());
     let start = match &version {
         Some(version) => vec![("resourceVersion", &**version)],
         None => vec![
+            ("resourceVersion", "0"),
             ("sendInitialEvents", "true"),
             ("resourceVersionMatch", "NotOlderThan"),
             ("allowWatchBookmarks", "true"),
@@ -295,5 +304,8 @@ fn watch_path(namespace: &str, selection: &Selection, version: Option<u64>) -> S
     let selectors = [("labelSelector", &*selection.labels), ("fieldSelector", &*selection.fields)];
     let selectors = selectors.into_iter().filter(|(_, text)| !text.is_empty());
     let query = encode_query([("watch", "1")].into_iter().chain(start).chain(selectors));
-    format!("/api/v1/namespaces/{namespace}/pods{query}")
+    match namespace {
+        "" => format!("/api/v1/pods{query}"),
+        namespace => format!("/api/v1/namespaces/{namespace}/pods{query}"),
+    }
 }

@@ -2,6 +2,7 @@
 
 mod fanout;
 mod idle;
+mod list;
 mod resume_storm;
 mod selectors;
 mod snapshot;
@@ -50,7 +51,8 @@ pub(super) struct Case {
 impl Case {
     /// The cases of a scenario.
     pub(super) fn of(scenario: Scenario, options: &BenchOptions) -> Vec<Self> {
-        let least = if scenario == Scenario::Snapshot { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
+        let is_state = matches!(scenario, Scenario::Snapshot | Scenario::List);
+        let least = if is_state { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
         let objects = options.objects.unwrap_or(least);
         let case = |views: Option<usize>| {
             // A view by node sees something only if there is a pod on the node.
@@ -58,7 +60,7 @@ impl Case {
             let nodes = views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE));
             let workload = WorkloadOptions { objects, nodes, namespaces: NAMESPACES, apps: APPS };
             let subscribers = match scenario {
-                Scenario::Snapshot => options.clients,
+                Scenario::Snapshot | Scenario::List => options.clients,
                 _ => views.unwrap_or(options.subscribers),
             };
             let source = SourceOptions { workload, object_bytes: options.object_bytes, seed: options.seed };
@@ -83,6 +85,7 @@ impl Case {
             (Scenario::Idle, _) => idle::run(stage, source).await,
             (Scenario::ResumeStorm, _) => resume_storm::run(stage, source).await,
             (Scenario::Stalled, _) => stalled::run(stage, source).await,
+            (Scenario::List, _) => list::run(stage, source).await,
         }
     }
 }
