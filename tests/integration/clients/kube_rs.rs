@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube_client::{
     Api, Client, Config, ResourceExt,
     config::{KubeConfigOptions, Kubeconfig},
+    core::PartialObjectMeta,
 };
 use kube_runtime::watcher::{self, Event};
 use serde_json::json;
@@ -41,10 +42,12 @@ async fn a_kube_rs_watcher_sees_the_same() {
     let mut watchers = Vec::new();
     for (what, config) in configs {
         for server in &both.servers {
-            let pods: Api<Pod> = Api::namespaced(client(&server.kubeconfig).await, &namespace);
-            let whole = watcher::watcher(pods.clone(), config.clone());
+            let client = client(&server.kubeconfig).await;
+            let whole: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+            let whole = watcher::watcher(whole, config.clone());
             watchers.push((what, tokio::spawn(follow(whole, begun.clone()))));
-            let metadata = watcher::metadata_watcher(pods, config.clone());
+            let metadata: Api<PartialObjectMeta<Pod>> = Api::namespaced(client, &namespace);
+            let metadata = watcher::watcher(metadata, config.clone());
             watchers.push((what, tokio::spawn(follow(metadata, begun.clone()))));
         }
     }
