@@ -40,11 +40,12 @@ impl Both {
         Both { api, kubefan, servers }
     }
 
-    /// Watches that kubefan serves now.
-    async fn watches(&self) -> f64 {
+    /// Watches that kubefan serves now from its caches: how many, and the metric that says so.
+    async fn watches(&self) -> (f64, String) {
         let (_, metrics) = self.kubefan.admin("/metrics").await.expect("metrics are served");
-        let ours = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
-        ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let ours: Vec<_> = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{")).collect();
+        let count = ours.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        (count, ours.join("\n"))
     }
 }
 
