@@ -40,14 +40,24 @@ impl Both {
         Both { api, kubefan, servers }
     }
 
-    /// Watches that kubefan serves now from its caches: how many, and the metric that says so.
-    async fn watches(&self) -> (f64, String) {
+    /// What kubefan counts of its caches: the sum of a metric, and its lines.
+    async fn metric(&self, name: &str) -> (f64, String) {
         let (_, metrics) = self.kubefan.admin("/metrics").await.expect("metrics are served");
-        let ours: Vec<_> = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{")).collect();
-        let count = ours.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-        (count, ours.join("\n"))
+        let ours: Vec<_> =
+            metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))).collect();
+        let sum = ours.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        (sum, ours.join("\n"))
+    }
+
+    /// Fails unless lists were answered from the cache.
+    async fn assert_lists_were_cached(&self) {
+        let (objects, lines) = self.metric("kubefan_snapshot_objects_sent_total").await;
+        assert!(objects > 0.0, "nothing was listed from the cache: {lines}");
     }
 }
+
+/// Lets lists that must be consistent be answered from the cache however small they are; else upstream would be asked, which is sooner.
+const SMALL_LISTS: &str = "--consistent-list-bytes-min=0";
 
 /// Two that must be equal, told apart by what they are.
 #[track_caller]

@@ -43,6 +43,9 @@ const SETTINGS: [(&str, &[&str]); 4] = [
 /// told to; but not one that begins with events, of whose freshness there is no proof.
 const CACHED: f64 = 2.0 + 2.0 + (4.0 - 1.0 + 2.0) + (4.0 + 2.0);
 
+/// Watches that kubefan serves now.
+const WATCHES: &str = "kubefan_subscribers";
+
 fn program() -> PathBuf {
     tools::go_program("clients", Path::new(DIR))
 }
@@ -71,11 +74,11 @@ async fn informers_see_the_same() {
         let [direct, kubefan] = [synced(&mut processes[0]).await, synced(&mut processes[1]).await];
         println!("{setting}: all informers have synced after {direct:.2} s direct, {kubefan:.2} s through kubefan");
     }
-    let all = || async { (both.watches().await.0 >= CACHED).then_some(()) };
+    let all = || async { (both.metric(WATCHES).await.0 >= CACHED).then_some(()) };
     let served = wait::try_until(wait::SOON, all).await;
     if served.is_none() {
         let upstream = SETTINGS.map(|(setting, _)| audit.requests(&format!("kubefan-{setting}")));
-        panic!("{}\nof pods was passed on: {upstream:#?}", both.watches().await.1);
+        panic!("{}\nof pods was passed on: {upstream:#?}", both.metric(WATCHES).await.1);
     }
     write(&both.api, 6..12).await;
     let mut moving = begin("moving", JSON);

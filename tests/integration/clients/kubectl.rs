@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use serde_json::json;
 
-use super::{Both, Server, assert_equal};
+use super::{Both, SMALL_LISTS, Server, assert_equal};
 use crate::harness::{Test, apiserver::ApiServer, assets, objects::pod, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -70,6 +70,7 @@ const READS: &[&str] = &[
     "get --raw /api/v1/pods?resourceVersion=x",
     "describe pod nothing",
     "logs web-0",
+    "exec web-0 -- true",
     "wait --for=condition=Ready pod/web-0 --timeout=1s",
 ];
 
@@ -110,7 +111,7 @@ const WRITES: &[&str] = &[
 ];
 
 async fn kubectl_reads_the_same() {
-    let both = Both::start(ApiServer::shared().await, &[]).await;
+    let both = Both::start(ApiServer::shared().await, &[SMALL_LISTS, "--passthrough-upgrades"]).await;
     let api = &both.api;
     let group = format!("{}.example.com", api.unique("kubectl"));
     api.create_crd(&group, "widgets", "Widget").await;
@@ -145,11 +146,13 @@ async fn kubectl_reads_the_same() {
         }
         assert_equal(&format!("kubectl {read}"), &printed[0], &printed[1]);
     }
+    both.assert_lists_were_cached().await;
     api.delete_crd(&group, "widgets").await;
 }
 
 async fn kubectl_writes_the_same_and_reads_what_it_wrote() {
-    let both = Both::start(ApiServer::shared().await, &["--resource", "pods,configmaps,deployments.apps"]).await;
+    let args = ["--resource", "pods,configmaps,deployments.apps", SMALL_LISTS];
+    let both = Both::start(ApiServer::shared().await, &args).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let pod = |step: &str| {
         let mut pod = pod("new");
@@ -191,6 +194,7 @@ async fn kubectl_writes_the_same_and_reads_what_it_wrote() {
         sides.push(printed);
     }
     assert_equal("what kubectl printed", &sides[0], &sides[1]);
+    both.assert_lists_were_cached().await;
     // The reads above would be equal too if both saw nothing.
     let after = |command: &str| sides[1].iter().skip_while(|line| **line != format!("$ kubectl {command}")).nth(2);
     assert_eq!(after("get pods -l step=1 -o name").map(String::as_str), Some("pod/new"));

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-use super::{Both, Server};
+use super::{Both, SMALL_LISTS, Server};
 use crate::harness::{Test, apiserver::ApiServer, objects::pod, process::Process, tests, tools, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -15,7 +15,7 @@ const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 
 async fn the_python_client_sees_the_same() {
     let python = tools::python("clients-python", &Path::new(DIR).join("requirements.txt"));
-    let both = Both::start(ApiServer::shared().await, &["--resource", "pods"]).await;
+    let both = Both::start(ApiServer::shared().await, &["--resource", "pods", SMALL_LISTS]).await;
     let api = &both.api;
     let namespace = api.namespace("python").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -59,6 +59,7 @@ async fn the_python_client_sees_the_same() {
         let json = log.lines().find(|line| line.starts_with('{')).expect("what was seen");
         seen.push(serde_json::from_str::<Value>(json).unwrap());
     }
+    both.assert_lists_were_cached().await;
     for part in ["lists", "watches", "errors"] {
         let names: Vec<_> = seen[0][part].as_object().unwrap().keys().collect();
         for name in names {
