@@ -35,13 +35,13 @@ const READS: &[&str] = &[
     "get all",
     "get widgets",
     "get widgets -o json",
-    "get widget one -o yaml",
+    "get widgets one -o yaml",
     "get events -o json",
     "get namespace NAMESPACE -o json",
     "describe pod web-0",
     "describe pods",
     "describe configmap settings",
-    "describe widget one",
+    "describe widgets one",
     "describe namespace NAMESPACE",
     "explain pods.spec.nodeName",
     "explain configmaps",
@@ -55,11 +55,14 @@ const READS: &[&str] = &[
     "wait --for=jsonpath={.metadata.name}=web-0 pod/web-0 --timeout=60s",
     "wait --for=create pod/web-0 --timeout=60s",
     "wait --for=delete pod/nothing --timeout=60s",
-    // What fails.
+    "get pods nothing --ignore-not-found",
+];
+
+/// The same of what fails.
+const FAILURES: &[&str] = &[
     "get pod nothing",
     "get pod nothing -o json",
     "get pods nothing web-0",
-    "get pods nothing --ignore-not-found",
     "get nonsense",
     "get pods --field-selector=nonsense=1",
     "get pods --field-selector=nonsense=1 -o json",
@@ -134,17 +137,16 @@ async fn kubectl_reads_the_same() {
         "involvedObject": { "kind": "Pod", "namespace": namespace, "name": "web-0" },
     });
     api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event).await;
-    let mut reads: Vec<_> = READS.iter().map(|read| read.replace("NAMESPACE", &namespace)).collect();
-    // Other tests have widgets too.
-    for read in &mut reads {
-        *read = read.replace("widgets", &format!("widgets.{group}")).replace("widget ", &format!("widgets.{group} "));
-    }
-    for read in &reads {
-        let mut printed = Vec::new();
-        for server in &both.servers {
-            printed.push(run(api, server, &namespace, &read.split(' ').collect::<Vec<_>>()).await);
+    for (commands, outcome) in [(READS, "succeeded"), (FAILURES, "failed")] {
+        for command in commands {
+            // Other tests have widgets too.
+            let command = command.replace("NAMESPACE", &namespace).replace("widgets", &format!("widgets.{group}"));
+            let args: Vec<_> = command.split(' ').collect();
+            let [direct, kubefan] = &both.servers;
+            let direct = run(api, direct, &namespace, &args).await;
+            assert_eq!(direct[0], outcome, "kubectl {command}: {direct:?}");
+            assert_equal(&format!("kubectl {command}"), &direct, &run(api, kubefan, &namespace, &args).await);
         }
-        assert_equal(&format!("kubectl {read}"), &printed[0], &printed[1]);
     }
     both.assert_lists_were_cached().await;
     api.delete_crd(&group, "widgets").await;
