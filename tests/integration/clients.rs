@@ -30,10 +30,16 @@ struct Server {
 impl Both {
     /// Starts kubefan in front of `api`, with such arguments besides.
     async fn start(api: ApiServer, args: &[&str]) -> Both {
+        Both::start_at(api, "127.0.0.1:0", args).await
+    }
+
+    /// The same at an address.
+    async fn start_at(api: ApiServer, address: &str, args: &[&str]) -> Both {
         let (certificate, key) = api.server_certificate();
         let paths = [certificate, key].map(|path| path.to_str().expect("the path is text").to_owned());
         let tls = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1]];
-        let kubefan = Kubefan::start(&api, &[&tls, args].concat()).await;
+        let kubefan = Kubefan::spawn_at(&api.kubeconfig(), address, &[&tls, args].concat()).await;
+        kubefan.ready().await;
         let through = api.kubeconfig_to(&format!("https://{}", kubefan.grpc_addr));
         let servers =
             [Server { name: "direct", kubeconfig: api.kubeconfig() }, Server { name: "kubefan", kubeconfig: through }];

@@ -14,10 +14,17 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Both, Server, assert_equal};
-use crate::harness::{Test, apiserver::ApiServer, audit::Audit, objects::pod, process::Process, tests, tools, wait};
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    audit::Audit,
+    objects::pod,
+    process::{Process, free_port},
+    tests, tools, wait,
+};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: informers_see_the_same, a_leader_election_goes_as_it_does_without_kubefan;
+    apiserver: informers_see_the_same, informers_go_on_when_kubefan_has_restarted, a_leader_election_goes_as_it_does_without_kubefan;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
@@ -50,6 +57,15 @@ fn program() -> PathBuf {
     tools::go_program("clients", Path::new(DIR))
 }
 
+/// Starts informers at a server.
+fn begin(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &Path) -> Process {
+    let agent = format!("{}-{setting}", server.name);
+    let mut command = Command::new(program);
+    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", &agent]).args(flags);
+    command.args(["--group", GROUP, "--until", LAST]);
+    Process::spawn("client-go", &mut command, &dir.join(&agent))
+}
+
 async fn informers_see_the_same() {
     let program = program();
     let audit = Audit::new();
@@ -60,13 +76,7 @@ async fn informers_see_the_same() {
     let both = Both::start(api, &["--on-demand=false", "--resource", &resources]).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let begin = |setting: &str, flags: &[&str]| {
-        both.servers.each_ref().map(|server: &Server| {
-            let agent = format!("{}-{setting}", server.name);
-            let mut command = Command::new(&program);
-            command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", &agent]).args(flags);
-            command.args(["--group", GROUP, "--until", LAST]);
-            Process::spawn("client-go", &mut command, &dir.path().join(&agent))
-        })
+        both.servers.each_ref().map(|server| begin(&program, server, setting, flags, dir.path()))
     };
     // Begun while nothing changes.
     let mut still = SETTINGS.map(|(setting, flags)| (setting, begin(setting, flags)));
@@ -88,9 +98,7 @@ async fn informers_see_the_same() {
         }
     });
     write(&both.api, 30..34).await;
-    for collection in COLLECTIONS {
-        both.api.create(collection, &object(collection, LAST)).await;
-    }
+    finish(&both.api).await;
 
     let mut reports = Vec::new();
     for (setting, processes) in still {
@@ -124,6 +132,44 @@ async fn informers_see_the_same() {
         let metadata = audit.requests(&format!("kubefan-{client}metadata"));
         asked.retain(|request| !metadata.contains(request));
         assert_eq!(asked, [], "{client}");
+    }
+}
+
+async fn informers_go_on_when_kubefan_has_restarted() {
+    let program = program();
+    let api = ApiServer::start(Options::default()).await;
+    api.create_crd(GROUP, "widgets", "Widget").await;
+    write(&api, 0..3).await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let resources = format!("pods,configmaps,nodes,events,widgets.{GROUP}");
+    let args = ["--on-demand=false", "--resource", &resources];
+    let mut both = Both::start_at(api, &address, &args).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut processes = both.servers.each_ref().map(|server| begin(&program, server, "restart", JSON, dir.path()));
+    for process in &mut processes {
+        synced(process).await;
+    }
+    write(&both.api, 3..6).await;
+    both.kubefan.process.kill9();
+    write(&both.api, 6..9).await;
+    both = Both::start_at(both.api, &address, &args).await;
+    write(&both.api, 9..12).await;
+    finish(&both.api).await;
+    let [direct, kubefan] = processes;
+    let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+    for (informer, direct) in &direct {
+        let kubefan = &kubefan[informer];
+        assert_eq!(direct.store, kubefan.store, "{informer}");
+        // Whoever lists again sees less of what has been; what was seen stays seen, and nothing comes twice.
+        let all = direct.by_key();
+        for (key, calls) in kubefan.by_key() {
+            let mut versions = all[key].iter().map(|call| &call[2]);
+            let known =
+                calls.iter().all(|call| call[0].ends_with("(unseen)") || versions.any(|version| *version == call[2]));
+            assert!(known, "{informer}: {key}: {calls:?} is not in the order of {:?}", all[key]);
+        }
+        let (seen, of) = (kubefan.calls.len(), direct.calls.len());
+        println!("{informer}: {seen} calls of a handler through a kubefan that restarted, {of} direct");
     }
 }
 
@@ -172,6 +218,13 @@ async fn write(api: &ApiServer, rounds: std::ops::Range<usize>) {
         }
     };
     futures::future::join_all(COLLECTIONS.map(write)).await;
+}
+
+/// Creates what the informers end with.
+async fn finish(api: &ApiServer) {
+    for collection in COLLECTIONS {
+        api.create(collection, &object(collection, LAST)).await;
+    }
 }
 
 fn object(collection: &str, name: &str) -> Value {
