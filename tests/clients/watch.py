@@ -47,12 +47,12 @@ def main():
             seen["errors"][name] = [error.status, json.loads(error.body)]
     version = api.list_namespaced_pod(namespace).metadata.resource_version
     threads = [threading.Thread(target=follow, args=(seen["watches"], name, namespace, version, until)) for name in WATCHES]
-    # One that begins with the state, as a watch without a version does: it is listed here, before anything changes.
     for thread in threads:
         thread.start()
     print("listed", flush=True)
     for thread in threads:
         thread.join()
+    # From a version that is history by now.
     seen["watches"]["old version"] = events(namespace, until, {"resource_version": version})
     print(json.dumps(seen), flush=True)
 
