@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan::{
     cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
     encoding::{chunk, delta},
-    fanout::{Catalog, Refusal, Served},
+    fanout::{Catalog, Patience, Refusal, Served},
     model::{
         GroupVersionResource, ResourceVersion, Scope,
         fields::FieldTable,
@@ -181,8 +181,8 @@ impl Catalog for Nothing {
         std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
     }
 
-    async fn prove(&self, _served: &Served, _patience: kubefan::fanout::Patience) -> Result<(), Refusal> {
-        Ok(())
+    async fn prove(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
+        Err(Refusal::NotFound("nothing is served".to_owned()))
     }
 
     fn cluster_version(

@@ -31,6 +31,9 @@ use crate::{
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the cache's own watch is waited for before upstream is asked for a bookmark: on a busy resource it is a moment behind.
 const OWN_WATCH: Duration = Duration::from_millis(50);
+/// A resource that has told nothing for so long is a quiet one, which no look-up alone proves: its next change is far off, and upstream answers
+/// the look-up itself only when its own watch cache has been asked for progress, which takes up to a tenth of a second.
+const BUSY: Duration = Duration::from_millis(100);
 /// How long one proof may take. The bookmark comes after one to two seconds and a quarter.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -65,8 +68,6 @@ struct Inner {
     running: bool,
     /// When upstream was last asked.
     asked_at: Option<Instant>,
-    /// How far the cluster was then, and in which history.
-    cluster: Option<(u64, ResourceVersion)>,
     next: Option<Next>,
 }
 
@@ -116,7 +117,7 @@ impl Prover {
             return Err(unproved("consistent reads of it are upstream's"));
         }
         let Some(sender) = self.join(patience) else {
-            return Err(unproved("upstream was asked just now, or is known to be further"));
+            return Err(unproved("it is too quiet to be proved at once, or upstream was just asked"));
         };
         // It lives as long as it is held here.
         let mut outcome = sender.subscribe();
@@ -130,14 +131,12 @@ impl Prover {
 
     /// A place among those who wait; `None` where it would be in vain.
     fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<Outcome>>>> {
-        let here = self.served.hub.ahead();
+        let age = self.served.hub.status().age;
         let mut inner = self.inner();
-        if patience == Patience::AtOnce {
-            let soon = |asked_at: Instant| asked_at + PROOF_INTERVAL <= Instant::now() + patience.timeout();
-            let behind = |(epoch, version)| here.is_some_and(|here| here.epoch == epoch && here.version < version);
-            if !inner.asked_at.is_none_or(soon) || inner.cluster.is_some_and(behind) {
-                return None;
-            }
+        let soon = |asked_at: Instant| asked_at + PROOF_INTERVAL <= Instant::now() + patience.timeout();
+        let worth = age.is_some_and(|age| age <= BUSY) && inner.asked_at.is_none_or(soon);
+        if patience == Patience::AtOnce && !worth {
+            return None;
         }
         let next = inner.next.get_or_insert_default();
         next.for_bookmark |= patience == Patience::Bookmark;
@@ -197,7 +196,6 @@ impl Prover {
         if asked < from {
             return Err(failed(format!("the cluster is at version {asked}, below {from}")));
         }
-        self.inner().cluster = Some((epoch, asked));
         let result = if self.reached(epoch)? >= asked {
             Proof::Held
         } else if hub.reached(asked, OWN_WATCH).await.is_ok() {

@@ -7,11 +7,18 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
 };
 
 use crate::harness::{
-    Test, apiserver::ApiServer, assets, kubefan::Kubefan, link::Link, objects::pod, process::Process, tests, wait,
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    link::Link,
+    objects::pod,
+    process::Process,
+    tests,
+    tools::{self, run},
+    wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -33,9 +40,7 @@ async fn the_examples_are_short() {
 }
 
 async fn the_go_example_loses_and_repeats_no_event() {
-    let program = assets::target_dir().join("test-assets/example-go");
-    let mut go = Command::new("go");
-    run("go", go.args(["build", "-o"]).arg(&program).arg(".").current_dir(Path::new(DIR).join("go")));
+    let program = tools::go_program("example-go", &Path::new(DIR).join("go"));
     check("EVENT_TYPE_ADDED", |server| {
         let mut command = Command::new(&program);
         command.arg(server.to_string());
@@ -116,27 +121,7 @@ fn stubs(python: &Path) -> tempfile::TempDir {
     stubs
 }
 
-/// A Python with what the examples require, in an environment that is made once for each list of requirements.
+/// A Python with what the examples require.
 fn python() -> PathBuf {
-    // One at a time: two would install into the same place.
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let requirements = Path::new(DIR).join("python/requirements.txt");
-    let text = fs::read_to_string(&requirements).unwrap();
-    let environment = assets::target_dir().join("test-assets/example-python");
-    let (python, made_for) = (environment.join("bin/python"), environment.join("made-for"));
-    if fs::read_to_string(&made_for).is_ok_and(|made_for| made_for == text) {
-        return python;
-    }
-    run("python3", Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
-    run("pip", Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(&requirements));
-    fs::write(made_for, text).unwrap();
-    python
-}
-
-/// Runs a tool to its end, and fails with what it printed.
-fn run(name: &str, command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{name} is needed for this test: {error}"));
-    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{name}: {}{}", printed(&output.stdout), printed(&output.stderr));
+    tools::python("example-python", &Path::new(DIR).join("python/requirements.txt"))
 }

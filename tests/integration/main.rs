@@ -7,6 +7,7 @@ mod backfill;
 mod bad_input;
 mod bad_start;
 mod bench;
+mod clients;
 mod command_line;
 mod conformance;
 mod connections;
@@ -44,6 +45,10 @@ fn main() -> std::process::ExitCode {
         bad_input::TESTS,
         bad_start::TESTS,
         bench::TESTS,
+        clients::client_go::TESTS,
+        clients::kube_rs::TESTS,
+        clients::kubectl::TESTS,
+        clients::python::TESTS,
         command_line::TESTS,
         conformance::REAL,
         conformance::SIMULATED,

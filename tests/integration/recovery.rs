@@ -19,14 +19,13 @@ use tokio::{sync::watch, task::JoinSet, time::Instant};
 use crate::harness::{
     Test,
     apiserver::{ApiServer, Options},
-    assets,
     kubefan::Kubefan,
     load,
     objects::{pod, version_of},
     process::{Process, free_port},
     record::Query,
     resuming::{Progress, Subscriber},
-    tests, wait,
+    tests, tools, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -55,7 +54,7 @@ fn scale() -> Scale {
 
 async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
     let scale = scale();
-    let fleet = build_fleet();
+    let fleet = tools::go_program("fleet", Path::new(DIR));
     let mut experiment = Experiment::begin(scale.pods).await;
     let alone = experiment.apiserver_killed("nobody", 0, &mut ()).await;
     let mut rows = vec![alone];
@@ -314,13 +313,4 @@ fn table(pods: usize, rows: &[Row]) -> String {
         ));
     }
     text
-}
-
-/// Builds the fleet with Go, as the apiserver itself is.
-fn build_fleet() -> PathBuf {
-    let program = assets::target_dir().join("test-assets/fleet");
-    let output = Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(DIR).output();
-    let output = output.expect("Go is installed: https://go.dev/dl/");
-    assert!(output.status.success(), "go build in {DIR}: {}", String::from_utf8_lossy(&output.stderr));
-    program
 }

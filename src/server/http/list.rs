@@ -149,7 +149,7 @@ impl<C: Catalog> Front<C> {
         let (store, version) = match continues.is_empty() {
             true => {
                 let patience = match freshness {
-                    Freshness::Consistent => self.patience(&hub, &selection, limit),
+                    Freshness::Consistent => patience(&hub, &selection, limit, self.consistent_list_bytes_min),
                     _ => Patience::AtOnce,
                 };
                 self.freshen(&served, freshness, patience).await?;
@@ -197,26 +197,6 @@ impl<C: Catalog> Front<C> {
         Ok(super::json(Body::from_stream(chunks)))
     }
 
-    /// How long a consistent list waits to be read from the cache: it depends on what it would cost upstream, which is what is in it.
-    fn patience(&self, hub: &Hub, selection: &Selection, limit: Option<usize>) -> Patience {
-        let bytes_min = self.consistent_list_bytes_min;
-        // Who reads in the pages of kubectl and client-go, or in larger ones, reads them all.
-        let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
-        let Some((store, _)) = hub.state().filter(|(store, _)| store.json_bytes() >= bytes_min) else {
-            return Patience::AtOnce;
-        };
-        let mut bytes = 0;
-        let sizes = store.select(selection, None).take(objects_max).map(|object| object.json_len());
-        match bytes_min == 0
-            || sizes.into_iter().any(|size| {
-                bytes += size;
-                bytes >= bytes_min
-            }) {
-            true => Patience::Bookmark,
-            false => Patience::AtOnce,
-        }
-    }
-
     pub(super) async fn get(
         &self,
         path: &Path,
@@ -241,6 +221,30 @@ impl<C: Catalog> Front<C> {
         body.put_u8(b'\n');
         Ok(super::json(Body::from(body.freeze())))
     }
+}
+
+/// How long a consistent list waits to be read from the cache: for a proof by bookmark where it would cost upstream a lot.
+fn patience(hub: &Hub, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> Patience {
+    match hub.state() {
+        Some((store, _)) if is_large(&store, selection, limit, bytes_min) => Patience::Bookmark,
+        _ => Patience::AtOnce,
+    }
+}
+
+/// Whether a list has at least so many bytes of JSON.
+fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
+    if store.json_bytes() < bytes_min {
+        return false;
+    }
+    // Who reads in the pages of kubectl and client-go, or in larger ones, reads them all.
+    let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+    let mut bytes = 0;
+    let mut objects = store.select(selection, None).take(objects_max);
+    while bytes < bytes_min {
+        let Some(object) = objects.next() else { return false };
+        bytes += object.json_len();
+    }
+    true
 }
 
 /// A key as tokens write it: below the namespace that the path names.
@@ -364,6 +368,39 @@ impl Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        object::ObjectParser,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    #[test]
+    fn what_a_list_waits_for_depends_on_what_is_selected_and_read() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let mut store = Store::default();
+        for (namespace, count) in [("a", 600), ("b", 400)] {
+            for i in 0..count {
+                let json = format!(
+                    r#"{{"metadata":{{"namespace":"{namespace}","name":"p{i:03}","resourceVersion":"1","annotations":{{"x":"{}"}}}}}}"#,
+                    "x".repeat(1000)
+                );
+                store.insert(Arc::new(parser.parse(json.as_bytes()).unwrap()));
+            }
+        }
+        let is_large = |namespace, limit, bytes_min| {
+            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
+            is_large(&store, &selection, limit, bytes_min)
+        };
+        assert!(is_large("", None, 1_000_000) && !is_large("", None, 2_000_000));
+        assert!(is_large("a", None, 600_000) && !is_large("b", None, 600_000));
+        assert!(is_large("", Some(500), 1_000_000), "pages of kubectl");
+        assert!(!is_large("", Some(1), 1_000_000), "who asks whether there are any");
+        assert!(is_large("none", None, 0), "all wait");
+    }
 
     #[test]
     fn a_token_says_what_the_apiservers_would() {

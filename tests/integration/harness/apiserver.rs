@@ -104,6 +104,11 @@ impl ApiServer {
         self.plane.path("ca.pem")
     }
 
+    /// A certificate for a server on loopback that whoever trusts the apiserver trusts too, and its private key.
+    pub(crate) fn server_certificate(&self) -> (PathBuf, PathBuf) {
+        (self.plane.path("server.pem"), self.plane.path("server-key.pem"))
+    }
+
     /// The bearer token of the administrator.
     pub(crate) fn admin_token(&self) -> String {
         token_of(ADMIN)
@@ -137,6 +142,12 @@ impl ApiServer {
     /// A kubeconfig with any bearer token, such as a service account's.
     pub(crate) fn kubeconfig_with_token(&self, user: &str, token: &str) -> PathBuf {
         self.plane.write_kubeconfig(user, &format!("{{ token: {token} }}"))
+    }
+
+    /// A kubeconfig of the administrator, by token, for another server that has the certificate above.
+    pub(crate) fn kubeconfig_to(&self, server: &str) -> PathBuf {
+        let name = self.unique("elsewhere");
+        self.plane.write_kubeconfig_to(server, &name, &format!("{{ token: {} }}", token_of(ADMIN)))
     }
 
     /// A kubeconfig with a client certificate that the apiserver reads as this user and group.
@@ -312,8 +323,12 @@ impl ControlPlane {
     }
 
     fn write_kubeconfig(&self, name: &str, user: &str) -> PathBuf {
+        self.write_kubeconfig_to(&self.url, name, user)
+    }
+
+    fn write_kubeconfig_to(&self, server: &str, name: &str, user: &str) -> PathBuf {
         let path = self.path(&format!("{name}.kubeconfig"));
-        let (server, ca) = (&self.url, self.path("ca.pem"));
+        let ca = self.path("ca.pem");
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
              clusters: [{{ name: test, cluster: {{ server: '{server}', certificate-authority: '{}' }} }}]\n\

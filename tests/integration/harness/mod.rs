@@ -34,6 +34,7 @@ mod rest;
 pub(crate) mod resuming;
 pub(crate) mod rig;
 pub(crate) mod simulated;
+pub(crate) mod tools;
 pub(crate) mod wait;
 
 /// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.

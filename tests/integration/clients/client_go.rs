@@ -1,0 +1,312 @@
+//! client-go: informers of every kind (typed, dynamic, metadata) with a handler that notes each call, and a leader election.
+//!
+//! Informers that watch from the same state see the same changes in the same order, whatever they watch through, in whatever encoding. In
+//! what order the initial state comes nobody has promised. Those that begin while objects change may begin at different versions: from the
+//! later of the two on, each object has the same history.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{Both, Server, assert_equal};
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    audit::Audit,
+    objects::pod,
+    process::{Process, free_port},
+    tests, tools, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: informers_see_the_same, informers_go_on_when_kubefan_has_restarted, a_leader_election_goes_as_it_does_without_kubefan;
+};
+
+const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
+const GROUP: &str = "clients.example.com";
+/// The object that comes last of each resource.
+const LAST: &str = "last";
+const COLLECTIONS: [&str; 5] = [
+    "/api/v1/namespaces/default/pods",
+    "/api/v1/namespaces/default/configmaps",
+    "/api/v1/nodes",
+    "/api/v1/namespaces/default/events",
+    "/apis/clients.example.com/v1/namespaces/default/widgets",
+];
+const JSON: &[&str] = &["--content-type", "application/json"];
+/// How informers begin and what typed clients ask for: by default they begin with a watch, and prefer protobuf.
+const SETTINGS: [(&str, &[&str]); 4] = [
+    ("default", &[]),
+    ("listing", &["--watch-list=false"]),
+    ("json", JSON),
+    ("listing-json", &["--content-type", "application/json", "--watch-list=false"]),
+];
+/// The watches of the informers above that are served from the cache: those that ask for JSON, as dynamic ones always do and typed ones if
+/// told to; but not one that begins with events, of whose freshness there is no proof.
+const CACHED: f64 = 2.0 + 2.0 + (4.0 - 1.0 + 2.0) + (4.0 + 2.0);
+
+/// Watches that kubefan serves now.
+const WATCHES: &str = "kubefan_subscribers";
+
+fn program() -> PathBuf {
+    tools::go_program("clients", Path::new(DIR))
+}
+
+/// Starts informers at a server.
+fn begin(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &Path) -> Process {
+    let agent = format!("{}-{setting}", server.name);
+    let mut command = Command::new(program);
+    command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", &agent]).args(flags);
+    command.args(["--group", GROUP, "--until", LAST]);
+    Process::spawn("client-go", &mut command, &dir.join(&agent))
+}
+
+async fn informers_see_the_same() {
+    let program = program();
+    let audit = Audit::new();
+    let api = ApiServer::start(audit.options()).await;
+    api.create_crd(GROUP, "widgets", "Widget").await;
+    write(&api, 0..6).await;
+    let resources = format!("pods,configmaps,nodes,events,widgets.{GROUP}");
+    let both = Both::start(api, &["--on-demand=false", "--resource", &resources]).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let begin = |setting: &str, flags: &[&str]| {
+        both.servers.each_ref().map(|server| begin(&program, server, setting, flags, dir.path()))
+    };
+    // Begun while nothing changes.
+    let mut still = SETTINGS.map(|(setting, flags)| (setting, begin(setting, flags)));
+    for (setting, processes) in &mut still {
+        let [direct, kubefan] = [synced(&mut processes[0]).await, synced(&mut processes[1]).await];
+        println!("{setting}: all informers have synced after {direct:.2} s direct, {kubefan:.2} s through kubefan");
+    }
+    let all = || async { (both.metric(WATCHES).await.0 >= CACHED).then_some(()) };
+    let served = wait::try_until(wait::SOON, all).await;
+    if served.is_none() {
+        let upstream = SETTINGS.map(|(setting, _)| audit.requests(&format!("kubefan-{setting}")));
+        panic!("{}\nof pods was passed on: {upstream:#?}", both.metric(WATCHES).await.1);
+    }
+    write(&both.api, 6..12).await;
+    let mut moving = begin("moving", JSON);
+    tokio::join!(write(&both.api, 12..30), async {
+        for process in &mut moving {
+            synced(process).await;
+        }
+    });
+    write(&both.api, 30..34).await;
+    finish(&both.api).await;
+
+    let mut reports = Vec::new();
+    for (setting, processes) in still {
+        let [direct, kubefan] = processes;
+        let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+        for (informer, direct) in &direct {
+            let kubefan = &kubefan[informer];
+            let what = format!("{informer}, {setting}");
+            assert_equal(&what, &direct.ordered(), &kubefan.ordered());
+            assert_eq!(direct.store, kubefan.store, "{what}");
+            assert!(direct.store.keys().any(|key| key.ends_with(LAST)), "{what}");
+        }
+        reports.push(direct);
+    }
+    for other in &reports[1..] {
+        for (informer, report) in other {
+            assert_equal(informer, &reports[0][informer].ordered(), &report.ordered());
+        }
+    }
+    let [direct, kubefan] = moving;
+    let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+    for (informer, direct) in &direct {
+        let kubefan = &kubefan[informer];
+        assert_eq!(direct.store, kubefan.store, "{informer}, begun while objects change");
+        direct.assert_same_end(kubefan, informer);
+    }
+    // Nothing of theirs went upstream.
+    for client in ["default-dynamic", "listing-dynamic", "json-dynamic", "json-typed", "moving-dynamic", "moving-typed"]
+    {
+        let mut asked = audit.requests(&format!("kubefan-{client}"));
+        let metadata = audit.requests(&format!("kubefan-{client}metadata"));
+        asked.retain(|request| !metadata.contains(request));
+        assert_eq!(asked, [], "{client}");
+    }
+}
+
+async fn informers_go_on_when_kubefan_has_restarted() {
+    let program = program();
+    let api = ApiServer::start(Options::default()).await;
+    api.create_crd(GROUP, "widgets", "Widget").await;
+    write(&api, 0..3).await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let resources = format!("pods,configmaps,nodes,events,widgets.{GROUP}");
+    let args = ["--on-demand=false", "--resource", &resources];
+    let mut both = Both::start_at(api, &address, &args).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut processes = both.servers.each_ref().map(|server| begin(&program, server, "restart", JSON, dir.path()));
+    for process in &mut processes {
+        synced(process).await;
+    }
+    write(&both.api, 3..6).await;
+    both.kubefan.process.kill9();
+    write(&both.api, 6..9).await;
+    both = Both::start_at(both.api, &address, &args).await;
+    write(&both.api, 9..12).await;
+    finish(&both.api).await;
+    let [direct, kubefan] = processes;
+    let [direct, kubefan] = [report(direct).await, report(kubefan).await];
+    for (informer, direct) in &direct {
+        let kubefan = &kubefan[informer];
+        assert_eq!(direct.store, kubefan.store, "{informer}");
+        // Whoever lists again sees less of what has been; what was seen stays seen, and nothing comes twice.
+        let all = direct.by_key();
+        for (key, calls) in kubefan.by_key() {
+            let mut versions = all[key].iter().map(|call| &call[2]);
+            let known =
+                calls.iter().all(|call| call[0].ends_with("(unseen)") || versions.any(|version| *version == call[2]));
+            assert!(known, "{informer}: {key}: {calls:?} is not in the order of {:?}", all[key]);
+        }
+        let (seen, of) = (kubefan.calls.len(), direct.calls.len());
+        println!("{informer}: {seen} calls of a handler through a kubefan that restarted, {of} direct");
+    }
+}
+
+async fn a_leader_election_goes_as_it_does_without_kubefan() {
+    let program = program();
+    let both = Both::start(ApiServer::shared().await, &["--resource", "leases.coordination.k8s.io"]).await;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let namespace = both.api.namespace("election").await;
+    let mut processes = both.servers.each_ref().map(|server| {
+        let mut command = Command::new(&program);
+        command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", server.name]);
+        command.args(["--elect", &format!("{namespace}/{}", server.name)]);
+        Process::spawn("the election", &mut command, &dir.path().join(server.name))
+    });
+    for (process, server) in processes.iter_mut().zip(&both.servers) {
+        let ended = process.ended(wait::SOON * 4).await;
+        let log = process.log();
+        assert!(ended.success(), "{}: {ended}: {log}", server.name);
+        let said: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        println!("{}: {said:?}", server.name);
+        let [first, second] = &said[..] else { panic!("{}: {log}", server.name) };
+        assert_eq!(second["after"], first["leader"]);
+        assert_ne!(second["leader"], first["leader"]);
+    }
+}
+
+/// Writes rounds of changes to every resource, one after another in each: objects come, change, go, and come again.
+async fn write(api: &ApiServer, rounds: std::ops::Range<usize>) {
+    let write = |collection: &'static str| {
+        let rounds = rounds.clone();
+        async move {
+            for round in rounds {
+                let name = format!("o-{round}");
+                let path = format!("{collection}/{name}");
+                let label = |value: &str| json!({ "metadata": { "labels": { "stage": value } } });
+                api.create(collection, &object(collection, &name)).await;
+                api.patch(&path, &label("on")).await;
+                api.patch(&path, &label("off")).await;
+                if round % 3 == 0 {
+                    api.delete(&path).await;
+                }
+                if round % 6 == 0 {
+                    api.create(collection, &object(collection, &name)).await;
+                }
+            }
+        }
+    };
+    futures::future::join_all(COLLECTIONS.map(write)).await;
+}
+
+/// Creates what the informers end with.
+async fn finish(api: &ApiServer) {
+    for collection in COLLECTIONS {
+        api.create(collection, &object(collection, LAST)).await;
+    }
+}
+
+fn object(collection: &str, name: &str) -> Value {
+    let (_, resource) = collection.rsplit_once('/').expect("a path");
+    let mut object = match resource {
+        "pods" => pod(name),
+        "configmaps" => json!({ "data": { "text": "<b>&\u{2028}ü\n\"", "empty": "" } }),
+        "nodes" => json!({ "spec": { "unschedulable": true } }),
+        "events" => json!({
+            "involvedObject": { "kind": "Pod", "namespace": "default", "name": "p" }, "reason": "Seen", "message": "m",
+        }),
+        _ => {
+            json!({ "apiVersion": format!("{GROUP}/v1"), "kind": "Widget", "spec": { "z": 1.5, "a": "<&>", "n": null } })
+        }
+    };
+    object["metadata"]["name"] = json!(name);
+    object
+}
+
+/// Waits until all informers have synced; how long that took them, in seconds.
+async fn synced(process: &mut Process) -> f64 {
+    wait::until("all informers to sync", wait::SOON * 2, || {
+        let (log, ended) = (process.log(), process.exited());
+        assert!(ended.is_none(), "{ended:?}: {log}");
+        let said = log.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()?["synced_seconds"].as_f64());
+        async move { said }
+    })
+    .await
+}
+
+/// What one informer has told.
+#[derive(Deserialize)]
+struct Informer {
+    /// Type, key and version of each call of the handler.
+    calls: Vec<[String; 3]>,
+    store: Map<String, Value>,
+}
+
+/// What a program prints at its end, by informer.
+async fn report(mut process: Process) -> BTreeMap<String, Informer> {
+    #[derive(Deserialize)]
+    struct Report {
+        informers: BTreeMap<String, Informer>,
+    }
+    let ended = process.ended(wait::SOON * 4).await;
+    let log = process.log();
+    let report = log.lines().find_map(|line| serde_json::from_str::<Report>(line).ok());
+    report.unwrap_or_else(|| panic!("client-go: {ended}: {log}")).informers
+}
+
+impl Informer {
+    /// The calls, those of the initial state by key.
+    fn ordered(&self) -> Vec<String> {
+        let mut calls: Vec<_> = self.calls.iter().map(|call| call.join(" ")).collect();
+        let initial = self.calls.iter().take_while(|call| call[0] == "initial").count();
+        calls[..initial].sort();
+        calls
+    }
+
+    fn by_key(&self) -> BTreeMap<&str, Vec<&[String; 3]>> {
+        let mut calls: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for call in &self.calls {
+            calls.entry(&*call[1]).or_default().push(call);
+        }
+        calls
+    }
+
+    /// Of each object the shorter history is the end of the longer one. How its first entry was told depends on where it began.
+    #[track_caller]
+    fn assert_same_end(&self, other: &Informer, what: &str) {
+        let (ours, theirs) = (self.by_key(), other.by_key());
+        for key in ours.keys().chain(theirs.keys()) {
+            let none = Vec::new();
+            let (mut short, mut long) = (ours.get(key).unwrap_or(&none), theirs.get(key).unwrap_or(&none));
+            if short.len() > long.len() {
+                std::mem::swap(&mut short, &mut long);
+            }
+            let end = &long[long.len() - short.len()..];
+            let versions = |calls: &[&[String; 3]]| calls.iter().map(|call| call[2].clone()).collect::<Vec<_>>();
+            let types = |calls: &[&[String; 3]]| calls.iter().skip(1).map(|call| call[0].clone()).collect::<Vec<_>>();
+            let same = versions(short) == versions(end) && types(short) == types(end);
+            assert!(same, "{what}: {key}: {short:?} is not the end of {long:?}");
+        }
+    }
+}
