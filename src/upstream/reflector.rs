@@ -381,7 +381,7 @@ impl<R: Rng> Reflector<R> {
             let list_version = *version.get_or_insert(page_version);
             let api_version = self.target.gvr.api_version();
             let item = |item: &RawValue| {
-                let object = self.parser.from_list_item(item.get(), &self.target.kind, &api_version)?;
+                let object = self.parser.from_list_item(item.get().as_bytes(), &self.target.kind, &api_version)?;
                 Ok((Update::ListItem(object), received))
             };
             let items: Result<VecDeque<_>, ObjectError> =

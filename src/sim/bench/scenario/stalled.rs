@@ -100,9 +100,7 @@ fn memory_budget(stage: &Stage<'_>, source: &Source, history: u32) -> u64 {
 /// Fails where more was taken than was allowed.
 fn within(budget: u64, figures: &Figures) -> Result<(), BenchError> {
     match figures.get(Figure::RssMax) {
-        Some(taken) if taken > budget as f64 => {
-            Err(BenchError::Memory { taken: taken as u64, budget })
-        }
+        Some(taken) if taken > budget as f64 => Err(BenchError::Memory { taken: taken as u64, budget }),
         _ => Ok(()),
     }
 }
