@@ -22,7 +22,7 @@ impl Media {
     }
 
     /// The media type of an object and of a list.
-    pub fn content_type(self) -> &'static str {
+    pub const fn content_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf",
@@ -30,7 +30,7 @@ impl Media {
     }
 
     /// The media type of a watch, as the apiserver names it in its answers.
-    pub fn watch_content_type(self) -> &'static str {
+    pub const fn watch_content_type(self) -> &'static str {
         match self {
             // Some servers and proxies know no parameters here, and need none.
             Self::Json => "application/json",

@@ -1,6 +1,7 @@
 //! One list and watch per resource and scope.
 
 pub mod client;
+mod codec;
 pub mod discovery;
 pub mod error;
 pub mod identity;

@@ -14,7 +14,7 @@ use kubefan::{
     cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
-    model::GroupVersionResource,
+    model::{GroupVersionResource, Media},
     peer::Peers,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
@@ -289,7 +289,7 @@ impl Rig {
     pub(crate) async fn truth(&self, collection: &str) -> BTreeMap<String, String> {
         let upstream = Network::to(self.sim.clone()).upstream();
         let path = format!("{collection}?watch=1&timeoutSeconds=1");
-        let mut lines = upstream.watch(&path, LineOptions::default()).await.unwrap();
+        let mut lines = upstream.watch(&path, Media::Json, LineOptions::default()).await.unwrap();
         let mut state = BTreeMap::new();
         while let Some(line) = lines.next_line().await.unwrap() {
             if let Some(Recorded { kind: "ADDED", object }) = recorded(&line) {
