@@ -12,7 +12,7 @@ use kubefan::{
     encoding::{chunk, delta},
     fanout::{Catalog, Refusal, Served},
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         fields::FieldTable,
         object::{Object, ObjectParser},
         projection::{Parts, Projection},
@@ -84,8 +84,11 @@ pub(crate) fn upstream(data: &[u8]) {
     let client = Upstream::from_service(BoxCloneSyncService::new(service), &base, options);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
-    let metrics =
-        Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(&gvr, &Scope::Cluster);
+    let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(
+        &gvr,
+        &Scope::Cluster,
+        Media::Json,
+    );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
     let options = ReflectorOptions {

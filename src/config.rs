@@ -54,6 +54,17 @@ pub enum CacheCompression {
     Zstd,
 }
 
+/// Whether objects are cached as protobuf too, for those who ask for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum ProtobufMode {
+    /// Once somebody asks for it, and for as long as somebody does.
+    On,
+    /// Never: such requests go upstream.
+    Off,
+}
+
 /// Everything `serve` needs to know, concrete and free of contradictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeConfig {
@@ -101,6 +112,8 @@ pub struct ServeConfig {
     pub ring: RingConfig,
     /// Limits of what readers may start; `None` where they may not.
     pub on_demand: Option<OnDemandConfig>,
+    /// Limits of what is cached as protobuf; `None` where nothing is.
+    pub protobuf: Option<ProtobufConfig>,
     /// Other replicas.
     pub peer: PeerConfig,
     /// How log lines look.
@@ -169,6 +182,15 @@ pub struct OnDemandConfig {
     pub idle_timeout: time::Duration,
 }
 
+/// Limits of what is cached as protobuf.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProtobufConfig {
+    /// Bytes of all objects of all resources.
+    pub bytes_max: u64,
+    /// Unused for so long, a resource is let go: as long as one that is cached on demand.
+    pub idle_timeout: time::Duration,
+}
+
 /// The one place that names the defaults.
 impl Default for ServeConfig {
     fn default() -> Self {
@@ -219,6 +241,7 @@ impl Default for ServeConfig {
                 bytes_max: 512 << 20,
                 idle_timeout: seconds(10 * 60),
             }),
+            protobuf: Some(ProtobufConfig { bytes_max: 512 << 20, idle_timeout: seconds(10 * 60) }),
             peer: PeerConfig {
                 listen: None,
                 peers: None,
@@ -291,6 +314,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_objects_max", limits.objects_max.to_string()),
         ("on_demand_bytes_max", ByteSize(limits.bytes_max).to_string()),
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
+        ("protobuf", "on".to_owned()),
+        ("protobuf_bytes_max", ByteSize(default.protobuf.map_or(0, |protobuf| protobuf.bytes_max)).to_string()),
         ("peer_timeout", span(default.peer.timeout)),
         ("peer_transfer_bytes_max", ByteSize(default.peer.transfer_bytes_max).to_string()),
         ("log_format", "text".to_owned()),

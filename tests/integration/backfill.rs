@@ -22,7 +22,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         one_version_that_is_too_old_spoils_no_other, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
 };
 
-const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
+const BACKFILLED: &str =
+    r#"kubefan_resumes_total{group="",media="json",namespace="",resource="pods",result="backfill"}"#;
 
 async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
     for watch_list in [true, false] {

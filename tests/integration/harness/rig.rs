@@ -80,6 +80,7 @@ impl Setup {
                 coalesce_max: Duration::ZERO,
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
+                protobuf: None,
                 staleness_max: None,
                 self_check_interval: None,
             },
