@@ -24,6 +24,7 @@ mod memory;
 mod metrics;
 mod on_demand;
 mod peers;
+mod protobuf;
 mod recovery;
 mod relists;
 mod restarts;
@@ -60,6 +61,7 @@ fn main() -> std::process::ExitCode {
         metrics::TESTS,
         on_demand::TESTS,
         peers::TESTS,
+        protobuf::TESTS,
         recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,
