@@ -110,7 +110,7 @@ impl ProtobufFields {
         for locations in &self.fields {
             let mut found: &[u8] = &[];
             for location in locations {
-                found = find(&parts, location.path)?;
+                found = find(&parts, location)?;
                 if !found.is_empty() {
                     break;
                 }
@@ -140,30 +140,22 @@ impl ProtobufFields {
 
     /// What is left of a remnant, in its envelope.
     pub(super) fn remnant(&self, of: &Object, version: ResourceVersion, api_version: &str, kind: &str) -> Bytes {
-        let mut metadata = Vec::new();
-        let version = version.to_string();
-        for (number, text) in [
-            (META_NAME, of.key.name()),
-            (META_NAMESPACE, of.key.namespace()),
-            (META_UID, of.uid()),
-            (META_RESOURCE_VERSION, &version),
-        ] {
-            put_bytes(number, text.as_bytes(), &mut metadata);
-        }
-        for (key, value) in of.labels() {
+        let (mut metadata, mut texts) = (Vec::new(), of.texts());
+        let mut text = || texts.advance().unwrap_or_default();
+        put_bytes(META_NAME, of.key.name().as_bytes(), &mut metadata);
+        put_bytes(META_NAMESPACE, of.key.namespace().as_bytes(), &mut metadata);
+        put_bytes(META_UID, text(), &mut metadata);
+        put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
+        for _ in 0..of.label_count {
             let mut entry = Vec::new();
-            put_bytes(ENTRY_KEY, key.as_bytes(), &mut entry);
-            put_bytes(ENTRY_VALUE, value.as_bytes(), &mut entry);
+            put_bytes(ENTRY_KEY, text(), &mut entry);
+            put_bytes(ENTRY_VALUE, text(), &mut entry);
             put_bytes(META_LABELS, &entry, &mut metadata);
-        }
-        let mut texts = of.texts();
-        for _ in 0..1 + 2 * of.label_count {
-            texts.advance();
         }
         // Two fields may be one place with two names.
         let mut places: Vec<(&[u32], Scalar, &[u8])> = Vec::new();
         for locations in &self.fields {
-            let text = texts.advance().unwrap_or_default();
+            let text = text();
             if let Some(Location { path, scalar }) = locations.first().filter(|_| !text.is_empty())
                 && !places.iter().any(|(known, ..)| known == path)
             {
@@ -178,31 +170,31 @@ impl ProtobufFields {
     }
 }
 
-/// The bytes at a path; none where there is nothing, or a zero.
-fn find<'a>(parts: &[(u32, Value<'a>)], path: &[u32]) -> Result<&'a [u8], Malformed> {
-    let Some((first, rest)) = path.split_first() else { return Ok(&[]) };
+/// The bytes at a place; none where there is nothing, or a zero.
+fn find<'a>(parts: &[(u32, Value<'a>)], location: &Location) -> Result<&'a [u8], Malformed> {
+    let Some((first, rest)) = location.path.split_first() else { return Ok(&[]) };
     let mut found: &[u8] = &[];
     for (_, value) in parts.iter().filter(|(number, _)| number == first) {
-        descend(*value, rest, &mut found)?;
+        descend(*value, rest, location.scalar, &mut found)?;
     }
     Ok(found)
 }
 
-/// As deep as the path is long.
-fn descend<'a>(value: Value<'a>, path: &[u32], found: &mut &'a [u8]) -> Result<(), Malformed> {
-    match (value, path.split_first()) {
-        (Value::Bytes(bytes), None) => *found = bytes,
-        (Value::Varint(0, _), None) => *found = &[],
-        (Value::Varint(_, bytes), None) => *found = bytes,
-        (Value::Bytes(message), Some((first, rest))) => {
+/// As deep as the path is long. What is of another type than the field is not the field.
+fn descend<'a>(value: Value<'a>, path: &[u32], scalar: Scalar, found: &mut &'a [u8]) -> Result<(), Malformed> {
+    match (value, path.split_first(), scalar) {
+        (Value::Bytes(message), Some((first, rest)), _) => {
             for field in Fields::of(message) {
                 let field = field?;
                 if field.number == *first {
-                    descend(field.value, rest, found)?;
+                    descend(field.value, rest, scalar, found)?;
                 }
             }
         }
-        (Value::Fixed, _) | (Value::Varint(..), Some(_)) => {}
+        (Value::Bytes(text), None, Scalar::Text) => *found = text,
+        (Value::Varint(0, _), None, Scalar::Bool | Scalar::Int) => *found = &[],
+        (Value::Varint(_, bytes), None, Scalar::Bool | Scalar::Int) => *found = bytes,
+        _ => {}
     }
     Ok(())
 }
