@@ -1,8 +1,7 @@
 //! Objects in protobuf: what routing reads, found by field numbers.
 //!
-//! Only the metadata and the selectable fields are looked for; all else is skipped by its length, so a pod is read in a fraction of the
-//! time that its JSON takes. Numbers and booleans stay the bytes they are until a selector asks; a zero is as good as absent, because
-//! Kubernetes writes zeros of what is no pointer.
+//! Only the metadata and the selectable fields are looked for; all else is skipped by its length and never looked at. Numbers and booleans
+//! stay the bytes they are until a selector asks; a zero is as good as absent, because Kubernetes writes zeros of what is no pointer.
 
 use std::borrow::Cow;
 
