@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan::{
-    cache::{Backfill, CacheWriter, writer::Change},
+    cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
     encoding::{chunk, delta},
     fanout::{Catalog, Refusal, Served},
     model::{
@@ -18,7 +18,11 @@ use kubefan::{
         projection::{Parts, Projection},
         selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
     },
-    proto::v1alpha1::{Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, WatchRequest},
+    peer::{CacheIdentity, Decoder, Encoder},
+    proto::v1alpha1::{
+        Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, TransferEntry, TransferHeader, TransferResponse,
+        TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
+    },
     server::{call, request},
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
@@ -40,12 +44,13 @@ const CHUNK: u8 = 0xfe;
 type Check = fn(&[u8]);
 
 /// All checks, by the names of their targets and corpora.
-pub(crate) const ALL: [(&str, Check); 5] = [
+pub(crate) const ALL: [(&str, Check); 6] = [
     ("upstream", upstream),
     ("selectors", selectors),
     ("requests", requests),
     ("encodings", encodings),
     ("projection", projection),
+    ("peers", peers),
 ];
 
 /// Any JSON object.
@@ -268,6 +273,77 @@ pub(crate) fn projection(data: &[u8]) {
             }
         }
     }
+}
+
+/// What another replica sends: a byte each for the state's version and the floors of ring and residue, then the content of a chunk. What is
+/// taken can be given on, and is taken again as the same.
+pub(crate) fn peers(data: &[u8]) {
+    let [version, ring_floor, residue_floor, content @ ..] = data else { return };
+    let header = TransferHeader {
+        cluster: "c".to_owned(),
+        version: "v1".to_owned(),
+        resource: "pods".to_owned(),
+        schema: "s".to_owned(),
+        resource_version: version.to_string(),
+        ring_floor: ring_floor.to_string(),
+        residue_floor: residue_floor.to_string(),
+        ..TransferHeader::default()
+    };
+    let mut trailer = TransferTrailer::default();
+    let mut rest = content;
+    while let (false, Ok(entry)) = (rest.is_empty(), TransferEntry::decode_length_delimited(&mut rest)) {
+        match entry.entry {
+            Some(Entry::Object(_)) => trailer.objects += 1,
+            Some(Entry::Change(_)) => trailer.changes += 1,
+            Some(Entry::Event(_)) => trailer.events += 1,
+            Some(Entry::Inexact(_) | Entry::Gap(_)) | None => {}
+        }
+    }
+    let mut digest = crc32fast::Hasher::new();
+    digest.update(&header.encode_to_vec());
+    digest.update(content);
+    trailer.crc32 = digest.finalize();
+    let chunk = chunk::encode_content(content).expect("it is small");
+    let sent = [Part::Header(header), Part::Chunk(chunk), Part::Trailer(trailer)];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime without I/O").block_on(async {
+        let Some((objects, copy, encoder)) = taken(sent) else { return };
+        let again = encoder.map(|part| part.expect("what was taken can be given").part.expect("a part"));
+        let (objects_again, copy_again, _) = taken(again).expect("what is given is taken");
+        assert_eq!(objects, objects_again);
+        assert_eq!((copy.ring_floor, copy.records.len()), (copy_again.ring_floor, copy_again.records.len()));
+        assert_eq!((copy.residue_floor, copy.changes.len()), (copy_again.residue_floor, copy_again.changes.len()));
+    });
+}
+
+type Taken = (Vec<Bytes>, HistoryCopy, Encoder);
+
+/// What a decoder makes of a transfer, and the parts that it would be given on in.
+fn taken(parts: impl IntoIterator<Item = Part>) -> Option<Taken> {
+    let now = tokio::time::Instant::now();
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
+    let (cluster, schema, upstream_field_selector) = ("c".to_owned(), "s".to_owned(), String::new());
+    let identity = CacheIdentity { cluster, gvr, scope: Scope::Cluster, upstream_field_selector, schema };
+    let limits = RingLimits {
+        ring_bytes_max: None,
+        ring_events_max: 1000,
+        ring_age_max: Duration::from_secs(1000),
+        residue_bytes_max: None,
+    };
+    let mut decoder = Decoder::new(identity.clone(), limits, parser, CacheWriter::new(false), 1 << 20, now);
+    for part in parts {
+        decoder.take(TransferResponse { part: Some(part) }).ok()?;
+    }
+    let commit = decoder.finish().ok()?.commit;
+    let Change::Restored(history) = commit.change else { panic!("a transfer is a state with its history") };
+    let copied = || {
+        let mut copy = HistoryCopy::of(commit.version);
+        while history.copy(&mut copy, 7) {}
+        copy
+    };
+    let objects = commit.store.iter().map(|object| object.bytes()).collect();
+    Some((objects, copied(), Encoder::new(&identity, commit.store.clone(), copied(), now)))
 }
 
 #[cfg(test)]

@@ -248,7 +248,7 @@ impl Default for ServeConfig {
                 files: None,
                 // Within the patience of a rollout; a large cluster's pods take some seconds.
                 timeout: seconds(30),
-                transfer_bytes_max: 4 << 30,
+                transfer_bytes_max: None,
             },
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
@@ -317,7 +317,6 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("protobuf", "on".to_owned()),
         ("protobuf_bytes_max", ByteSize(default.protobuf.map_or(0, |protobuf| protobuf.bytes_max)).to_string()),
         ("peer_timeout", span(default.peer.timeout)),
-        ("peer_transfer_bytes_max", ByteSize(default.peer.transfer_bytes_max).to_string()),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),
     ]

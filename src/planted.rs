@@ -34,7 +34,7 @@ macro_rules! bugs {
                 }
             }
 
-            /// The guarantee that it breaks first, and others that it may break, separated by commas.
+            /// The guarantees that it breaks, separated by commas; one that is found under another name is not understood.
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Self::$bug => $breaks,)+
@@ -48,38 +48,38 @@ macro_rules! bugs {
 bugs! {
     /// `cache/residue.rs`: only makes and deletes are remembered of what the ring forgot, not that labels changed. After a catch-up a
     /// selector keeps what has left it. Needs: a small ring, a selector whose members leave, a start or a lag below the ring.
-    LeaveForgotten = "leave-forgotten" breaks "Filtered, Convergent",
+    LeaveForgotten = "leave-forgotten" breaks "Filtered, Convergent, Reliable",
 
     /// `cache/residue.rs`: deletes are not remembered of what the ring forgot. After a catch-up what was deleted meanwhile stays. Needs: a
     /// small ring, deletes, a start or a lag below the ring.
-    TombstoneForgotten = "tombstone-forgotten" breaks "Reliable, Convergent",
+    TombstoneForgotten = "tombstone-forgotten" breaks "Convergent, Filtered",
 
     /// `cache/residue.rs`: the floor stays when changes fall out, so a catch-up is served from a version of which too little is known.
     /// Needs: a small residue, a start from before what it holds.
-    ResidueFloorStays = "residue-floor-stays" breaks "Resumable, Convergent",
+    ResidueFloorStays = "residue-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
 
     /// `cache/residue.rs`: of a gap that the ring forgot it is not remembered that nothing is exact inside. A start in there (from a replica
     /// that saw those events) is caught up as if it had seen nothing of the gap. Needs: a relist on one replica only, a small ring.
-    GapForgotten = "gap-forgotten" breaks "Resumable, Convergent",
+    GapForgotten = "gap-forgotten" breaks "Resumable, Filtered, Reliable, Convergent",
 
     /// `cache/residue.rs`: the catch-up is told what was there before the newest change, not before the oldest. Needs: a selector whose
     /// members leave and come back (or the other way round) below the ring.
-    NewestChangeCounts = "newest-change-counts" breaks "Filtered, Convergent",
+    NewestChangeCounts = "newest-change-counts" breaks "Filtered, Reliable, Convergent",
 
     /// `cache/ring.rs`: a start inside a gap is served with the relist's difference, which leads on from the gap's beginning only. Needs: a
     /// relist on one replica only, a start there with a version that another replica gave.
-    GapEnteredInside = "gap-entered-inside" breaks "Resumable, Convergent",
+    GapEnteredInside = "gap-entered-inside" breaks "Ordered, Resumable",
 
     /// `cache/writer.rs`: a relist's difference tells no deletes. Needs: a delete while the watch was down, and a relist.
     RelistForgetsDeletes = "relist-forgets-deletes" breaks "Convergent, Reliable",
 
     /// `cache/writer.rs`: an upstream event at or below the version reached is applied and passed on. Needs: upstream events repeated or out
     /// of order.
-    OutOfOrderPassedOn = "out-of-order-passed-on" breaks "Ordered, Unique",
+    OutOfOrderPassedOn = "out-of-order-passed-on" breaks "Unique, Ordered, Reliable",
 
     /// `fanout/hub.rs`: versions that went back upstream start a new history, but the streams of the old one go on in it. Needs: an
     /// apiserver set back to an older state.
-    RewoundSilently = "rewound-silently" breaks "Ordered, Convergent",
+    RewoundSilently = "rewound-silently" breaks "Ordered, Unique, Reliable, Atomic, Convergent",
 
     /// `fanout/hub.rs`: after a backfill the log is read from where the cache began, not from where the backfill ended: an event that is in
     /// both comes twice. Needs: a restart, and changes just then.
@@ -91,23 +91,23 @@ bugs! {
 
     /// `fanout/view.rs`: a compressed snapshot of a moment ago is followed by what comes after now. Needs: zstd, two who start within a
     /// second, and a change between.
-    SnapshotSpliceDrops = "snapshot-splice-drops" breaks "Reliable, Convergent",
+    SnapshotSpliceDrops = "snapshot-splice-drops" breaks "Reliable, Bookmarkable, Convergent",
 
     /// `fanout/view.rs`: a view made by someone who started late does not take in the older history when another comes back from before.
     /// Needs: two equal subscriptions, the second a resume below the first one's start.
-    LateViewWithoutHistory = "late-view-without-history" breaks "Reliable, Resumable",
+    LateViewWithoutHistory = "late-view-without-history" breaks "Reliable, Bookmarkable, Resumable, Convergent",
 
     /// `fanout/view.rs`: a view takes in all of the ring's history in front of its own, also the part that it has. Needs: the same as
     /// `LateViewWithoutHistory`, and events in between.
-    HistoryTwice = "history-twice" breaks "Unique, Ordered",
+    HistoryTwice = "history-twice" breaks "Unique, Ordered, Reliable",
 
     /// `fanout/index.rs`: only what an object is finds views, not what it was: a view found by a term that the object loses is not told that
     /// it leaves. Needs: equality selectors whose members leave, live.
-    IndexForgetsWhatWas = "index-forgets-what-was" breaks "Filtered, Convergent",
+    IndexForgetsWhatWas = "index-forgets-what-was" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
     /// `fanout/catch_up.rs`: events inside a catch-up carry their object's version to come back with, although they do not come in the order
     /// of versions. Needs: a connection cut inside a catch-up.
-    ResumeInsideCatchUp = "resume-inside-catch-up" breaks "Resumable, Bookmarkable",
+    ResumeInsideCatchUp = "resume-inside-catch-up" breaks "Atomic, Resumable, Bookmarkable",
 
     /// `fanout/catch_up.rs`: an object deleted and made again under its name is not told as deleted; what was selected before has changed.
     /// Needs: objects made again, a start or a lag below the ring.
@@ -115,7 +115,7 @@ bugs! {
 
     /// `fanout/encoder.rs`: events inside a gap carry their object's version to come back with. Needs: a relist; a connection cut inside the
     /// gap and a resume elsewhere for the harm itself.
-    ResumeInsideGap = "resume-inside-gap" breaks "Resumable, Ordered",
+    ResumeInsideGap = "resume-inside-gap" breaks "Atomic, Resumable, Ordered",
 
     /// `fanout/encoder.rs`: the delta of an object that leaves one view (to its old state) is given to views that it stays in, and the other
     /// way round: wrong bytes that no checksum finds. Needs: deltas, two views of one format, an object that leaves one and stays in the
@@ -124,11 +124,11 @@ bugs! {
 
     /// `fanout/subscription.rs`: who comes back without having kept anything is sent deltas from the start. The client cannot read them, and
     /// gets the same again when it comes back. Needs: deltas, a resume that says that nothing was kept.
-    HoldsAllAfterResume = "holds-all-after-resume" breaks "Resumable, Convergent",
+    HoldsAllAfterResume = "holds-all-after-resume" breaks "Reliable, Resumable, Convergent",
 
     /// `fanout/prelude.rs`: a backfill without the state before it makes deltas from the object itself, a base that nobody holds. Needs:
     /// deltas, a selection of everything, a restart, a client that kept its state.
-    DeltaOnWrongBase = "delta-on-wrong-base" breaks "Resumable, Convergent",
+    DeltaOnWrongBase = "delta-on-wrong-base" breaks "Reliable, Resumable, Convergent",
 
     /// `fanout/prelude.rs`: the end of a snapshot gives the newest version to come back with, not the snapshot's. Needs: a snapshot that is
     /// sent in more than one turn (a slow subscriber), and changes meanwhile; a cut right after it for the harm itself.
@@ -144,22 +144,22 @@ bugs! {
 
     /// `fanout/generation.rs`: a chunk of a compressed snapshot is taken over from the one before where its first and last key and its length
     /// are the same, whatever has changed inside. Needs: zstd, starts more than a second and less than a minute apart, a change between.
-    StaleChunk = "stale-chunk" breaks "Convergent, Reliable",
+    StaleChunk = "stale-chunk" breaks "Reliable, Filtered, Convergent",
 
     /// `server/grpc.rs`: a backfill is asked for without the state before it, also where a selector's members come and go: then leaves are
     /// missing, and enters are changes. Needs: a restart, a selector whose members came and went during the outage.
-    BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Convergent",
+    BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
     /// `app/backfill.rs`: the event that leads up to the cache's beginning ends a backfill and is not put in it. Needs: a restart, and changes
     /// just then.
-    SpliceDrops = "splice-drops" breaks "Reliable, Convergent",
+    SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 
     /// `client/watch.rs`: the client keeps the version of each object as the one to come back with, where the server gives none. Needs: a
     /// connection cut inside a snapshot.
-    ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Resumable, Convergent",
+    ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
 
     /// `model/selector/label.rs`: `a!=b` and `a notin (b)` want the label to be there. Needs: such a selector, objects without the label.
-    NotInWantsLabel = "not-in-wants-label" breaks "Filtered",
+    NotInWantsLabel = "not-in-wants-label" breaks "Reliable, Filtered",
 
     among threads:
 

@@ -4,6 +4,7 @@
 //! and what upstream has refused is not asked for again: its cost does not grow with subscribers.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -41,8 +42,8 @@ const LIMITS: RingLimits = RingLimits {
 };
 /// How long one is kept for those who come later, unless the cache no longer leads on from its end.
 const KEPT: Duration = Duration::from_secs(60);
-/// How often one who asks may have been put together with another whose version is too old.
-const TRIES_MAX: usize = 4;
+/// How often one who asks may be put together with others: each time after the first halves them, so it is enough for more than may ask.
+const TRIES_MAX: usize = 20;
 
 type Outcome = Result<Arc<Backfill>, Refusal>;
 
@@ -60,10 +61,29 @@ struct Inner {
     /// In which history upstream holds nothing that came after which version.
     expired: Option<(u64, ResourceVersion)>,
     running: Option<Run>,
-    next: Option<Run>,
+    next: Option<Next>,
 }
 
-/// One read, under way or to come.
+/// A read to come.
+#[derive(Default)]
+struct Next {
+    asked: BTreeSet<ResourceVersion>,
+    needs_state: bool,
+    /// Some of them were in vain before: the oldest of all is not what one can begin with.
+    halves: bool,
+    outcome: Arc<watch::Sender<Option<Outcome>>>,
+}
+
+impl Next {
+    /// Where it begins: at the oldest version, or else in the middle of them, so that a few which are too old are told soon from others.
+    fn begin(self) -> Option<Run> {
+        let Self { asked, needs_state, halves, outcome } = self;
+        let (from, to) = (*asked.iter().nth(if halves { asked.len() / 2 } else { 0 })?, *asked.last()?);
+        Some(Run { from, to, needs_state, outcome })
+    }
+}
+
+/// A read under way.
 #[derive(Clone)]
 struct Run {
     from: ResourceVersion,
@@ -90,17 +110,19 @@ impl Backfiller {
 
     /// What came after `version`, up to where the cache leads on.
     pub(super) async fn backfill(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> Outcome {
-        for _ in 0..TRIES_MAX {
-            let run = match self.join(version, needs_state)? {
+        for tried in 0..TRIES_MAX {
+            let sender = match self.join(version, needs_state, tried > 0)? {
                 Joined::Served(backfill) => return Ok(backfill),
-                Joined::Waits(run) => run,
+                Joined::Waits(sender) => sender,
             };
-            let mut outcome = run.outcome.subscribe();
-            // Its sender lives as long as the run that is held here.
+            // It lives as long as it is held here.
+            let mut outcome = sender.subscribe();
             let outcome = timeout(2 * BACKFILL_TIMEOUT, outcome.wait_for(Option::is_some)).await;
             match outcome.ok().and_then(Result::ok).and_then(|outcome| outcome.clone()) {
                 // Together with an older version, which was too old; ours may not be.
                 Some(Err(Refusal::Expired(expired))) if expired.requested < version => {}
+                // It began after ours, which may do all the same.
+                Some(Ok(backfill)) if version < backfill.ring.floor() => {}
                 Some(outcome) => return outcome,
                 None => return Err(Refusal::Unavailable("the backfill has failed".to_owned())),
             }
@@ -113,7 +135,7 @@ impl Backfiller {
         Expired { requested, oldest }
     }
 
-    fn join(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> Result<Joined, Refusal> {
+    fn join(self: &Arc<Self>, version: ResourceVersion, needs_state: bool, again: bool) -> Result<Joined, Refusal> {
         let Some(Ahead { epoch, .. }) = self.served.hub.ahead() else {
             return Err(Refusal::Unavailable(format!("{} is not synced", self.served.gvr)));
         };
@@ -130,19 +152,19 @@ impl Backfiller {
             return Ok(Joined::Served(latest.clone()));
         }
         if let Some(running) = inner.running.as_ref().filter(|running| running.serves(version, needs_state)) {
-            return Ok(Joined::Waits(running.clone()));
+            return Ok(Joined::Waits(running.outcome.clone()));
         }
         let first = inner.running.is_none() && inner.next.is_none();
-        let next =
-            inner.next.get_or_insert_with(|| Run { from: version, to: version, needs_state, outcome: Arc::default() });
-        (next.from, next.to) = (next.from.min(version), next.to.max(version));
+        let next = inner.next.get_or_insert_with(Next::default);
+        next.asked.insert(version);
         next.needs_state |= needs_state;
-        let next = next.clone();
+        next.halves |= again;
+        let outcome = next.outcome.clone();
         drop(inner);
         if first {
             tokio::spawn(self.clone().run());
         }
-        Ok(Joined::Waits(next))
+        Ok(Joined::Waits(outcome))
     }
 
     /// Does what was asked for, one read after the other, until nobody asks.
@@ -151,7 +173,7 @@ impl Backfiller {
             sleep(GATHER).await;
             let run = {
                 let mut inner = self.inner();
-                inner.running = inner.next.take();
+                inner.running = inner.next.take().and_then(Next::begin);
                 inner.running.clone()
             };
             let Some(run) = run else { return };
@@ -294,7 +316,7 @@ impl Backfiller {
 
 enum Joined {
     Served(Arc<Backfill>),
-    Waits(Run),
+    Waits(Arc<watch::Sender<Option<Outcome>>>),
 }
 
 /// The record of a change. Without the state before it, an event says itself whether there was something; what that was is not known, and

@@ -157,17 +157,19 @@ impl App {
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Whatever way this function is left, everything that it started ends.
         let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let registry = registry(&config, &upstream, peers::whom(&config, own_port), &metrics, &stop);
-        let informers = tokio::spawn(registry.clone().run());
         let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
-        if let Some(bytes_max) = memory_max.or_else(governor::default_budget) {
+        let memory_max = memory_max.or_else(governor::default_budget);
+        let whom = peers::whom(&config, own_port, memory_max);
+        let registry = registry(&config, &upstream, whom, &metrics, &stop);
+        let informers = tokio::spawn(registry.clone().run());
+        if let Some(bytes_max) = memory_max {
             let governor = governor::govern(registry.clone(), metrics.clone(), bytes_max);
             tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
         }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
-            tokio::spawn(peers::serve(listener, tls, registry.clone(), stop.clone()));
+            tokio::spawn(peers::serve(listener, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
 

@@ -5,24 +5,27 @@
 use std::{io, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tracing::{debug, error};
+use tracing::{error, warn};
 
 use super::registry::Registry;
 use crate::{
     config::ServeConfig,
-    peer::{DnsDial, Peers, Sender, tls::PeerTls},
+    peer::{DnsDial, PeerError, Peers, Sender, tls::PeerTls},
     proto::v1alpha1::peer_service_server::PeerServiceServer,
     server::listen::{Connection, Listener},
+    telemetry::metrics::Metrics,
 };
 
-/// How long a peer has to prove who it is.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a peer has to prove who it is: less than a peer waits for its connection, so that strangers who say nothing make nobody late.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Peers that prove it at a time; others wait.
-const HANDSHAKES_MAX: usize = 16;
+const HANDSHAKES_MAX: usize = 256;
+/// How often it is said that somebody was refused, at most.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// Requests of one peer at a time: it has so many resources, and each takes its turn here.
 const REQUESTS_MAX: u32 = 64;
 /// The longest request, in bytes.
@@ -36,22 +39,33 @@ pub(super) fn tls(config: &ServeConfig) -> Option<PeerTls> {
     Some(PeerTls { cert_file: files.cert_file, key_file: files.key_file, ca_file: files.ca_file })
 }
 
-/// Whom caches are taken over from; `own_port` is where this replica serves peers.
-pub(super) fn whom(config: &ServeConfig, own_port: Option<u16>) -> Option<Peers> {
+/// Content of one transfer where neither it nor memory has a limit, in bytes.
+const TRANSFER_BYTES_MAX: u64 = 4 << 30;
+
+/// Whom caches are taken over from; `own_port` is where this replica serves peers, `memory_max` what it may take in memory, in bytes.
+pub(super) fn whom(config: &ServeConfig, own_port: Option<u16>, memory_max: Option<usize>) -> Option<Peers> {
     let (name, tls) = (config.peer.peers.clone()?, tls(config)?);
     let dial = DnsDial::new(name.host, name.port, tls, own_port);
-    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max))
+    // Before a cache is there, nothing can be let go of when memory is short.
+    let share = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
+    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(share)))
 }
 
 /// Serves peers until `stop`.
-pub(super) async fn serve(listener: Listener, tls: PeerTls, registry: Arc<Registry>, stop: CancellationToken) {
+pub(super) async fn serve(
+    listener: Listener,
+    tls: PeerTls,
+    registry: Arc<Registry>,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+) {
     let service = PeerServiceServer::new(Sender::new(registry)).max_decoding_message_size(REQUEST_BYTES_MAX);
     let server = Server::builder()
         .max_concurrent_streams(REQUESTS_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(service);
-    let proven = proven(listener, tls);
+    let proven = proven(listener, tls, metrics);
     let served = tokio::select! {
         served = server.serve_with_incoming(proven) => served,
         // What a peer has not received whole it does not use: nothing is waited for.
@@ -63,20 +77,34 @@ pub(super) async fn serve(listener: Listener, tls: PeerTls, registry: Arc<Regist
 }
 
 /// The connections of those who have proved to be peers.
-fn proven(listener: Listener, tls: PeerTls) -> impl Stream<Item = io::Result<TlsStream<Connection>>> {
+fn proven(
+    listener: Listener,
+    tls: PeerTls,
+    metrics: Arc<Metrics>,
+) -> impl Stream<Item = io::Result<TlsStream<Connection>>> {
     let shaken = listener.incoming().map(move |accepted| {
         let tls = tls.clone();
         async move {
             let accepting = timeout(HANDSHAKE_TIMEOUT, tls.accept(accepted.ok()?));
-            match accepting.await {
-                Ok(Ok(io)) => Some(Ok(io)),
-                Ok(Err(error)) => {
-                    debug!(%error, "no peer");
-                    None
-                }
-                Err(_) => None,
-            }
+            Some(
+                accepting
+                    .await
+                    .unwrap_or_else(|_| Err(PeerError::Connect(format!("none within {HANDSHAKE_TIMEOUT:?}")))),
+            )
         }
     });
-    shaken.buffer_unordered(HANDSHAKES_MAX).filter_map(std::future::ready)
+    let mut warned: Option<Instant> = None;
+    shaken.buffer_unordered(HANDSHAKES_MAX).filter_map(move |shaken| {
+        let proven = shaken.and_then(|shaken| {
+            let refused = |error: PeerError| {
+                metrics.peer_refused();
+                if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+                    warned = Some(Instant::now());
+                    warn!(%error, "somebody on --peer-listen has not proved to be a peer; others within a minute are only counted");
+                }
+            };
+            shaken.map_err(refused).ok()
+        });
+        std::future::ready(proven.map(Ok))
+    })
 }

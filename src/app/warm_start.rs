@@ -1,9 +1,13 @@
 //! The begin of a cache with what a peer holds, once upstream has confirmed it.
 //!
-//! A wrong state would be served for as long as nobody lists again, so nothing is believed for having come from a peer: names, versions
-//! and uids are compared with a list of upstream's metadata first. Any doubt ends in a cold start.
+//! A wrong state would be served for as long as nobody lists again, so keys, versions, uids and labels are compared with a list of upstream's
+//! metadata first; any doubt ends in a cold start. The rest of what a version names, spec and status, and the history before it are believed
+//! of a peer: it has proved by certificate to be one, and to compare them would cost the list that a warm start is to save.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use rand::Rng;
 use tokio::time::{Instant, timeout};
@@ -37,6 +41,10 @@ enum ColdStart {
     Peer(#[from] PeerError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(
+        "nobody can tell whether a peer reads the same: /version, or the schema's hash in /openapi/v3, is not known"
+    )]
+    UnknownSchema,
     #[error("nothing tells this cluster from others: neither the uid of kube-system nor a serving CA")]
     Unidentified,
     #[error("upstream's metadata could not be read: {0}")]
@@ -51,7 +59,7 @@ impl ColdStart {
     fn result(&self) -> WarmStart {
         match self {
             Self::Peer(PeerError::Alone) => WarmStart::Alone,
-            Self::Peer(_) | Self::Identity(_) | Self::Unidentified => WarmStart::Failed,
+            Self::Peer(_) | Self::Identity(_) | Self::Unidentified | Self::UnknownSchema => WarmStart::Failed,
             Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
             Self::Timeout(_) => WarmStart::Timeout,
         }
@@ -91,11 +99,12 @@ impl HeldSchema {
         }
     }
 
-    /// As peers tell it to each other; `None` where what is held is of an older one.
+    /// As peers tell it to each other; `None` where it is not known, or what is held is of an older one.
     pub(super) fn text(&self, served: &Served) -> Option<String> {
         let known = self.known();
         let kind = &served.hub.resource().kind;
-        known.next.is_none().then(|| schema_text(kind, &served.fields, known.held.as_ref()))
+        let held = known.held.as_ref().filter(|_| known.next.is_none());
+        schema_text(kind, &served.fields, held)
     }
 }
 
@@ -106,7 +115,7 @@ pub(super) async fn warm_start(
     schema: &HeldSchema,
     random: &mut impl Rng,
 ) -> Option<Restored> {
-    let (peers, schema) = (shared.peers.as_ref()?, schema.text(served)?);
+    let peers = shared.peers.as_ref()?;
     let (begun, limit) = (Instant::now(), peers.peer_timeout);
     let done = timeout(limit, take_over(shared, peers, served, schema, random));
     let done = done.await.unwrap_or(Err(ColdStart::Timeout(limit)));
@@ -135,9 +144,10 @@ async fn take_over(
     shared: &Shared,
     peers: &Peers,
     served: &Served,
-    schema: String,
+    schema: &HeldSchema,
     random: &mut impl Rng,
 ) -> Result<Restored, ColdStart> {
+    let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
     shared.upstream.confirm(shared.upstream.doubt()).await?;
     let wanted = CacheIdentity {
         cluster: shared.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
@@ -185,7 +195,11 @@ async fn compare(mut pages: MetadataPages, store: &Store, version: ResourceVersi
         for told in page {
             let held = store.get(told.key.as_str());
             found += usize::from(held.is_some());
-            let same = held.is_some_and(|held| held.version() == told.version && held.uid() == told.uid);
+            let same = held.is_some_and(|held| {
+                let labels: BTreeMap<_, _> = held.labels().collect();
+                let told_labels = told.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+                (held.version(), held.uid()) == (told.version, told.uid.as_str()) && labels.into_iter().eq(told_labels)
+            });
             // In a list at exactly `version` there is none.
             let is_to_come = told.version > version;
             if !same && !is_to_come {

@@ -112,8 +112,15 @@ mod tests {
             assert_eq!(
                 named.contains(&id),
                 help.contains("[default:")
-                    && !["ring_bytes_max", "residue_bytes_max", "memory_max", "max_staleness", "on_demand"]
-                        .contains(&id),
+                    && ![
+                        "ring_bytes_max",
+                        "residue_bytes_max",
+                        "memory_max",
+                        "max_staleness",
+                        "on_demand",
+                        "peer_transfer_bytes_max"
+                    ]
+                    .contains(&id),
                 "{id}: {help}"
             );
         }

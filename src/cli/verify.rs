@@ -35,6 +35,8 @@ use crate::{
 const TRIES: usize = 3;
 /// Between two tries.
 const TRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest that a server may ask to wait before the next.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
 /// Compare what kubefan holds with the apiserver, at the same version
 ///
@@ -194,7 +196,7 @@ async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut 
             Err(error) => {
                 compared.outcome = Outcome::Unknown(describe(&error));
                 match (error.retry_after(), error) {
-                    (Some(delay), ClientError::Status(_)) => sleep(delay).await,
+                    (Some(delay), ClientError::Status(_)) => sleep(delay.min(RETRY_DELAY_MAX)).await,
                     _ => return compared,
                 }
                 continue;

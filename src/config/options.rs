@@ -292,7 +292,7 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_PEER_TIMEOUT", help_heading = "Peers", value_name = "DURATION")
     )]
     pub peer_timeout: Option<Duration>,
-    /// The most that is taken over of one resource, uncompressed.
+    /// The most that is taken over of one resource, uncompressed [default: half of --memory-max; 4Gi where there is none]
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_PEER_TRANSFER_BYTES_MAX", help_heading = "Peers", value_name = "SIZE")
@@ -446,12 +446,10 @@ impl ServeOptions {
                 peers: self.peers.filter(|_| self.cold != Some(true)),
                 files: peer_files,
                 timeout: span("--peer-timeout", self.peer_timeout, default.peer.timeout)?,
-                transfer_bytes_max: size(
-                    "--peer-transfer-bytes-max",
-                    self.peer_transfer_bytes_max,
-                    1 << 20,
-                    default.peer.transfer_bytes_max,
-                )?,
+                transfer_bytes_max: self
+                    .peer_transfer_bytes_max
+                    .map(|given| size("--peer-transfer-bytes-max", Some(given), 1 << 20, 1 << 20))
+                    .transpose()?,
             },
             log_format: self.log_format.unwrap_or(default.log_format),
             log_level: self.log_level.unwrap_or(default.log_level),

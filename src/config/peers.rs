@@ -73,8 +73,8 @@ pub struct PeerConfig {
     pub files: Option<PeerFiles>,
     /// How long a warm start may take.
     pub timeout: time::Duration,
-    /// Content of one transfer, in bytes.
-    pub transfer_bytes_max: u64,
+    /// Content of one transfer, in bytes; `None`: half of what the process may take in memory.
+    pub transfer_bytes_max: Option<u64>,
 }
 
 impl ServeOptions {

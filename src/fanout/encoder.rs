@@ -143,7 +143,10 @@ impl Encoder {
         if !self.format.only_changes() || seen != Transition::Change {
             return true;
         }
-        let Some(previous) = event.previous() else { return true };
+        // Read again from upstream without the state before it, an event has itself in that place: whether it changes anything is not known.
+        let Some(previous) = event.previous().filter(|previous| !Arc::ptr_eq(previous, &event.object())) else {
+            return true;
+        };
         // The version of an event names it: no two of a cache share one.
         if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
             return changed;

@@ -173,9 +173,10 @@ impl Subscription {
         if self.prelude.is_some() {
             return None;
         }
-        // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more.
+        // The head is read before the log: what was appended by then is at or below it, and was sent if the log has no more. One of
+        // another history is published after the view of this one was ended.
         let head = self.hub.head()?;
-        let sent_all = self.view.end() == self.cursor || planted::is(Bug::EarlyBookmark);
+        let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
             let mut frames = FrameWriter::default();

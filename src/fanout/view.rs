@@ -180,6 +180,12 @@ impl View {
         self.state().log.end()
     }
 
+    /// The end of the log where more may come; `None` where the view has ended.
+    pub fn open_end(&self) -> Option<u64> {
+        let state = self.state();
+        state.end.is_none().then(|| state.log.end())
+    }
+
     /// What comes after `cursor`, about `bytes_max` bytes of it; arms the bell where that is nothing. `waited` is the caller's memory of
     /// where it has last found nothing.
     pub fn run(&self, cursor: u64, bytes_max: usize, bell: &Bell, waited: &mut Option<u64>) -> Result<Run, RunError> {

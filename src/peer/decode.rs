@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use prost::Message;
 use tokio::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::{
         object::{Object, ObjectParser},
     },
     proto::v1alpha1::{
-        self, PreviousObject, TransferBatch, TransferChange, TransferEvent, TransferGap, TransferHeader,
+        self, PreviousObject, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
         TransferResponse, TransferSpan, TransferTrailer, transfer_entry::Entry, transfer_response::Part,
     },
 };
@@ -173,8 +173,10 @@ impl Decoder {
             return Err(PeerError::TooLarge(self.bytes_max));
         }
         self.digest.update(&content);
-        let TransferBatch { entries } = TransferBatch::decode(Bytes::from(content)).map_err(PeerError::broken)?;
-        for entry in entries {
+        // One by one: a small frame may hold millions of empty entries, of which no more than the first is to be read.
+        let mut content = Bytes::from(content);
+        while content.has_remaining() {
+            let entry = TransferEntry::decode_length_delimited(&mut content).map_err(PeerError::broken)?;
             self.received.count(&entry);
             match entry.entry {
                 Some(Entry::Object(json)) => self.object(&json)?,

@@ -20,7 +20,7 @@ use crate::{
         object::Object,
     },
     proto::v1alpha1::{
-        self, PreviousObject, TransferBatch, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
+        self, PreviousObject, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
         TransferResponse, TransferSpan, TransferTrailer, transfer_entry::Entry, transfer_response::Part,
     },
 };
@@ -97,21 +97,19 @@ impl Encoder {
 
     /// The next chunk, or the trailer.
     fn part(&mut self) -> Result<Part, FrameError> {
-        let (mut batch, mut bytes) = (TransferBatch::default(), 0);
-        while bytes < self.chunk_bytes
+        let mut content = Vec::new();
+        while content.len() < self.chunk_bytes
             && let Some(entry) = self.entries.next()
         {
             self.sent.count(&entry);
-            bytes += entry.encoded_len();
-            batch.entries.push(entry);
+            content.extend_from_slice(&entry.encode_length_delimited_to_vec());
         }
-        if batch.entries.is_empty() {
+        if content.is_empty() {
             self.ended = true;
             let Sent { objects, changes, events } = self.sent;
             let crc32 = self.digest.clone().finalize();
             return Ok(Part::Trailer(TransferTrailer { objects, changes, events, crc32 }));
         }
-        let content = batch.encode_to_vec();
         self.digest.update(&content);
         chunk::encode_content(&content).map(Part::Chunk)
     }

@@ -1,8 +1,8 @@
 //! Warm start from a peer: a replica that starts takes state and history from one that runs, so that a rolling update loses no history.
 //!
 //! What a peer sends is a cache at one version: its objects, what is left of old changes, and its recent events. It is taken whole or not
-//! at all, and nobody is served from it before the app has compared it with upstream: a peer proves by certificate who it is, which
-//! does not prove that it is right. Whatever goes wrong here costs time and nothing else, because a cold start is always possible.
+//! at all, and nobody is served from it before the app has compared its keys, versions, uids and labels with upstream: a peer proves by
+//! certificate who it is, which does not prove that it is right. The rest of the objects and the history are believed. Whatever goes wrong here costs time and nothing else, because a cold start is always possible.
 //!
 //! In the drawing it stands twice: the receiver beside `upstream`, as another source for a cache, and the sender beside `server`.
 
@@ -109,17 +109,16 @@ impl From<ObjectError> for PeerError {
     }
 }
 
-/// The schema that objects are read by, in one text: two replicas with the same text read the same from the same bytes.
-pub fn schema_text(kind: &str, fields: &FieldTable, schema: Option<&SchemaFingerprint>) -> String {
-    let known = |text: Option<&String>| text.map_or("unknown", String::as_str).to_owned();
-    let server = known(schema.and_then(|schema| schema.server_version.as_ref()));
-    let hash = known(schema.and_then(|schema| schema.schema_hash.as_ref()));
+/// The schema that objects are read by, in one text: two replicas with the same text read the same from the same bytes. `None` where the
+/// server's version or the schema's hash may not be read: what is not known is not the same as what another does not know.
+pub fn schema_text(kind: &str, fields: &FieldTable, schema: Option<&SchemaFingerprint>) -> Option<String> {
+    let SchemaFingerprint { server_version: Some(server), schema_hash: Some(hash) } = schema? else { return None };
     let mut text = format!("{kind}; apiserver {server}; schema {hash}; fields");
     for field in fields.fields() {
         let paths = field.paths.iter().map(|path| path.join(".")).collect::<Vec<_>>().join("|");
         text += &format!(" {}={paths}:{}", field.name, field.default);
     }
-    text
+    Some(text)
 }
 
 impl CacheIdentity {

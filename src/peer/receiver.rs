@@ -80,7 +80,10 @@ impl Dial for DnsDial {
     fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
         Box::pin(async {
             let found = lookup_host((self.host.as_str(), self.port)).await;
-            let found = found.map_err(|error| PeerError::Resolve { name: self.name(), message: error.to_string() })?;
+            let found = found.map_err(|error| match is_no_such_name(&error.to_string()) {
+                true => PeerError::Alone,
+                false => PeerError::Resolve { name: self.name(), message: error.to_string() },
+            })?;
             let mut addresses: Vec<_> = found.collect();
             addresses.sort();
             addresses.dedup();
@@ -94,6 +97,18 @@ impl Dial for DnsDial {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
         Box::pin(self.dial(address))
     }
+}
+
+/// Whether a resolver says that the name has no addresses, which is what a headless Service has until the first replica is ready. The standard
+/// library gives that as a text only: glibc's and musl's, which do not follow the locale here.
+fn is_no_such_name(message: &str) -> bool {
+    const SAID: [&str; 4] = [
+        "Name or service not known",
+        "No address associated with hostname",
+        "Name does not resolve",
+        "Name has no usable address",
+    ];
+    SAID.iter().any(|said| message.contains(said))
 }
 
 /// Replicas that a cache may be taken over from.
@@ -169,5 +184,18 @@ fn refused(status: &Status) -> PeerError {
     match status.code() {
         Code::Unavailable if status.message().is_empty() => PeerError::Connect("it broke".to_owned()),
         _ => PeerError::Refused(status.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_addresses_means_alone_and_a_resolver_that_fails_does_not() {
+        let lookup = |said: &str| is_no_such_name(&format!("failed to lookup address information: {said}"));
+        assert!(lookup("Name or service not known") && lookup("No address associated with hostname"));
+        assert!(lookup("Name does not resolve"), "musl's");
+        assert!(!lookup("Temporary failure in name resolution") && !lookup("Try again"));
     }
 }

@@ -27,6 +27,7 @@ use crate::{
     fanout::{Ahead, Hub, Phase},
     model::{GroupVersionResource, Scope},
     proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService},
+    telemetry::metrics::Transfer,
 };
 
 /// How long one transfer may take, its wait for others included.
@@ -44,7 +45,7 @@ pub struct Offer {
     pub hub: Arc<Hub>,
     /// What everything cached is narrowed by.
     pub upstream_field_selector: String,
-    /// The schema that everything held was read by; `None` while it is being listed again because of another one.
+    /// The schema that everything held was read by; `None` where it is not known, and while all is listed again because of another one.
     pub schema: Option<String>,
 }
 
@@ -77,7 +78,7 @@ impl<S: Source> Sender<S> {
 
     fn identity_of(&self, wanted: &CacheIdentity, cluster: String, offer: &Offer) -> Result<CacheIdentity, Status> {
         let schema =
-            offer.schema.clone().ok_or_else(|| Status::unavailable("it is being listed with another schema"))?;
+            offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is not known, or is changing"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();
         let (gvr, scope) = (wanted.gvr.clone(), wanted.scope.clone());
         let ours = CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema };
@@ -141,7 +142,8 @@ impl<S: Source> PeerService for Sender<S> {
         let (parts, receiver) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(async move {
             let _until_the_end = permits;
-            send(encoder, parts, until, &identity).await;
+            let result = send(encoder, parts, until, &identity).await;
+            offer.hub.metrics().transfer(result);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -153,15 +155,18 @@ async fn send(
     parts: mpsc::Sender<Result<TransferResponse, Status>>,
     until: Instant,
     identity: &CacheIdentity,
-) {
+) -> Transfer {
     let (resource, scope) = (&identity.gvr, identity.scope.namespace());
     for part in encoder.by_ref() {
         let part = part.map_err(|error| Status::internal(error.to_string()));
-        match timeout_at(until, parts.send(part)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return warn!(%resource, scope, "a peer has gone away during a transfer"),
-            Err(_) => return warn!(%resource, scope, "a transfer to a peer took too long"),
-        }
+        let cut_off = match timeout_at(until, parts.send(part)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(_)) => "the peer has gone away",
+            Err(_) => "it took too long",
+        };
+        warn!(%resource, scope, "a transfer to a peer was cut off: {cut_off}");
+        return Transfer::CutOff;
     }
     info!(%resource, scope, sent = ?encoder.sent(), "given to a peer");
+    Transfer::Given
 }

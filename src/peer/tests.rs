@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     cache::{CacheWriter, History, HistoryCopy, Record, RingLimits, Store, Update, writer::Change},
     model::{ResourceVersion, event::EventType, object::ObjectParser},
-    proto::v1alpha1::TransferResponse,
+    proto::v1alpha1::{TransferResponse, transfer_response::Part},
 };
 
 /// What happens to one of a few objects.
@@ -316,6 +316,34 @@ async fn another_cache_is_refused_and_so_is_too_much() {
     let mut small = Decoder::new(identity(), limits(10), parser(), CacheWriter::new(false), 100, now);
     let taken = parts(&cache, 10, 1000, now).into_iter().try_for_each(|part| small.take(part));
     assert!(matches!(taken, Err(PeerError::TooLarge(100))), "{taken:?}");
+}
+
+#[test]
+fn a_schema_that_is_not_known_is_the_same_as_none() {
+    let fields = FieldTable::new(&gvr(), true, &[]);
+    let text = |server: Option<&str>, hash: Option<&str>| {
+        let (server_version, schema_hash) = (server.map(str::to_owned), hash.map(str::to_owned));
+        schema_text("Pod", &fields, Some(&SchemaFingerprint { server_version, schema_hash }))
+    };
+    assert_eq!(text(Some("v1.35.4"), Some("A")), text(Some("v1.35.4"), Some("A")));
+    assert_ne!(text(Some("v1.35.4"), Some("A")), text(Some("v1.35.4"), Some("B")));
+    assert_ne!(text(Some("v1.35.4"), Some("A")), text(Some("v1.35.5"), Some("A")));
+    assert!(text(Some("v1.35.4"), Some("A")).is_some());
+    for unknown in [text(None, None), text(Some("v1.35.4"), None), text(None, Some("A"))] {
+        assert_eq!(unknown, None, "so that nobody takes over what was read by another");
+    }
+    assert_eq!(schema_text("Pod", &fields, None), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_entries_that_are_nothing_the_first_is_refused_and_the_others_not_read() {
+    let now = Instant::now();
+    let mut parts = parts(&cache(&[], 10, false, now), 10, 1000, now);
+    // An empty entry, and then what is no entry at all.
+    let content = crate::encoding::chunk::encode_content(&[0, 0xff]).unwrap();
+    parts[1] = TransferResponse { part: Some(Part::Chunk(content)) };
+    let Err(error) = decode(parts, limits(10), false) else { panic!("it was taken") };
+    assert_eq!(error.to_string(), "the transfer is broken: an entry of no known kind");
 }
 
 #[tokio::test(start_paused = true)]

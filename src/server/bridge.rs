@@ -1,12 +1,14 @@
 //! Carries a request that is no watch between HTTP/2 and the router: lists, gets, health, reflection.
 //!
 //! Each runs as a task of its own, so that nothing it does holds up the watches on its connection. The response waits for the peer's
-//! windows: what it has not room for is not asked of the service.
+//! windows: what it has not room for is not asked of the service. It does not wait for ever: a list that nobody reads pins state, and takes
+//! the place of others at the gate.
 
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use axum::Router;
@@ -14,9 +16,11 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
+use tokio::time::timeout;
 use tower::Service;
 
 use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, status};
+use crate::fanout::StreamEnd;
 
 /// The body of a request.
 struct RequestBody(RecvStream);
@@ -42,8 +46,23 @@ impl Body for RequestBody {
     }
 }
 
-/// Answers a request, until the response is handed over or the caller has gone away.
-pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Payload>, mut router: Router) {
+/// Why a response is not sent to its end.
+enum Broken {
+    /// The stream is gone.
+    Gone,
+    /// The service has failed.
+    Failed(axum::Error),
+    /// The caller has not read for too long.
+    Stalled,
+}
+
+/// Answers a request, until the response is handed over, the caller has gone away, or has not read for `stall_timeout`.
+pub async fn serve(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Payload>,
+    mut router: Router,
+    stall_timeout: Duration,
+) {
     let deadline_at = call::deadline_at(request.headers());
     let request = request.map(RequestBody);
     let answer = pin!(router.call(request));
@@ -62,12 +81,16 @@ pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Paylo
     if ended {
         return;
     }
-    match call::within(deadline_at, Box::pin(pump(body, &mut send))).await {
-        // The stream is gone.
-        Some(Ok(()) | Err(None)) => {}
-        Some(Err(Some(error))) => {
+    match call::within(deadline_at, Box::pin(pump(body, &mut send, stall_timeout))).await {
+        Some(Ok(()) | Err(Broken::Gone)) => {}
+        Some(Err(Broken::Failed(error))) => {
             tracing::debug!(%error, "a response broke off");
             send.send_reset(Reason::INTERNAL_ERROR);
+        }
+        Some(Err(Broken::Stalled)) => {
+            let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
+            // Fails where the stream is gone.
+            let _ = send.send_trailers(status::trailers(end));
         }
         None => {
             // Fails where the stream is gone.
@@ -76,22 +99,26 @@ pub async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Paylo
     }
 }
 
-/// Sends a body. An error without a cause: the stream is gone.
-async fn pump(mut body: axum::body::Body, send: &mut SendStream<Payload>) -> Result<(), Option<axum::Error>> {
+/// Sends a body.
+async fn pump(
+    mut body: axum::body::Body,
+    send: &mut SendStream<Payload>,
+    stall_timeout: Duration,
+) -> Result<(), Broken> {
     loop {
         let frame = tokio::select! {
             biased;
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
-            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(None),
+            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(Broken::Gone),
         };
-        let Some(frame) = frame.transpose().map_err(Some)? else {
-            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| None);
+        let Some(frame) = frame.transpose().map_err(Broken::Failed)? else {
+            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| Broken::Gone);
         };
         match frame.into_data() {
-            Ok(data) => send_data(data, send).await.ok_or(None)?,
+            Ok(data) => send_data(data, send, stall_timeout).await?,
             Err(frame) => {
                 let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
-                return send.send_trailers(trailers).map_err(|_| None);
+                return send.send_trailers(trailers).map_err(|_| Broken::Gone);
             }
         }
         // A peer with large windows could otherwise keep this thread to itself.
@@ -100,15 +127,16 @@ async fn pump(mut body: axum::body::Body, send: &mut SendStream<Payload>) -> Res
 }
 
 /// Sends data as the peer has room for it.
-async fn send_data(mut data: Bytes, send: &mut SendStream<Payload>) -> Option<()> {
+async fn send_data(mut data: Bytes, send: &mut SendStream<Payload>, stall_timeout: Duration) -> Result<(), Broken> {
     while !data.is_empty() {
         send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
         let mut room = send.capacity();
         if room == 0 {
-            room = poll_fn(|cx| send.poll_capacity(cx)).await?.ok()?;
+            let has_room = timeout(stall_timeout, poll_fn(|cx| send.poll_capacity(cx))).await;
+            room = has_room.map_err(|_| Broken::Stalled)?.and_then(Result::ok).ok_or(Broken::Gone)?;
         }
         let part = data.split_to(room.min(data.len()));
-        send.send_data(Payload::Bytes(part), false).ok()?;
+        send.send_data(Payload::Bytes(part), false).map_err(|_| Broken::Gone)?;
     }
-    Some(())
+    Ok(())
 }

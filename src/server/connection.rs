@@ -315,7 +315,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             self.requests.spawn(open(self.server.clone(), self.line.clone(), request, respond));
         } else {
             request.extensions_mut().insert(self.peer);
-            let answered = bridge::serve(request, respond, self.server.router.clone());
+            let stall_timeout = self.server.options.snapshot_stall_timeout;
+            let answered = bridge::serve(request, respond, self.server.router.clone(), stall_timeout);
             self.requests.spawn(answered.map(|()| None));
         }
     }

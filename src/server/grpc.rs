@@ -127,7 +127,9 @@ impl<C: Catalog> Service<C> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
         // Where it was in vain, the hub refuses the version, and counts that.
         let _ = hub.reached(version, FRESHNESS_TIMEOUT).await;
-        let needs_state = selection.can_change() && !planted::is(Bug::BackfillWithoutMembership);
+        // What was there before tells whether an object enters or leaves, and whether what is sent of it has changed.
+        let compares = selection.can_change() || format.only_changes();
+        let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
         let mut tries = 0;
         let expired = loop {
             let (backfill, way) = match hub.way_from(version) {

@@ -35,6 +35,8 @@ pub struct Metrics {
     resumes: IntCounterVec,
     lags: IntCounterVec,
     warm_starts: IntCounterVec,
+    transfers: IntCounterVec,
+    peers_refused: IntCounter,
     relists: IntCounterVec,
     self_checks: IntCounterVec,
     watch_restarts: IntCounterVec,
@@ -148,6 +150,28 @@ impl Lag {
             Self::CatchUp => "catch_up",
             Self::Restart => "restart",
             Self::Expired => "expired",
+        }
+    }
+}
+
+/// How the transfer of a cache to a peer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// All was sent.
+    Given,
+    /// The peer went away, or took too long.
+    CutOff,
+}
+
+impl Transfer {
+    /// Every label.
+    pub const ALL: [&str; 2] = ["given", "cut_off"];
+
+    /// The label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::CutOff => "cut_off",
         }
     }
 }
@@ -290,6 +314,11 @@ impl Metrics {
         for end in ConnectionEnd::ALL {
             connections_finished.with_label_values(&[end.as_str()]);
         }
+        let peers_refused = IntCounter::new(
+            "kubefan_peers_refused_total",
+            "Connections to the port for peers of those who have not proved to be one.",
+        )?;
+        registry.register(Box::new(peers_refused.clone()))?;
         let single = |name: &str, help: &str| -> Registered<IntGauge> {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -355,6 +384,12 @@ impl Metrics {
                 "Attempts to take over a cache from a peer, by how they ended.",
                 &with(&["result"]),
             )?,
+            transfers: counter(
+                "kubefan_transfers_total",
+                "Caches that were given to a peer, by how that ended.",
+                &with(&["result"]),
+            )?,
+            peers_refused,
             relists: counter("kubefan_relists_total", "Full lists of upstream, by reason.", &with(&["reason"]))?,
             self_checks: counter(
                 "kubefan_self_checks_total",
@@ -435,6 +470,11 @@ impl Metrics {
         ConnectionGuard { all: self.clone(), end: ConnectionEnd::Draining }
     }
 
+    /// Somebody came to the port for peers and has not proved to be one.
+    pub fn peer_refused(&self) {
+        self.peers_refused.inc();
+    }
+
     /// Counts a request to upstream.
     pub fn upstream_request(&self, verb: &str, code: &str) {
         self.upstream_requests.with_label_values(&[verb, code]).inc();
@@ -469,6 +509,9 @@ impl Metrics {
         }
         for result in WarmStart::ALL {
             self.warm_starts.with_label_values(&with(result));
+        }
+        for result in Transfer::ALL {
+            self.transfers.with_label_values(&with(result));
         }
         for result in SelfCheck::ALL {
             self.self_checks.with_label_values(&with(result));
@@ -592,6 +635,11 @@ impl CacheMetrics {
     /// An attempt to take over this cache from a peer has ended.
     pub fn warm_start(&self, result: WarmStart) {
         self.all.warm_starts.with_label_values(&self.with(result.as_str())).inc();
+    }
+
+    /// A transfer of this cache to a peer has ended.
+    pub fn transfer(&self, result: Transfer) {
+        self.all.transfers.with_label_values(&self.with(result.as_str())).inc();
     }
 
     /// Upstream is listed again.

@@ -1,7 +1,9 @@
 //! The metadata of all objects at one version, page by page: what a cache is compared with.
 //!
-//! Names and versions alone cost the apiserver and the network a fraction of the objects. Every page is checked to be of the version
+//! Names and versions alone spare the network and the reader most of the objects; the apiserver reads them all the same. Every page is checked to be of the version
 //! asked for, because a list of another version would make differences where there are none.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
@@ -74,6 +76,8 @@ struct ItemMeta {
     resource_version: String,
     #[serde(default)]
     uid: String,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
 }
 
 /// What of an object's metadata tells it from its other versions, and from others of its name.
@@ -85,6 +89,8 @@ pub struct Told {
     pub version: ResourceVersion,
     /// `metadata.uid`.
     pub uid: String,
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl MetadataPages {
@@ -107,7 +113,7 @@ impl MetadataPages {
         Ok(page.map(|page| page.into_iter().map(|Told { key, version, .. }| (key, version)).collect()))
     }
 
-    /// As [`Self::next`], with the objects' uids.
+    /// As [`Self::next`], with the objects' uids and labels.
     ///
     /// # Errors
     /// As [`Self::next`].
@@ -134,8 +140,9 @@ impl MetadataPages {
         }
         self.next = if metadata.next.is_empty() { Next::End } else { Next::Continue(metadata.next) };
         let item = |Item { metadata }: Item| {
-            let version = metadata.resource_version.parse().map_err(UpstreamError::invalid)?;
-            Ok(Told { key: ObjectKey::new(&metadata.namespace, &metadata.name), version, uid: metadata.uid })
+            let ItemMeta { name, namespace, resource_version, uid, labels } = metadata;
+            let version = resource_version.parse().map_err(UpstreamError::invalid)?;
+            Ok(Told { key: ObjectKey::new(&namespace, &name), version, uid, labels: labels.unwrap_or_default() })
         };
         items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
     }

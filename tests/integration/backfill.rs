@@ -1,7 +1,7 @@
 //! Coming back to a kubefan that has just begun: what came before its cache did is read again from upstream, once for all who ask.
 
 use kubefan::{
-    proto::v1alpha1::{OnExpired, Target},
+    proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest},
     sim::apiserver::{Fault, Status, Verb},
 };
 use serde_json::json;
@@ -18,8 +18,8 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     paused: after_a_restart_every_selection_gets_exactly_what_came_between, one_backfill_serves_all_who_come_back,
         what_upstream_no_longer_holds_is_refused_or_started_over, an_outage_upstream_is_no_reason_to_start_over,
-        a_quiet_resource_is_backfilled_up_to_a_bookmark, inside_a_gap_upstream_tells_what_happened,
-        one_version_that_is_too_old_spoils_no_other, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
+        who_wants_only_changes_gets_exactly_those_that_came_between, a_quiet_resource_is_backfilled_up_to_a_bookmark, inside_a_gap_upstream_tells_what_happened,
+        one_version_that_is_too_old_spoils_no_other, many_versions_that_are_too_old_spoil_no_other, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
 };
 
 const BACKFILLED: &str =
@@ -56,6 +56,33 @@ async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
             assert_eq!(again.metric(BACKFILLED), 1.0);
         }
     }
+}
+
+async fn who_wants_only_changes_gets_exactly_those_that_came_between() {
+    let sim = Setup::of(&["pods"]).sim();
+    churn(&sim, 0, 20);
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    let paths = vec!["metadata.labels".to_owned()];
+    let projection =
+        Projection { r#type: ProjectionType::FieldMask.into(), paths, only_changes: true, ..Projection::default() };
+    let asked = |rig: &Rig, version: &str| WatchRequest {
+        projection: Some(projection.clone()),
+        ..rig.request(target("pods"), version)
+    };
+    let mut unbroken = rig.send(asked(&rig, "")).await.unwrap();
+    unbroken.until_resumable().await;
+    let left_at = unbroken.resume_version.clone();
+    churn(&sim, 20, 30);
+    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
+    let mut back = again.send(asked(&again, &left_at)).await.unwrap();
+    churn(&sim, 50, 30);
+    let bookmark = sim.revision();
+    unbroken.until(bookmark).await;
+    back.until(bookmark).await;
+    let told = |watch: &Watch| watch.events.iter().any(|event| event.kind == "MODIFIED");
+    assert!(told(&unbroken) && back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
+    assert_equal("only changes", &back.events, &unbroken.events);
+    assert_eq!(again.metric(BACKFILLED), 1.0);
 }
 
 /// Lists of pods that were asked for: with a version, and without.
@@ -213,4 +240,30 @@ async fn one_version_that_is_too_old_spoils_no_other() {
     let mut good: Watch = good.unwrap();
     good.until(churn(&sim, 40, 4)).await;
     assert!(good.snapshot.is_empty());
+}
+
+async fn many_versions_that_are_too_old_spoil_no_other() {
+    let sim = Setup::of(&["pods"]).sim();
+    churn(&sim, 0, 20);
+    let old: Vec<_> = (0..20).map(|round| churn(&sim, 20 + round, 1)).collect();
+    churn(&sim, 40, 10);
+    sim.compact();
+    let recent: Vec<_> = (0..4).map(|round| churn(&sim, 50 + round, 1)).collect();
+    churn(&sim, 54, 10);
+    let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
+    let back = |versions: Vec<u64>| {
+        let again = &again;
+        let watch = |version: u64| async move { again.watch(stage("on"), &version.to_string()).await };
+        futures::future::join_all(versions.into_iter().map(watch))
+    };
+    let (old, recent) = futures::join!(back(old), back(recent));
+    assert!(old.into_iter().all(|refused| refused.err().is_some_and(|status| status.code() == Code::OutOfRange)));
+    let last = churn(&sim, 70, 4);
+    for good in recent {
+        let mut good: Watch = good.unwrap();
+        good.until(last).await;
+        assert!(good.snapshot.is_empty());
+    }
+    let asked = lists(&again).0;
+    assert!(asked <= 6, "{asked} lists for 24 versions");
 }

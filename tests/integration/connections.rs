@@ -10,7 +10,7 @@ use h2::{
 };
 use http::{HeaderMap, Request, Response};
 use kubefan::{
-    proto::v1alpha1::{Target, WatchRequest, WatchResponse, watch_response},
+    proto::v1alpha1::{ListRequest, Target, WatchRequest, WatchResponse, watch_response},
     server::listen::Peer,
     telemetry::metrics::ConnectionEnd,
 };
@@ -34,7 +34,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_hear_of_everything;
     paused: a_stream_that_is_not_read_stops_no_other, a_reset_frees_the_subscription, a_drain_tells_every_stream,
-        a_snapshot_that_nobody_reads_ends, a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_not_late,
+        a_snapshot_that_nobody_reads_ends, a_list_that_nobody_reads_ends, a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_not_late,
         a_peer_that_is_silent_is_dropped,
         a_call_ends_at_its_deadline, a_compressed_request_is_refused, http1_gets_an_answer,
         a_connection_that_says_nothing_is_closed;
@@ -74,7 +74,16 @@ impl Raw {
     }
 
     async fn call(&mut self, headers: &[(&'static str, &str)], message: &[u8]) -> Response<RecvStream> {
-        let mut request = Request::post("http://kubefan.test/kubefan.v1alpha1.WatchService/Watch")
+        self.call_method("Watch", headers, message).await
+    }
+
+    async fn call_method(
+        &mut self,
+        method: &str,
+        headers: &[(&'static str, &str)],
+        message: &[u8],
+    ) -> Response<RecvStream> {
+        let mut request = Request::post(format!("http://kubefan.test/kubefan.v1alpha1.WatchService/{method}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
         for (name, value) in headers {
@@ -244,6 +253,22 @@ async fn a_snapshot_that_nobody_reads_ends() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert_eq!(status.get_details_error_info().unwrap().reason, "SNAPSHOT_STALLED");
     assert!(status.get_details_retry_info().is_some());
+}
+
+async fn a_list_that_nobody_reads_ends() {
+    const IN_FLIGHT: &str = "kubefan_snapshots";
+    let rig = large_rig().await;
+    let mut raw = Raw::to(&rig).await;
+    let request = ListRequest { target: Some(target("pods")), ..ListRequest::default() };
+    let response = raw.call_method("List", &[], &request.encode_to_vec()).await;
+    assert_eq!(rig.metric(IN_FLIGHT), 1.0, "it holds the place of another at the gate");
+    rig.metric_becomes(IN_FLIGHT, 0.0).await;
+    let mut body = response.into_body();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data.unwrap().len()).unwrap();
+    }
+    let status = status(&body.trailers().await.unwrap().expect("trailers"));
+    assert_eq!(status.get_details_error_info().unwrap().reason, "SNAPSHOT_STALLED", "{status}");
 }
 
 async fn a_bookmark_follows_silence_on_each_stream() {

@@ -1,7 +1,11 @@
 //! Warm start: a replica that begins with what another one holds serves whoever comes back as that one did, and asks upstream for names
 //! and versions only; what is wrong, foreign, cut off or slow is not taken, and the start is a cold one.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{StreamExt, future::BoxFuture};
 use hyper_util::rt::TokioIo;
@@ -36,6 +40,7 @@ use crate::harness::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: two_processes_with_certificates_hand_over_and_without_them_do_not;
     paused: a_warm_replica_serves_every_resume_as_the_first_did, a_state_that_has_lost_an_event_is_not_taken,
+        labels_that_upstream_does_not_have_are_not_taken,
         a_peer_of_another_cluster_is_refused, slow_dying_and_absent_peers_are_passed_by,
         a_version_that_upstream_no_longer_holds_is_compared_with_the_present, a_stale_or_unsynced_peer_gives_nothing,
         what_changes_during_a_transfer_is_watched_for;
@@ -54,7 +59,12 @@ enum Peer {
 }
 
 /// Peers in memory, each at an address of its own.
-struct Memory(Vec<Peer>);
+#[derive(Clone)]
+struct Memory {
+    peers: Vec<Peer>,
+    /// Those that were asked for a connection, in order.
+    dialled: Arc<Mutex<Vec<usize>>>,
+}
 
 fn serve(registry: Arc<Registry>, io: DuplexStream) {
     let service = PeerServiceServer::new(Sender::new(registry));
@@ -64,13 +74,15 @@ fn serve(registry: Arc<Registry>, io: DuplexStream) {
 
 impl Dial for Memory {
     fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>> {
-        let addresses = (1..=self.0.len()).map(|i| SocketAddr::from(([192, 0, 2, i as u8], 7445))).collect();
+        let addresses = (1..=self.peers.len()).map(|i| SocketAddr::from(([192, 0, 2, i as u8], 7445))).collect();
         Box::pin(std::future::ready(Ok(addresses)))
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>> {
         let SocketAddr::V4(v4) = address else { unreachable!() };
-        let peer = self.0[usize::from(v4.ip().octets()[3]) - 1].clone();
+        let number = usize::from(v4.ip().octets()[3]) - 1;
+        self.dialled.lock().unwrap().push(number);
+        let peer = self.peers[number].clone();
         Box::pin(async move {
             let (ours, theirs) = tokio::io::duplex(16 << 10);
             match peer {
@@ -111,7 +123,11 @@ fn short() -> Setup {
 }
 
 fn beside(peers: Vec<Peer>) -> Setup {
-    let peers = Peers::new(Arc::new(Memory(peers)), Duration::from_secs(30), 1 << 30);
+    beside_all(&Memory { peers, dialled: Arc::default() })
+}
+
+fn beside_all(peers: &Memory) -> Setup {
+    let peers = Peers::new(Arc::new(peers.clone()), Duration::from_secs(30), 1 << 30);
     Setup { peers: Some(peers), ..short() }
 }
 
@@ -222,6 +238,27 @@ async fn a_state_that_has_lost_an_event_is_not_taken() {
     assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
 }
 
+async fn labels_that_upstream_does_not_have_are_not_taken() {
+    let sim = short().sim();
+    let version = sim.create(&pods(), pod("x", "on")).unwrap();
+    let first = Rig::synced(sim.clone(), short()).await;
+    let held = first.truth(PODS).await.values().next().cloned().unwrap();
+    for (stage, result) in [("on", "warm"), ("off", "unconfirmed")] {
+        let network = crate::harness::network::Network::to(sim.clone());
+        let mut metadata = serde_json::from_str::<serde_json::Value>(&held).unwrap()["metadata"].take();
+        metadata["labels"]["stage"] = stage.into();
+        let list =
+            json!({ "metadata": { "resourceVersion": version.to_string() }, "items": [{ "metadata": metadata }] });
+        network.answer_once(
+            |path| path.contains("resourceVersionMatch=Exact"),
+            answer(200, vec![list.to_string()], false),
+        );
+        let second = Rig::over(network, sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
+        second.ready().await;
+        assert_eq!(warm_starts(&second, result), 1.0, "{result}");
+    }
+}
+
 async fn a_peer_of_another_cluster_is_refused() {
     let (sim, other) = (short().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
     for sim in [&sim, &other] {
@@ -242,10 +279,22 @@ async fn slow_dying_and_absent_peers_are_passed_by() {
     let first = Rig::synced(sim.clone(), short()).await;
     let good = || Peer::Good(first.registry.clone());
     let bad = || [Peer::Gone, Peer::Dying(first.registry.clone(), 700), Peer::Dying(first.registry.clone(), 2000)];
-    let warm = Rig::synced(sim.clone(), beside([&bad()[..], &[good()]].concat())).await;
-    assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever is asked first");
-    let warm = Rig::synced(sim.clone(), beside(vec![Peer::Silent, good()])).await;
-    assert_eq!(warm_starts(&warm, "warm"), 1.0);
+    for mut peers in [bad().to_vec(), vec![Peer::Silent]] {
+        let bad = peers.len();
+        peers.push(good());
+        // Each seed asks them in another order; in one of a few the good one comes last.
+        let mut passed_by = 0;
+        for seed in 0.. {
+            let memory = Memory { peers: peers.clone(), dialled: Arc::default() };
+            let warm = Rig::synced(sim.clone(), Setup { seed: Some(seed), ..beside_all(&memory) }).await;
+            assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever is asked first");
+            passed_by = memory.dialled.lock().unwrap().len() - 1;
+            if passed_by == bad || seed == 50 {
+                break;
+            }
+        }
+        assert_eq!(passed_by, bad, "none has failed before the good one");
+    }
     for (peers, result) in
         [(bad().to_vec(), "failed"), (vec![Peer::Silent, Peer::Silent, Peer::Silent], "timeout"), (vec![], "alone")]
     {
@@ -294,11 +343,18 @@ async fn what_changes_during_a_transfer_is_watched_for() {
     let first = Rig::synced(sim.clone(), short()).await;
     let second = Rig::start(sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
     let mut from = 30;
-    while warm_starts(&second, "warm") == 0.0 {
-        churn(&sim, from, 1);
-        from += 1;
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    let changing = async {
+        loop {
+            churn(&sim, from, 1);
+            from += 1;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = changing => {}
+        () = second.ready() => {}
     }
+    assert_eq!(warm_starts(&second, "warm"), 1.0);
     let mut watch = second.watch_all("pods").await;
     watch.until(churn(&sim, from, 5)).await;
     assert_eq!(watch.state, second.truth(PODS).await);

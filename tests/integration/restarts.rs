@@ -3,7 +3,7 @@
 //!
 //! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; by default it is smaller.
 
-use std::{collections::HashMap, env, net::SocketAddr};
+use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
 
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
@@ -26,6 +26,8 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 /// Of a process between its start and its end, whatever it is asked for.
 const STATES_MAX: usize = 2;
+/// All are live within seconds; who hangs fails, and does not hold up the run.
+const LIVE_MAX: Duration = Duration::from_secs(300);
 
 struct Scale {
     pods: usize,
@@ -173,6 +175,11 @@ impl Experiment {
 
     /// Waits until every subscriber has all up to something that is still to be written.
     async fn all_are_live(&mut self) {
+        let live = tokio::time::timeout(LIVE_MAX, self.see_the_next_write()).await;
+        assert!(live.is_ok(), "not all are live again after {LIVE_MAX:?}");
+    }
+
+    async fn see_the_next_write(&mut self) {
         let version = self.churn.more(1).await;
         for progress in &mut self.progress {
             if progress.wait_for(|progress| progress.version >= version).await.is_ok() {

@@ -56,7 +56,8 @@ pub(crate) struct Faults {
     agenda: Vec<(Instant, Heal)>,
     backups: Vec<Backup>,
     rewinds_left: usize,
-    pub(crate) counts: BTreeMap<&'static str, u64>,
+    /// What was done at once; what waits for an event is counted where it happens.
+    counts: BTreeMap<&'static str, u64>,
 }
 
 /// How long a replica takes to have noticed that versions went back, before they are reached again.
@@ -68,9 +69,18 @@ impl Faults {
         Faults { world, random, agenda, backups, rewinds_left, counts }
     }
 
+    /// How many there were of each kind. What found nothing to break is none.
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = self.counts.clone();
+        for (fault, count) in self.world.nodes.iter().flat_map(|node| node.way.played()) {
+            *counts.entry(fault).or_default() += count;
+        }
+        counts
+    }
+
     /// How many there were.
     pub(crate) fn count(&self) -> u64 {
-        self.counts.values().sum()
+        self.counts().values().sum()
     }
 
     /// Keeps a backup, from which the cluster may be restored.
@@ -148,16 +158,22 @@ impl Faults {
         match kind {
             "upstream cut" => {
                 world.tell(upstream);
-                way.route.each(|link| link.cut());
+                if !way.route.each(|link| link.cut()) {
+                    return;
+                }
             }
             "upstream cut mid-frame" => {
                 let bytes = self.random.random_range(1..6000);
                 world.tell(format!("{upstream}, after {bytes} bytes"));
-                way.route.each(|link| link.cut_after(bytes));
+                if !way.route.each(|link| link.cut_after(bytes)) {
+                    return;
+                }
             }
             "upstream half-open" => {
                 world.tell(upstream);
-                way.route.each(|link| link.silence());
+                if !way.route.each(|link| link.silence()) {
+                    return;
+                }
             }
             "upstream slow" => {
                 let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
@@ -190,7 +206,7 @@ impl Faults {
             }
             "watch expired" => {
                 world.tell(upstream);
-                way.play(Trick::Expire);
+                return way.play(Trick::Expire, kind);
             }
             "bookmarks lost" => {
                 let time = self.seconds(10, 120);
@@ -199,11 +215,11 @@ impl Faults {
             }
             "event duplicated" => {
                 world.tell(upstream);
-                way.play(Trick::Duplicate);
+                return way.play(Trick::Duplicate, kind);
             }
             "event out of order" => {
                 world.tell(upstream);
-                way.play(Trick::OutOfOrder);
+                return way.play(Trick::OutOfOrder, kind);
             }
             "apiserver killed" => {
                 let time = self.seconds(1, 40);
@@ -263,16 +279,22 @@ impl Faults {
             }
             "subscriber cut" => {
                 world.tell(subscriber);
-                world.places[place].route.each(|link| link.cut());
+                if !world.places[place].route.each(|link| link.cut()) {
+                    return;
+                }
             }
             "subscriber cut mid-frame" => {
                 let bytes = self.random.random_range(1..6000);
                 world.tell(format!("{subscriber}, after {bytes} bytes"));
-                world.places[place].route.each(|link| link.cut_after(bytes));
+                if !world.places[place].route.each(|link| link.cut_after(bytes)) {
+                    return;
+                }
             }
             "subscriber half-open" => {
                 world.tell(subscriber);
-                world.places[place].route.each(|link| link.silence());
+                if !world.places[place].route.each(|link| link.silence()) {
+                    return;
+                }
             }
             "subscriber's link slow" => {
                 let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
@@ -293,8 +315,8 @@ impl Faults {
                 world.places.iter().for_each(|place| place.stall(stall));
                 way.route.refuse(true);
                 way.route.each(|link| link.cut());
-                way.play(Trick::Expire);
                 self.later(away, Heal::Reach(node));
+                return way.play(Trick::Expire, kind);
             }
             "subscriber slow" => {
                 let (each, time) = (Duration::from_millis(self.random.random_range(10..500)), self.seconds(10, 60));
@@ -305,7 +327,9 @@ impl Faults {
                 let time = self.seconds(2, 90);
                 world.tell(format!("{subscriber}, for {time:?}"));
                 world.places[place].leave(time);
-                world.places[place].route.each(|link| link.cut());
+                if !world.places[place].route.each(|link| link.cut()) {
+                    return;
+                }
             }
             _ => {
                 let time = self.seconds(30, 600);

@@ -234,10 +234,12 @@ impl Route {
         Ok((ours, theirs))
     }
 
-    /// Does something to every connection there is.
-    pub(crate) fn each(&self, what: impl Fn(&Link)) {
-        let links = self.state.lock().unwrap().links.clone();
+    /// Does something to every connection there is; tells whether there was one.
+    pub(crate) fn each(&self, what: impl Fn(&Link)) -> bool {
+        let mut links = self.state.lock().unwrap().links.clone();
+        links.retain(|link| !link.is_over());
         links.iter().for_each(what);
+        !links.is_empty()
     }
 
     /// The latency of the connections that are there and of those to come.

@@ -52,6 +52,18 @@ impl fmt::Display for Violation {
     }
 }
 
+/// What kubefan may say where a stream ends. The resource is there and allowed in every world, and there are more places for snapshots than
+/// subscribers: any other reason is made up.
+const REASONS: [&str; 7] = [
+    "DRAINING",
+    "HISTORY_REWRITTEN",
+    "NOT_SYNCED",
+    "RESOURCE_VERSION_TOO_LARGE",
+    "RESOURCE_VERSION_TOO_OLD",
+    "SNAPSHOT_STALLED",
+    "UPSTREAM_UNAVAILABLE",
+];
+
 /// A guarantee, and how it is broken.
 type Broken = (Guarantee, String);
 
@@ -164,25 +176,26 @@ impl Walk<'_> {
         all
     }
 
-    /// Keeps the stands that an observation fits, as it moves them; broken where it fits none.
+    /// Keeps the stands that an observation fits, as it moves them; broken where it fits none, and told as it is from where the subscriber
+    /// was known to stand.
     fn keep(&mut self, fits: impl Fn(&Self, Stand) -> Result<Stand, Broken>) -> Result<(), Broken> {
-        let mut why = (Guarantee::Reliable, "was told something without a state to start from".to_owned());
-        let mut kept = Vec::new();
+        let (mut kept, mut why) = (Vec::new(), None);
         for stand in self.possible() {
             match fits(self, stand) {
                 Ok(stand) => kept.push(stand),
-                Err(broken) => why = broken,
+                Err(broken) => why = why.or(Some(broken)),
             }
         }
         self.stands = kept;
-        if self.stands.is_empty() { Err(why) } else { Ok(()) }
+        let without_state = || (Guarantee::Reliable, "was told something without a state to start from".to_owned());
+        if self.stands.is_empty() { Err(why.unwrap_or_else(without_state)) } else { Ok(()) }
     }
 
     fn step(&mut self, entry: &Entry) -> Result<(), Broken> {
         let in_span = matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. });
         match &entry.what {
             What::Opened { from, .. } => return self.opened(*from),
-            What::Ended { reason, message, .. } => return self.ended(reason, message),
+            What::Ended { code, reason, message } => return self.ended(code, reason, message),
             What::Undecodable(why) => {
                 self.phase = Phase::Closed;
                 return self.keep(|_, stand| match stand.mixed {
@@ -284,9 +297,15 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn ended(&mut self, reason: &str, message: &str) -> Result<(), Broken> {
+    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Broken> {
         self.phase = Phase::Closed;
         match reason {
+            // The network's, or a clean end.
+            "" => {}
+            _ if !REASONS.contains(&reason) => {
+                let text = format!("was ended with {code} ({reason}), for which there is no reason here: {message}");
+                return Err((Guarantee::Resumable, text));
+            }
             "HISTORY_REWRITTEN" => self.floor = None,
             "RESOURCE_VERSION_TOO_OLD" => {
                 if self.spec.restarts {

@@ -4,7 +4,7 @@
 //! swapped are not among it, because no reader of a watch can tell.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     pin::Pin,
     sync::{Arc, Mutex},
 };
@@ -49,9 +49,10 @@ pub(crate) struct Way {
 
 #[derive(Default)]
 struct Tampering {
-    trick: Option<Trick>,
+    /// With the fault that it is counted as.
+    trick: Option<(Trick, &'static str)>,
     no_bookmarks_until: Option<Instant>,
-    done: usize,
+    played: BTreeMap<&'static str, u64>,
 }
 
 impl Way {
@@ -67,17 +68,24 @@ impl Way {
         Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
     }
 
-    pub(crate) fn play(&self, trick: Trick) {
-        self.tampering.lock().unwrap().trick = Some(trick);
+    /// The next event has this done to it, which is counted as `fault` when it has happened.
+    pub(crate) fn play(&self, trick: Trick, fault: &'static str) {
+        self.tampering.lock().unwrap().trick = Some((trick, fault));
     }
 
     pub(crate) fn lose_bookmarks_until(&self, until: Instant) {
         self.tampering.lock().unwrap().no_bookmarks_until = Some(until);
     }
 
-    /// No more tricks; tells how many were played.
-    pub(crate) fn heal(&self) -> usize {
-        std::mem::take(&mut *self.tampering.lock().unwrap()).done
+    /// No more tricks.
+    pub(crate) fn heal(&self) {
+        let mut tampering = self.tampering.lock().unwrap();
+        (tampering.trick, tampering.no_bookmarks_until) = (None, None);
+    }
+
+    /// The tricks that were played, by what they are counted as.
+    pub(crate) fn played(&self) -> BTreeMap<&'static str, u64> {
+        self.tampering.lock().unwrap().played.clone()
     }
 
     async fn send(self: Arc<Way>, request: http::Request<Bytes>) -> Result<http::Response<UpstreamBody>, BoxError> {
@@ -169,11 +177,11 @@ impl Reader {
             out.extend_from_slice(&line);
             return;
         }
-        let trick = tampering.trick.filter(|trick| *trick != Trick::OutOfOrder || self.kept.len() > 1);
-        if trick.is_some() {
-            tampering.trick = None;
-            tampering.done += 1;
+        let due = tampering.trick.take_if(|(trick, _)| *trick != Trick::OutOfOrder || self.kept.len() > 1);
+        if let Some((_, fault)) = due {
+            *tampering.played.entry(fault).or_default() += 1;
         }
+        let trick = due.map(|(trick, _)| trick);
         if trick == Some(Trick::Expire) {
             let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version","reason":"Expired","code":410}"#;
             out.extend_from_slice(format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n").as_bytes());

@@ -167,7 +167,7 @@ fn labels(app: &str, tier: &str, canary: bool) -> Value {
 }
 
 fn pod(namespace: &str, name: &str, node: &str, labels: Value, phase: &str, filler: &str) -> Value {
-    let mut spec = json!({ "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] });
+    let mut spec = json!({ "containers": [{ "name": "main", "image": "pause" }] });
     if !node.is_empty() {
         spec["nodeName"] = node.into();
     }

@@ -6,8 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    cache::{Backfill, EventRing},
+    cache::{Backfill, EventRing, Record},
     fanout::{OnExpired, OnLag, Terms},
+    model::{
+        event::WatchEvent,
+        format::Encoding,
+        projection::{Parts, Projection},
+    },
 };
 
 fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> Terms {
@@ -191,6 +196,24 @@ async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
     (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
     let mut lines = ready(&mut back).await;
     assert_eq!(lines.remove(0), "bookmark (10)", "else a mark that follows would begin where it never was");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backfill_without_state_is_told_to_those_who_want_only_changes() {
+    let mut cache = Cache::that_remembers();
+    cache.list(&[("a", "web", 8)], 10);
+    let epoch = cache.hub.ahead().unwrap().epoch;
+    let mut ring = EventRing::new(LIMITS, version(5));
+    let object = Arc::new(cache.object("a", "web", 8));
+    let event = WatchEvent::new(Modified, version(8), object.clone(), Some(object));
+    ring.push(Record::Event(Arc::new(event)), Instant::now());
+    let backfill = Backfill { epoch, ring, reached: version(10), has_state: false };
+    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
+    let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
+    let format = Format::new(labels, true, Encoding::Json).unwrap();
+    let bell = Bell::new(&Line::new(), 0);
+    let mut back = cache.hub.subscribe(cache.select(""), format, terms, bell).unwrap();
+    assert_eq!(ready(&mut back).await, ["~a@8 (8)", "bookmark (10)"], "what was there before is not known");
 }
 
 /// One step of a random history.

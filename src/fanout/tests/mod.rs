@@ -365,6 +365,18 @@ async fn versions_that_went_back_upstream_end_every_stream() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_bookmark_of_the_next_history_ends_a_stream_of_the_last() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let mut all = cache.after("", 10).unwrap();
+    assert!(ready(&mut all).await.is_empty());
+    // Further on than what was told, and no later state of it.
+    cache.list(&[("a", "web", 3)], 20);
+    assert!(all.bookmark().is_none(), "nobody has told it what has changed");
+    assert!(matches!(all.next().await, Err(StreamEnd::Rewritten(_))));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_version_from_the_future_is_waited_for_and_then_refused() {
     let mut cache = Cache::new();
     cache.list(&[], 10);

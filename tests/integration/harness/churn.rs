@@ -154,7 +154,7 @@ impl Writer {
         let node = bound.then(|| format!("node-{}", self.random.random_range(0..NODES)));
         let object = json!({
             "metadata": { "name": self.name(at), "labels": self.labels() },
-            "spec": { "nodeName": node, "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] },
+            "spec": { "nodeName": node, "containers": [{ "name": "main", "image": "pause" }] },
         });
         self.pods[at] = Some(Pod { bound });
         version_of(&self.api.create(&self.collection(at), &object).await)

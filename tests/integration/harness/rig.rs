@@ -55,6 +55,8 @@ pub(crate) struct Setup {
     pub(crate) upstream_field_selector: String,
     pub(crate) cache_compression: bool,
     pub(crate) peers: Option<Peers>,
+    /// What random choices come from; drawn where there is none.
+    pub(crate) seed: Option<u64>,
 }
 
 impl Setup {
@@ -89,6 +91,7 @@ impl Setup {
             upstream_field_selector: String::new(),
             cache_compression: false,
             peers: None,
+            seed: None,
         }
     }
 
@@ -161,7 +164,7 @@ impl Rig {
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
             peers: setup.peers,
-            seed: None,
+            seed: setup.seed,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
@@ -377,7 +380,7 @@ pub(crate) fn pod(name: &str, stage: &str) -> Value {
 pub(crate) fn pod_in(namespace: &str, name: &str, stage: &str) -> Value {
     json!({
         "metadata": { "namespace": namespace, "name": name, "labels": { "stage": stage } },
-        "spec": { "containers": [{ "name": "main", "image": "registry.k8s.io/pause:3.10" }] },
+        "spec": { "containers": [{ "name": "main", "image": "pause" }] },
     })
 }
 

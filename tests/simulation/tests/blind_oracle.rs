@@ -18,7 +18,7 @@ use crate::{
 type Spoil = fn(&mut Vec<Entry>) -> Option<()>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(&str, &[Guarantee], Spoil); 14] = [
+    let cases: [(&str, &[Guarantee], Spoil); 24] = [
         ("a_lost_event", &[Guarantee::Reliable], lost),
         ("an_event_told_twice", &[Guarantee::Unique], twice),
         ("two_events_swapped", &[Guarantee::Reliable], swapped),
@@ -33,6 +33,16 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("a_delete_missing_in_a_span", &[Guarantee::Convergent], delete_lost_in_span),
         ("a_key_twice_in_a_span", &[Guarantee::Unique], twice_in_span),
         ("the_last_event_missing", &[Guarantee::Convergent], lost_at_the_end),
+        ("an_event_from_before", &[Guarantee::Ordered], event_from_before),
+        ("a_bookmark_from_before", &[Guarantee::Ordered], bookmark_from_before),
+        ("a_span_that_ends_before_it_began", &[Guarantee::Ordered], span_from_before),
+        ("two_events_at_one_version", &[Guarantee::Atomic], two_at_one_version),
+        ("an_event_of_another_uid", &[Guarantee::Reliable], other_uid),
+        ("a_ghost_in_a_snapshot", &[Guarantee::Reliable], ghost_in_snapshot),
+        ("an_old_object_in_a_snapshot", &[Guarantee::Reliable], old_in_snapshot),
+        ("other_bytes_in_a_span", &[Guarantee::Convergent], other_bytes_in_span),
+        ("other_bytes_of_what_a_span_removes", &[Guarantee::Reliable], other_bytes_removed_in_span),
+        ("an_end_without_a_reason_in_the_world", &[Guarantee::Resumable], made_up_end),
     ];
     let trial = |(name, expected, spoil): (&str, &'static [Guarantee], Spoil)| {
         Trial::test(format!("the_oracle_sees::{name}"), move || sees(expected, spoil))
@@ -193,6 +203,86 @@ fn twice_in_span(entries: &mut Vec<Entry>) -> Option<()> {
     let modified = |at: &usize| told(&entries[*at]).is_some_and(|told| told.kind == Kind::Modified);
     let at = in_spans(entries).into_iter().find(modified)?;
     entries.insert(at, entries[at].clone());
+    Some(())
+}
+
+/// Of a version at which nothing can have happened any more.
+fn event_from_before(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = exact(entries)?;
+    told_mut(&mut entries[at])?.version = 1;
+    Some(())
+}
+
+fn bookmark_from_before(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = exact(entries)?;
+    let resume = entries[at].resume.map(|version| version - 1);
+    let bookmark = Entry { what: What::Bookmark, resume, ..entries[at].clone() };
+    entries.insert(at + 1, bookmark);
+    Some(())
+}
+
+fn span_from_before(entries: &mut Vec<Entry>) -> Option<()> {
+    let ends = |entry: &&mut Entry| matches!(entry.what, What::GapEnd | What::CatchUpEnd);
+    entries.iter_mut().find(ends)?.resume = Some(1);
+    Some(())
+}
+
+fn two_at_one_version(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = exact(entries)?;
+    let mut other = entries[at].clone();
+    told_mut(&mut other)?.key.push('x');
+    entries.insert(at + 1, other);
+    Some(())
+}
+
+fn other_uid(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = exact(entries)?;
+    told_mut(&mut entries[at])?.uid.push('x');
+    Some(())
+}
+
+/// The place of the last object of the first snapshot that has any.
+fn last_in_snapshot(entries: &[Entry]) -> Option<usize> {
+    let is_end = |entry: &Entry| matches!(entry.what, What::SnapshotEnd { objects } if objects > 0);
+    Some(entries.iter().position(is_end)? - 1)
+}
+
+fn ghost_in_snapshot(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = last_in_snapshot(entries)?;
+    let mut ghost = entries[at].clone();
+    told_mut(&mut ghost)?.key.push('x');
+    entries.insert(at + 1, ghost);
+    let What::SnapshotEnd { objects } = &mut entries[at + 2].what else { return None };
+    *objects += 1;
+    Some(())
+}
+
+fn old_in_snapshot(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = last_in_snapshot(entries)?;
+    told_mut(&mut entries[at])?.version -= 1;
+    Some(())
+}
+
+fn spoil_bytes_in_span(entries: &mut [Entry], removed: bool) -> Option<()> {
+    let fits = |at: &usize| told(&entries[*at]).is_some_and(|told| told.kind.removes() == removed);
+    let at = in_spans(entries).into_iter().find(fits)?;
+    told_mut(&mut entries[at])?.bytes = "{}".into();
+    Some(())
+}
+
+fn other_bytes_in_span(entries: &mut Vec<Entry>) -> Option<()> {
+    spoil_bytes_in_span(entries, false)
+}
+
+fn other_bytes_removed_in_span(entries: &mut Vec<Entry>) -> Option<()> {
+    spoil_bytes_in_span(entries, true)
+}
+
+/// Whoever has asked for a resource that is there is told that it is not.
+fn made_up_end(entries: &mut Vec<Entry>) -> Option<()> {
+    let at = exact(entries)?;
+    let (code, reason) = ("NotFound".to_owned(), "RESOURCE_NOT_FOUND".to_owned());
+    entries[at].what = What::Ended { code, reason, message: String::new() };
     Some(())
 }
 

@@ -13,7 +13,7 @@ use crate::{
     history::{Encoding, History, Recorder, Spec, What},
     node::NodeOptions,
     oracle,
-    seed::replicas,
+    seed::{alone, replicas},
     selection::Selection,
     subscriber::{self, Habits},
     truth::Kind,
@@ -33,9 +33,10 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn play(case: impl Future<Output = ()>) -> Result<(), Failed> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(case);
-    Ok(())
+    match alone(case).1.first() {
+        None => Ok(()),
+        Some(panic) => Err(format!("a task panicked: {panic}").into()),
+    }
 }
 
 struct Case {
