@@ -18,7 +18,7 @@ use futures::{Stream, StreamExt, future::BoxFuture, stream};
 use kubefan::{
     cache::Update,
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         event::EventType,
         fields::FieldTable,
         object::{Object, ObjectParser},
@@ -224,7 +224,7 @@ impl NamedService for Service {
 async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])));
-    let metrics = Arc::new(Metrics::new(prometheus::Registry::new())?).cache(&gvr, &Scope::Cluster);
+    let metrics = Arc::new(Metrics::new(prometheus::Registry::new())?).cache(&gvr, &Scope::Cluster, Media::Json);
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
     let options = ReflectorOptions {

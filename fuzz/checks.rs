@@ -12,7 +12,7 @@ use kubefan::{
     encoding::{chunk, delta},
     fanout::{Catalog, Patience, Refusal, Served},
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         fields::FieldTable,
         object::{Object, ObjectParser},
         projection::{Parts, Projection},
@@ -71,6 +71,7 @@ pub(crate) fn upstream(data: &[u8]) {
     let (list, watch) = parts(data);
     let chunks: Vec<_> = watch.split(|byte| *byte == CHUNK).map(Bytes::copy_from_slice).collect();
     let (list, gzip) = (Bytes::copy_from_slice(list), flags & 2 != 0);
+    let protobuf = flags & 8 != 0;
     let service = service_fn(move |request: http::Request<Bytes>| {
         let body: UpstreamBody = if request.uri().query().is_some_and(|query| query.contains("watch=1")) {
             let frames = chunks.clone().into_iter().map(|chunk| Ok::<_, BoxError>(http_body::Frame::data(chunk)));
@@ -79,6 +80,10 @@ pub(crate) fn upstream(data: &[u8]) {
             Full::new(list.clone()).map_err(|never: Infallible| match never {}).boxed_unsync()
         };
         let mut answer = http::Response::new(body);
+        if protobuf {
+            let media = request.headers().get("accept").cloned().expect("every request names one");
+            answer.headers_mut().insert("content-type", media);
+        }
         if gzip {
             answer.headers_mut().insert("content-encoding", http::HeaderValue::from_static("gzip"));
         }
@@ -88,9 +93,17 @@ pub(crate) fn upstream(data: &[u8]) {
     let options = UpstreamOptions { body_bytes_max: 1 << 20, ..UpstreamOptions::default() };
     let client = Upstream::from_service(BoxCloneSyncService::new(service), &base, options);
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
-    let metrics =
-        Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(&gvr, &Scope::Cluster);
+    let table = FieldTable::new(&gvr, true, &[]);
+    let parser = match protobuf {
+        true => ObjectParser::protobuf(&gvr, &table).expect("pods are built in"),
+        false => ObjectParser::new(&table),
+    };
+    let parser = Arc::new(parser.of("Pod", "v1"));
+    let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(
+        &gvr,
+        &Scope::Cluster,
+        parser.media(),
+    );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
     let options = ReflectorOptions {
@@ -168,7 +181,7 @@ pub(crate) fn selectors(data: &[u8]) {
 struct Nothing;
 
 impl Catalog for Nothing {
-    async fn find(&self, _: &str, _: &str, _: &str, _: &str) -> Result<Served, Refusal> {
+    async fn find(&self, _: &str, _: &str, _: &str, _: &str, _: Media) -> Result<Served, Refusal> {
         Err(Refusal::NotFound("nothing is served".to_owned()))
     }
 

@@ -83,6 +83,17 @@ pub enum PassthroughMode {
     Off,
 }
 
+/// Whether objects are cached as protobuf too, for those who ask for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum ProtobufMode {
+    /// Once somebody asks for it, and for as long as somebody does.
+    On,
+    /// Never: such requests go upstream.
+    Off,
+}
+
 /// Everything `serve` needs to know, concrete and free of contradictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeConfig {
@@ -136,6 +147,8 @@ pub struct ServeConfig {
     pub on_demand: Option<OnDemandConfig>,
     /// How requests that are not answered from the cache go on; `None` where they do not.
     pub passthrough: Option<PassthroughConfig>,
+    /// Limits of what is cached as protobuf; `None` where nothing is.
+    pub protobuf: Option<ProtobufConfig>,
     /// Other replicas.
     pub peer: PeerConfig,
     /// How log lines look.
@@ -215,6 +228,15 @@ pub struct PassthroughConfig {
     pub upgrades: bool,
 }
 
+/// Limits of what is cached as protobuf.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProtobufConfig {
+    /// Bytes of all objects of all resources.
+    pub bytes_max: u64,
+    /// Unused for so long, a resource is let go: as long as one that is cached on demand.
+    pub idle_timeout: time::Duration,
+}
+
 /// The one place that names the defaults.
 impl Default for ServeConfig {
     fn default() -> Self {
@@ -273,6 +295,7 @@ impl Default for ServeConfig {
                 requests_max: 1000,
                 upgrades: false,
             }),
+            protobuf: Some(ProtobufConfig { bytes_max: 512 << 20, idle_timeout: seconds(10 * 60) }),
             peer: PeerConfig {
                 listen: None,
                 peers: None,
@@ -350,6 +373,8 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("on_demand_idle_timeout", span(limits.idle_timeout)),
         ("passthrough", "caller".to_owned()),
         ("passthrough_max", passthrough.requests_max.to_string()),
+        ("protobuf", "on".to_owned()),
+        ("protobuf_bytes_max", ByteSize(default.protobuf.map_or(0, |protobuf| protobuf.bytes_max)).to_string()),
         ("peer_timeout", span(default.peer.timeout)),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),

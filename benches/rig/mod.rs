@@ -15,7 +15,7 @@ use kubefan::{
         log::{LogEntry, Seen},
     },
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         event::{EventType, Transition, WatchEvent},
         fields::FieldTable,
         format::Format,
@@ -119,7 +119,7 @@ impl PodKind {
     /// Metrics that nobody reads.
     pub(crate) fn metrics(&self) -> CacheMetrics {
         let metrics = Metrics::new(Registry::new()).expect("a new registry");
-        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster)
+        Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json)
     }
 
     /// Selectors as kubectl takes them.

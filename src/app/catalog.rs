@@ -4,24 +4,35 @@ use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
-use super::registry::{Cache, Registry};
+use super::registry::{Cache, CacheId, Registry};
 use crate::{
     cache::Backfill,
     fanout::{Catalog, Patience, Phase, Refusal, Served},
-    model::{GroupVersionResource, ResourceVersion, Scope},
+    model::{GroupVersionResource, Media, ResourceVersion, Scope, protobuf::kinds},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
     watch,
 };
 
 impl Catalog for Arc<Registry> {
-    async fn find(&self, group: &str, version: &str, resource: &str, namespace: &str) -> Result<Served, Refusal> {
+    async fn find(
+        &self,
+        group: &str,
+        version: &str,
+        resource: &str,
+        namespace: &str,
+        media: Media,
+    ) -> Result<Served, Refusal> {
         // What is cached under this name is answered without asking anyone: upstream may be away just now.
-        if let Some(served) = self.by_name(group, version, resource, namespace)? {
+        if let Some(served) = self.by_name(group, version, resource, namespace, media)? {
             return Ok(served);
         }
+        if media == Media::Protobuf && !version.is_empty() {
+            // Before discovery is asked, for those who ask for protobuf first of whatever there is.
+            known_as_protobuf(&GroupVersionResource::new(group, version, resource))?;
+        }
         // In a box: it is rare and large, and every request would have room for it.
-        Box::pin(self.look_up(group, version, resource, namespace)).await
+        Box::pin(self.look_up(group, version, resource, namespace, media)).await
     }
 
     async fn backfill(
@@ -46,7 +57,9 @@ impl Catalog for Arc<Registry> {
     }
 
     fn list(&self) -> Vec<ResourceStatus> {
-        let mut all: Vec<_> = self.caches.iter().map(|cache| status(&cache)).collect();
+        // A cache in protobuf is a second form of one that is listed, for clients that speak no gRPC.
+        let caches = self.caches.iter().filter(|cache| cache.key().media == Media::Json);
+        let mut all: Vec<_> = caches.map(|cache| status(&cache)).collect();
         all.extend(self.missing.iter().map(|missing| ResourceStatus {
             name: missing.key().clone(),
             state: state(missing.phase).into(),
@@ -61,7 +74,7 @@ impl Catalog for Arc<Registry> {
 impl Registry {
     /// The cache that was found for a reader, if it is still the one.
     fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
-        let cache = self.caches.get(&(served.gvr.clone(), served.scope.clone())).map(|cache| cache.clone());
+        let cache = self.caches.get(&CacheId::of(served)).map(|cache| cache.clone());
         let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));
         cache.ok_or_else(|| Refusal::Unavailable(format!("{} is being set up again", served.gvr)))
     }
@@ -73,6 +86,7 @@ impl Registry {
         version: &str,
         resource: &str,
         namespace: &str,
+        media: Media,
     ) -> Result<Served, Refusal> {
         let discovery = &self.shared.discovery;
         let info = match (group, version) {
@@ -80,7 +94,8 @@ impl Registry {
             _ => discovery.find(group, version, resource).await,
         };
         let info = info.map_err(refusal)?;
-        let id = (info.gvr.clone(), self.scope_of(info.namespaced, namespace)?);
+        let scope = self.scope_of(info.namespaced, namespace)?;
+        let id = CacheId { gvr: info.gvr.clone(), scope, media };
         if let Some(cache) = self.caches.get(&id) {
             return Ok(cache.served.clone());
         }
@@ -89,11 +104,18 @@ impl Registry {
         }
         self.may_start(&id)?;
         let resolved = self.resolve(&info.gvr.group, &info.gvr.version, &info.gvr.resource).await.map_err(refusal)?;
-        self.start_for_reader(&resolved, id.1).await
+        self.start_for_reader(&resolved, id).await
     }
 
     /// A configured resource by the name it was configured by, or any cached one by its full name.
-    fn by_name(&self, group: &str, version: &str, resource: &str, namespace: &str) -> Result<Option<Served>, Refusal> {
+    fn by_name(
+        &self,
+        group: &str,
+        version: &str,
+        resource: &str,
+        namespace: &str,
+        media: Media,
+    ) -> Result<Option<Served>, Refusal> {
         let short = group.is_empty() && version.is_empty();
         let wanted = GroupVersionResource::new(group, version, resource);
         let named = |cache: &Cache| match short {
@@ -107,7 +129,7 @@ impl Registry {
             return missing.map_or(Ok(None), |missing| Err(not_synced(resource, &missing.message)));
         };
         let scope = self.scope_of(served.namespaced, namespace)?;
-        Ok(self.caches.get(&(served.gvr, scope)).map(|cache| cache.served.clone()))
+        Ok(self.caches.get(&CacheId { gvr: served.gvr, scope, media }).map(|cache| cache.served.clone()))
     }
 
     /// Which of the scopes a request is for.
@@ -132,6 +154,14 @@ impl Registry {
             ))),
         }
     }
+}
+
+/// Whether a resource is of a type that is read as protobuf.
+pub(super) fn known_as_protobuf(gvr: &GroupVersionResource) -> Result<(), Refusal> {
+    if kinds::is_known(gvr) {
+        return Ok(());
+    }
+    Err(Refusal::NotCached(format!("{gvr} is not cached as protobuf: it is of no built-in type that kubefan knows")))
 }
 
 fn not_synced(resource: &str, message: &str) -> Refusal {

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
-    model::{GroupVersionResource, ResourceVersion},
+    model::{GroupVersionResource, Media, ResourceVersion},
     peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -93,6 +93,8 @@ pub enum Stopped {
     NotFound(String),
     /// It holds more than it may.
     TooLarge(String),
+    /// The apiserver does not give it in this encoding.
+    NotAcceptable(String),
 }
 
 /// A running list and watch, and the cache it feeds.
@@ -281,7 +283,7 @@ impl Informer {
                 self.listing = Some((reason, received));
                 // Its pages may come from more than one connection: it is asked about again when they are all there.
                 self.doubt = Some(self.shared.upstream.doubt());
-                info!(resource = %self.served.gvr, reason, "listing");
+                info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
             Update::WentBack { reached } => {
@@ -317,7 +319,7 @@ impl Informer {
             Ok(Some(commit)) => {
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
-                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), version = %commit.version, objects, bytes, "synced");
+                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
                 }
                 hub.commit(commit, received);
             }
@@ -343,7 +345,7 @@ impl Informer {
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
-        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), reason = error.reason(), %error, "upstream failed");
+        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
         let retry_after = error.upstream().and_then(UpstreamError::retry_after);
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {
@@ -356,6 +358,12 @@ impl Informer {
                 }
             }
             Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
+            Some(UpstreamError::Refused { code: 406, message }) if self.media() == Media::Protobuf => {
+                let resource = &self.served.gvr;
+                return Some(Stopped::NotAcceptable(format!(
+                    "the apiserver does not give {resource} as protobuf: {message}"
+                )));
+            }
             _ => {
                 self.forbidden_since = None;
                 hub.trouble(error.to_string());
@@ -377,6 +385,10 @@ impl Informer {
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
         self.writer = CacheWriter::new(self.shared.cache_compression);
         self.reflector.relist("forbidden");
+    }
+
+    fn media(&self) -> Media {
+        self.served.parser.media()
     }
 
     async fn wait(&mut self, retry_after: Option<Duration>) {

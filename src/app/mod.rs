@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use self::{
     informer::Shared,
-    on_demand::{OnDemand, SizeLimits},
+    on_demand::{OnDemand, Protobuf, SizeLimits},
     registry::{Registry, RegistryOptions},
 };
 use crate::{
@@ -264,6 +264,10 @@ fn registry(
                 on_demand_bytes_max: limit(on_demand.bytes_max),
             },
             on_demand_idle_timeout: on_demand.idle_timeout,
+        }),
+        protobuf: config.protobuf.map(|protobuf| Protobuf {
+            protobuf_bytes_max: limit(protobuf.bytes_max),
+            protobuf_idle_timeout: protobuf.idle_timeout,
         }),
     };
     Registry::new(shared, options, metrics.clone(), stop.clone())

@@ -1,9 +1,12 @@
 //! What readers start: which caches may come to be without having been configured, how much they may hold, and when they go again.
 //!
 //! An informer that any reader could start would be an attack on memory, so everything here is bounded: the number of resources, the
-//! objects of each, and the bytes of all together, before the first list, during it, and ever after.
+//! objects of each, and the bytes of all together, before the first list, during it, and ever after. A cache in protobuf is always started
+//! by a reader, because only there it is known whether anyone speaks it; it is another form of what may be cached as JSON, within
+//! a budget of its own.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -16,19 +19,22 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use super::{
+    catalog::known_as_protobuf,
     informer::{Shared, Stopped},
     registry::{Cache, CacheId, Ended, Registry, Resolved},
 };
 use crate::{
     fanout::{Phase, Refusal, Served, StreamEnd},
-    model::{GroupVersionResource, Scope},
+    model::{GroupVersionResource, Media, Scope, object::ObjectParser},
     upstream::client::{Verb, encode_query},
 };
 
 /// How long a reader waits for a cache that it has started.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a resource that was too large is refused before it is tried again.
-const TOO_LARGE_MEMORY: Duration = Duration::from_secs(60);
+/// The same for protobuf, where what is not synced by then can be had upstream: informers are to start within 3 s.
+const PROTOBUF_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a resource that was too large, or not to be had, is refused before it is tried again.
+const REFUSED_MEMORY: Duration = Duration::from_secs(60);
 
 /// What may be cached beyond the configured resources.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +45,15 @@ pub struct OnDemand {
     pub size: SizeLimits,
     /// After so long without a reader a cache is dropped.
     pub on_demand_idle_timeout: Duration,
+}
+
+/// What may be cached as protobuf.
+#[derive(Debug, Clone, Copy)]
+pub struct Protobuf {
+    /// Bytes of all objects of all resources together.
+    pub protobuf_bytes_max: usize,
+    /// After so long without a reader a cache is dropped.
+    pub protobuf_idle_timeout: Duration,
 }
 
 /// What informers that readers have started may hold.
@@ -52,7 +67,11 @@ pub struct SizeLimits {
 
 /// What one informer may hold. Its share of the bytes is given back when it is dropped.
 pub struct Allowance {
-    limits: SizeLimits,
+    objects_max: usize,
+    bytes_max: usize,
+    /// What the bytes are called, and the flag that allows more.
+    what: &'static str,
+    flag: &'static str,
     /// The bytes that all hold.
     used: Arc<AtomicUsize>,
     /// Those of this one.
@@ -61,28 +80,35 @@ pub struct Allowance {
 
 impl Allowance {
     /// An allowance of which nothing is used; `used` counts the bytes of all.
-    pub fn new(limits: SizeLimits, used: Arc<AtomicUsize>) -> Self {
-        Self { limits, used, bytes: 0 }
+    fn on_demand(limits: SizeLimits, used: Arc<AtomicUsize>) -> Self {
+        let SizeLimits { on_demand_objects_max: objects_max, on_demand_bytes_max: bytes_max } = limits;
+        Self { objects_max, bytes_max, what: "bytes", flag: "--on-demand-bytes-max", used, bytes: 0 }
+    }
+
+    /// The same for protobuf.
+    fn protobuf(objects_max: usize, protobuf_bytes_max: usize, used: Arc<AtomicUsize>) -> Self {
+        let (what, flag) = ("bytes of protobuf", "--protobuf-bytes-max");
+        Self { objects_max, bytes_max: protobuf_bytes_max, what, flag, used, bytes: 0 }
     }
 
     /// Notes what is held now; where that is more than may be, says so.
     pub fn hold(&mut self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), Stopped> {
-        let SizeLimits { on_demand_objects_max, on_demand_bytes_max } = self.limits;
+        let Self { objects_max, bytes_max, what, flag, .. } = *self;
         // Two that grow at once may both be told: neither may grow then.
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         let all = before + bytes - self.bytes;
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
         self.bytes = bytes;
-        if objects > on_demand_objects_max {
+        if objects > objects_max {
             return Err(Stopped::TooLarge(format!(
-                "{gvr} has more than {on_demand_objects_max} objects, the most that is cached on demand; raise \
+                "{gvr} has more than {objects_max} objects, the most that is cached on demand; raise \
                  --on-demand-objects-max, or name it with --resource"
             )));
         }
-        if all > on_demand_bytes_max {
+        if all > bytes_max {
+            let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
             return Err(Stopped::TooLarge(format!(
-                "with {gvr} more than {on_demand_bytes_max} bytes would be cached on demand; raise --on-demand-bytes-max, or \
-                 name it with --resource"
+                "with {gvr} more than {bytes_max} {what} would be cached on demand; raise {flag}{or_name}"
             )));
         }
         Ok(())
@@ -110,13 +136,13 @@ impl Allowance {
         let Ok(First { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
         // With a selector the apiserver does not count.
         let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
-        let SizeLimits { on_demand_objects_max, on_demand_bytes_max } = self.limits;
+        let Self { objects_max, bytes_max, what, flag, .. } = *self;
         // One object says little about the others' size: only a clear case is refused here.
-        let clearly_too_large = objects.saturating_mul(body.len()) / 4 > on_demand_bytes_max;
-        if objects > on_demand_objects_max || clearly_too_large {
+        let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;
+        if objects > objects_max || clearly_too_large {
             return Err(Stopped::TooLarge(format!(
-                "{} has {objects} objects, the first of {} bytes; on demand at most {on_demand_objects_max} objects and \
-                 {on_demand_bytes_max} bytes are cached; raise --on-demand-objects-max or --on-demand-bytes-max, or name it \
+                "{} has {objects} objects, the first of {} bytes; on demand at most {objects_max} objects and \
+                 {bytes_max} {what} are cached; raise --on-demand-objects-max or {flag}, or name it \
                  with --resource",
                 served.gvr,
                 body.len()
@@ -147,12 +173,12 @@ impl Drop for Running {
         // Still in the map: it was not stopped for being idle, so it could not go on.
         let removed = registry.caches.remove_if(id, |_, current| Arc::ptr_eq(current, cache));
         match ended.take() {
-            Some(ended) if removed.is_some() && ended.too_large => {
-                registry.too_large.insert(id.clone(), (Instant::now(), ended.missing.message));
+            Some(ended) if removed.is_some() && ended.refused => {
+                registry.refused.insert(id.clone(), (Instant::now(), ended.missing.message));
             }
             Some(_) => {}
             None => {
-                let message = format!("the informer of {} has failed", id.0);
+                let message = format!("the informer of {} has failed", id.gvr);
                 cache.served.hub.close(Phase::Syncing, StreamEnd::Stopped(message));
             }
         }
@@ -161,34 +187,63 @@ impl Drop for Running {
     }
 }
 
+/// That a reader may start a cache, and what it may hold.
+pub(super) struct Permit {
+    allowance: Allowance,
+    /// How many resources may be cached on demand, where it is one.
+    resources_max: Option<usize>,
+}
+
 impl Registry {
     /// Whether a reader may start this cache.
-    pub(super) fn may_start(&self, id: &CacheId) -> Result<OnDemand, Refusal> {
-        let gvr = &id.0;
-        let Some(on_demand) = self.options.on_demand else {
-            return Err(Refusal::NotCached(format!(
-                "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache what is asked for"
-            )));
-        };
-        match self.too_large.get(id).filter(|refused| refused.0.elapsed() < TOO_LARGE_MEMORY) {
-            Some(refused) => Err(Refusal::Exhausted(refused.1.clone())),
-            None => Ok(on_demand),
+    pub(super) fn may_start(&self, id: &CacheId) -> Result<Permit, Refusal> {
+        let permit = self.permit(id)?;
+        match self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_MEMORY) {
+            Some(refused) => Err(exhausted(id.media, refused.1.clone())),
+            None => Ok(permit),
         }
+    }
+
+    fn permit(&self, id: &CacheId) -> Result<Permit, Refusal> {
+        let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr));
+        if id.media == Media::Json {
+            let OnDemand { size, on_demand_resources_max, .. } = on_demand()?;
+            let allowance = Allowance::on_demand(size, self.on_demand_bytes.clone());
+            return Ok(Permit { allowance, resources_max: Some(on_demand_resources_max) });
+        }
+        let Some(Protobuf { protobuf_bytes_max, .. }) = self.options.protobuf else {
+            return Err(Refusal::NotCached("nothing is cached as protobuf (--protobuf=off)".to_owned()));
+        };
+        known_as_protobuf(&id.gvr)?;
+        // Whoever has configured a resource wants it cached, in whatever form it is asked for.
+        let on_demand = if self.is_configured(id) { None } else { Some(on_demand()?) };
+        let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
+        let allowance = Allowance::protobuf(objects_max, protobuf_bytes_max, self.protobuf_bytes.clone());
+        Ok(Permit { allowance, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
+    }
+
+    /// Whether the configuration asks for this resource, in this scope.
+    fn is_configured(&self, id: &CacheId) -> bool {
+        let json = CacheId { media: Media::Json, ..id.clone() };
+        self.caches.get(&json).is_some_and(|cache| !cache.on_demand)
     }
 
     /// Starts a cache for a reader, if that is allowed, and waits until it is synced, but not for long.
     pub(super) async fn start_for_reader(
         self: &Arc<Self>,
         resolved: &Resolved,
-        scope: Scope,
+        id: CacheId,
     ) -> Result<Served, Refusal> {
-        let id = (resolved.info.gvr.clone(), scope);
         let cache = self.start(resolved, &id)?;
         let mut phase = cache.served.hub.phase();
+        let sync_timeout = match id.media {
+            Media::Json => FIRST_SYNC_TIMEOUT,
+            Media::Protobuf => PROTOBUF_SYNC_TIMEOUT,
+        };
         tokio::select! {
             biased;
             // Not synced by then: the reader is told so, with a delay.
-            _ = timeout(FIRST_SYNC_TIMEOUT, phase.wait_for(|phase| *phase != Phase::Syncing)) => {}
+            _ = timeout(sync_timeout, phase.wait_for(|phase| *phase != Phase::Syncing)) => {}
             () = cache.stop.cancelled() => {}
         }
         self.may_start(&id)?;
@@ -196,21 +251,30 @@ impl Registry {
     }
 
     fn start(self: &Arc<Self>, resolved: &Resolved, id: &CacheId) -> Result<Arc<Cache>, Refusal> {
-        let on_demand = self.may_start(id)?;
-        let (gvr, scope) = id;
+        let Permit { allowance, resources_max } = self.may_start(id)?;
+        let CacheId { gvr, scope, media } = id;
+        let parser = match media {
+            Media::Json => ObjectParser::new(&resolved.fields),
+            Media::Protobuf => {
+                let parser = ObjectParser::protobuf(gvr, &resolved.fields);
+                parser.ok_or_else(|| Refusal::NotCached(format!("{gvr} has fields that are not known as protobuf")))?
+            }
+        };
         let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cache) = self.caches.get(id) {
             return Ok(cache.clone());
         }
-        let limit = on_demand.on_demand_resources_max;
-        if self.caches.iter().filter(|cache| cache.on_demand).count() >= limit {
-            return Err(Refusal::Exhausted(format!(
-                "{limit} resources are cached on demand, the most this kubefan allows (--on-demand-resources-max)"
-            )));
+        if let Some(limit) = resources_max {
+            let others = self.cached_on_demand().into_iter().filter(|other| *other != (gvr.clone(), scope.clone()));
+            if others.count() >= limit {
+                let message = format!(
+                    "{limit} resources are cached on demand, the most this kubefan allows (--on-demand-resources-max)"
+                );
+                return Err(exhausted(*media, message));
+            }
         }
-        info!(resource = %gvr, scope = scope.namespace(), "caching on demand");
-        let cache = self.insert(&gvr.to_string(), resolved, scope.clone(), true);
-        let allowance = Allowance::new(on_demand.size, self.on_demand_bytes.clone());
+        info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
+        let cache = self.insert(&gvr.to_string(), resolved, scope.clone(), parser, true);
         let mut running = Running { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = resolved.schema.clone();
         tokio::spawn(async move {
@@ -222,11 +286,27 @@ impl Registry {
         Ok(cache)
     }
 
+    /// The resources, with their scopes, that are cached only because readers asked for them, in whatever form.
+    fn cached_on_demand(&self) -> HashSet<(GroupVersionResource, Scope)> {
+        let of = |cache: &Cache| (cache.on_demand, (cache.served.gvr.clone(), cache.served.scope.clone()));
+        let (started, configured): (Vec<_>, Vec<_>) =
+            self.caches.iter().map(|cache| of(&cache)).partition(|(on_demand, _)| *on_demand);
+        let mut started: HashSet<_> = started.into_iter().map(|(_, of)| of).collect();
+        started.retain(|of| !configured.iter().any(|(_, configured)| configured == of));
+        started
+    }
+
+    /// After which silence what readers have started is let go; `None` where they start nothing.
+    pub(super) fn idle_timeout(&self) -> Option<Duration> {
+        let on_demand = self.options.on_demand.map(|on_demand| on_demand.on_demand_idle_timeout);
+        on_demand.or(self.options.protobuf.map(|protobuf| protobuf.protobuf_idle_timeout))
+    }
+
     /// Drops what nobody has read for so long.
     pub(super) async fn drop_idle(self: Arc<Self>, idle_timeout: Duration) {
         loop {
             sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
-            self.too_large.retain(|_, (at, _)| at.elapsed() < TOO_LARGE_MEMORY);
+            self.refused.retain(|_, (at, _)| at.elapsed() < REFUSED_MEMORY);
             let idle = |cache: &Cache| {
                 let status = cache.served.hub.status();
                 cache.on_demand && status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout
@@ -235,11 +315,26 @@ impl Registry {
             self.caches.retain(|_, cache| {
                 let idle = idle(cache);
                 if idle {
-                    info!(resource = %cache.served.gvr, "idle; no longer cached");
+                    let media = cache.served.parser.media().as_str();
+                    info!(resource = %cache.served.gvr, media, "idle; no longer cached");
                     cache.stop.cancel();
                 }
                 !idle
             });
         }
+    }
+}
+
+fn not_cached(gvr: &GroupVersionResource) -> Refusal {
+    Refusal::NotCached(format!(
+        "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache what is asked for"
+    ))
+}
+
+/// A limit stands against it. Protobuf is one of two forms: who cannot have it here asks elsewhere, and loses nothing.
+fn exhausted(media: Media, message: String) -> Refusal {
+    match media {
+        Media::Json => Refusal::Exhausted(message),
+        Media::Protobuf => Refusal::NotCached(message),
     }
 }

@@ -22,13 +22,13 @@ use super::{
     cluster_version::ClusterVersion,
     freshness::Prover,
     informer::{Informer, Shared, Stopped, schema_changed},
-    on_demand::{Allowance, OnDemand},
+    on_demand::{Allowance, OnDemand, Protobuf},
     warm_start::HeldSchema,
 };
 use crate::{
     cache::{RingLimits, writer::SELF_CHECK},
     fanout::{Gate, GateLimits, Hub, HubOptions, HubStatus, Phase, Served, StreamEnd},
-    model::{GroupVersionResource, Scope, fields::FieldTable, object::ObjectParser},
+    model::{GroupVersionResource, Media, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResolvedResource,
     server::admin::Readiness,
     telemetry::metrics::Metrics,
@@ -54,6 +54,8 @@ pub struct RegistryOptions {
     pub gate: GateLimits,
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
+    /// `None`: nothing is cached as protobuf.
+    pub protobuf: Option<Protobuf>,
     /// How old the proof of a state may be that is read; `None`: as old as it gets.
     pub staleness_max: Option<Duration>,
     /// Whether reads that are to be consistent may be answered from caches, once those are proved to be fresh.
@@ -65,7 +67,19 @@ pub struct RegistryOptions {
 /// The longest wait before a configured resource that does not exist is looked for again: its CRD may have been created.
 const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
-pub(super) type CacheId = (GroupVersionResource, Scope);
+/// What one cache is of. There is at most one with each.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct CacheId {
+    pub(super) gvr: GroupVersionResource,
+    pub(super) scope: Scope,
+    pub(super) media: Media,
+}
+
+impl CacheId {
+    pub(super) fn of(served: &Served) -> Self {
+        Self { gvr: served.gvr.clone(), scope: served.scope.clone(), media: served.parser.media() }
+    }
+}
 
 /// One cache and its task.
 pub(super) struct Cache {
@@ -75,6 +89,7 @@ pub(super) struct Cache {
     pub(super) backfiller: Arc<Backfiller>,
     pub(super) cluster_version: ClusterVersion,
     pub(super) prover: Arc<Prover>,
+    /// A reader has started it, and it goes when nobody reads it any more.
     pub(super) on_demand: bool,
     /// Cancelled when it is to end, and when it has.
     pub(super) stop: CancellationToken,
@@ -102,7 +117,8 @@ pub(super) struct Missing {
 /// How a cache ended.
 pub(super) struct Ended {
     pub(super) missing: Missing,
-    pub(super) too_large: bool,
+    /// It would end like this again.
+    pub(super) refused: bool,
 }
 
 /// All caches.
@@ -114,9 +130,11 @@ pub struct Registry {
     pub(super) caches: DashMap<CacheId, Arc<Cache>>,
     pub(super) missing: DashMap<String, Missing>,
     /// What readers asked for in vain, when, and why.
-    pub(super) too_large: DashMap<CacheId, (Instant, String)>,
-    /// The bytes of all that readers have started.
+    pub(super) refused: DashMap<CacheId, (Instant, String)>,
+    /// The bytes of all JSON that readers have started.
     pub(super) on_demand_bytes: Arc<AtomicUsize>,
+    /// The bytes of all that is cached as protobuf.
+    pub(super) protobuf_bytes: Arc<AtomicUsize>,
     /// Held while caches are started, so that the limit on their number holds and no two are for the same.
     pub(super) starting: Mutex<()>,
     changes: watch::Sender<u64>,
@@ -138,8 +156,9 @@ impl Registry {
             metrics,
             caches: DashMap::new(),
             missing,
-            too_large: DashMap::new(),
+            refused: DashMap::new(),
             on_demand_bytes: Arc::default(),
+            protobuf_bytes: Arc::default(),
             starting: Mutex::new(()),
             changes: watch::Sender::new(0),
             stop,
@@ -165,8 +184,8 @@ impl Registry {
         for name in self.options.resources.clone() {
             tasks.spawn(self.clone().keep(name));
         }
-        if let Some(on_demand) = self.options.on_demand {
-            tasks.spawn(self.clone().drop_idle(on_demand.on_demand_idle_timeout));
+        if let Some(idle_timeout) = self.idle_timeout() {
+            tasks.spawn(self.clone().drop_idle(idle_timeout));
         }
         if let Some(interval) = self.options.self_check_interval {
             tasks.spawn(self.clone().check_all(interval));
@@ -230,7 +249,8 @@ impl Registry {
             return Err(other.name.clone());
         }
         let scopes = self.scopes(&resolved.info).into_iter();
-        Ok(scopes.map(|scope| self.insert(name, resolved, scope, false)).collect())
+        let json = || ObjectParser::new(&resolved.fields);
+        Ok(scopes.map(|scope| self.insert(name, resolved, scope, json(), false)).collect())
     }
 
     /// Runs the caches of a configured resource until one cannot go on; they begin again together, for they share its names.
@@ -259,8 +279,7 @@ impl Registry {
         for cache in caches {
             let end = StreamEnd::Stopped(format!("{name} is being set up again"));
             cache.served.hub.close(Phase::Syncing, end);
-            let id = (cache.served.gvr.clone(), cache.served.scope.clone());
-            self.caches.remove_if(&id, |_, current| Arc::ptr_eq(current, &cache));
+            self.caches.remove_if(&CacheId::of(&cache.served), |_, current| Arc::ptr_eq(current, &cache));
         }
         self.changed();
     }
@@ -305,6 +324,7 @@ impl Registry {
         name: &str,
         resolved: &Resolved,
         scope: Scope,
+        parser: ObjectParser,
         on_demand: bool,
     ) -> Arc<Cache> {
         let Resolved { info, fields, .. } = resolved;
@@ -316,8 +336,8 @@ impl Registry {
             kind: info.kind.clone(),
             namespaced: info.namespaced,
         };
-        let parser = Arc::new(ObjectParser::new(fields).of(&info.kind, &gvr.api_version()));
-        let metrics = self.metrics.cache(gvr, &scope);
+        let parser = Arc::new(parser.of(&info.kind, &gvr.api_version()));
+        let metrics = self.metrics.cache(gvr, &scope, parser.media());
         let served = Served {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
@@ -334,7 +354,7 @@ impl Registry {
         let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
         let cache = Cache { name, served, backfiller, cluster_version, prover, on_demand, stop, schema, suspect };
         let cache = Arc::new(cache);
-        if let Some(before) = self.caches.insert((gvr.clone(), scope), cache.clone()) {
+        if let Some(before) = self.caches.insert(CacheId::of(&cache.served), cache.clone()) {
             // A configured resource takes the place of the cache that a reader had started.
             before.stop.cancel();
         }
@@ -361,7 +381,7 @@ impl Registry {
     ) -> Ended {
         let served = &cache.served;
         let hub = &served.hub;
-        let ended = |phase, message, too_large| Ended { missing: Missing { phase, message }, too_large };
+        let ended = |phase, message, refused| Ended { missing: Missing { phase, message }, refused };
         let (schema, prover) = (cache.schema.clone(), cache.prover.clone());
         let mut informer = Informer::new(self.shared.clone(), served.clone(), schema, prover, allowance, warm);
         loop {
@@ -404,7 +424,7 @@ impl Registry {
                     hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
                     ended(Phase::NotFound, message, false)
                 }
-                Stopped::TooLarge(message) => {
+                Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
                     warn!(resource = %served.gvr, message, "not cached");
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
                     ended(Phase::Syncing, message, true)
@@ -472,7 +492,7 @@ impl Registry {
                 *health.entry(name).or_insert(true) &= serves;
             }
         };
-        for cache in self.caches.iter() {
+        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json) {
             let Served { gvr, scope, hub, .. } = &cache.served;
             let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
             note(&full_name, scope, serves);
@@ -492,7 +512,13 @@ impl Registry {
 
     /// Every cache's name and hub.
     pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
-        let title = |cache: &Cache| title(&cache.served.gvr.to_string(), &cache.served.scope);
+        let title = |cache: &Cache| {
+            let title = title(&cache.served.gvr.to_string(), &cache.served.scope);
+            match cache.served.parser.media() {
+                Media::Json => title,
+                Media::Protobuf => format!("{title} (protobuf)"),
+            }
+        };
         self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()
     }
 

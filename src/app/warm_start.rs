@@ -13,11 +13,14 @@ use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{informer::Shared, registry::Registry};
+use super::{
+    informer::Shared,
+    registry::{CacheId, Registry},
+};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,
-    model::{GroupVersionResource, ResourceVersion, Scope},
+    model::{GroupVersionResource, Media, ResourceVersion, Scope},
     peer::{CacheIdentity, Decoder, Offer, PeerError, Peers, Restored, Source, schema_text},
     telemetry::metrics::WarmStart,
     upstream::{
@@ -252,7 +255,8 @@ async fn compare(
 /// The caches of a registry, for its peers.
 impl Source for Arc<Registry> {
     fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer> {
-        let cache = self.caches.get(&(gvr.clone(), scope.clone()))?.clone();
+        let id = CacheId { gvr: gvr.clone(), scope: scope.clone(), media: Media::Json };
+        let cache = self.caches.get(&id)?.clone();
         Some(Offer {
             hub: cache.served.hub.clone(),
             upstream_field_selector: self.shared.upstream_field_selector.clone(),

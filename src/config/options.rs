@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, CacheCompression, ConfigError, ConsistentReads, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN,
-    OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, RingConfig, ServeConfig, TlsFiles,
-    UpstreamConfig, WatchListMode,
+    OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, ProtobufConfig, ProtobufMode,
+    RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 
@@ -278,6 +278,18 @@ pub struct ServeOptions {
     /// Pass exec, attach, port-forward and websockets on too.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_PASSTHROUGH_UPGRADES", help_heading = "Passthrough", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub passthrough_upgrades: Option<bool>,
+    /// Cache objects of built-in types as protobuf too, once a client asks for it; with off such requests go upstream.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PROTOBUF", help_heading = "On demand", value_name = "MODE", value_enum)
+    )]
+    pub protobuf: Option<ProtobufMode>,
+    /// Bytes that all objects cached as protobuf may have; requests for what finds no room go upstream.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_PROTOBUF_BYTES_MAX", help_heading = "On demand", value_name = "SIZE")
+    )]
+    pub protobuf_bytes_max: Option<ByteSize>,
     /// Where other replicas may take over what is cached, over mutual TLS: IP:PORT or :PORT. Off unless given.
     #[cfg_attr(
         feature = "cli",
@@ -344,7 +356,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, protobuf, protobuf_bytes_max, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -459,6 +471,13 @@ impl ServeOptions {
                 idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, limits.idle_timeout)?,
             }),
             passthrough,
+            protobuf: match (self.protobuf.unwrap_or(ProtobufMode::On), default.protobuf) {
+                (ProtobufMode::On, Some(protobuf)) => Some(ProtobufConfig {
+                    bytes_max: size("--protobuf-bytes-max", self.protobuf_bytes_max, 1, protobuf.bytes_max)?,
+                    idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, protobuf.idle_timeout)?,
+                }),
+                _ => None,
+            },
             peer: PeerConfig {
                 listen: self.peer_listen,
                 peers: self.peers.filter(|_| self.cold != Some(true)),
@@ -531,6 +550,11 @@ impl ServeOptions {
             (Some(_), None) => return contradiction("--tls-cert-file needs --tls-private-key-file".to_owned()),
             (None, Some(_)) => return contradiction("--tls-private-key-file needs --tls-cert-file".to_owned()),
             _ => {}
+        }
+        if self.protobuf == Some(ProtobufMode::Off) && self.protobuf_bytes_max.is_some() {
+            return contradiction(
+                "--protobuf-bytes-max has no effect with --protobuf=off; give only one of them".to_owned(),
+            );
         }
         let limits = [
             ("--on-demand-resources-max", self.on_demand_resources_max.is_some()),

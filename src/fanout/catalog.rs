@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{hub::Hub, outcome::Refusal};
 use crate::{
     cache::Backfill,
-    model::{GroupVersionResource, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser},
+    model::{GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser},
     proto::v1alpha1::ResourceStatus,
     watch,
 };
@@ -23,7 +23,7 @@ pub struct Served {
     pub scope: Scope,
     /// The fields that selectors may name.
     pub fields: Arc<FieldTable>,
-    /// How its objects are read.
+    /// How its objects are read, and in which encoding.
     pub parser: Arc<ObjectParser>,
     /// State, history and views.
     pub hub: Arc<Hub>,
@@ -40,14 +40,18 @@ pub enum Patience {
 
 /// The resources that can be asked for.
 pub trait Catalog: Send + Sync + 'static {
-    /// Finds the cache for a resource, by any name that kubectl takes where `group` and `version` are empty; may start it.
+    /// Finds the cache for a resource in an encoding, by any name that kubectl takes where `group` and `version` are empty; may start it.
     /// `namespace` is the one asked for, empty for all.
+    ///
+    /// # Errors
+    /// Of protobuf, [`Refusal::NotCached`] for whatever reason there is no such cache: the objects can be had upstream, or as JSON.
     fn find(
         &self,
         group: &str,
         version: &str,
         resource: &str,
         namespace: &str,
+        media: Media,
     ) -> impl Future<Output = Result<Served, Refusal>> + Send;
 
     /// Reads again from upstream what came after `version`, for one who comes back from before this cache began; one who selects by

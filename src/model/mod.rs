@@ -4,16 +4,20 @@
 pub mod event;
 pub mod fields;
 pub mod format;
+mod media;
 #[cfg(feature = "server")]
 pub mod object;
 #[cfg(feature = "server")]
 pub mod packer;
 pub mod projection;
+#[cfg(feature = "server")]
+pub mod protobuf;
 pub mod resource;
 #[cfg(feature = "server")]
 pub mod selection;
 pub mod selector;
 pub mod version;
 
+pub use media::Media;
 pub use resource::{GroupVersionResource, ObjectKey, Scope};
 pub use version::ResourceVersion;

@@ -6,6 +6,8 @@
 //!
 //! At rest an object may be packed: a new object with its JSON compressed, whose uid, labels and fields are read as before, from a
 //! small text of their own. An object never changes, so reading one takes no lock.
+//!
+//! The same holds for objects in protobuf: the bytes are the envelope that a watch sends, and what is looked at are spans of those.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -13,29 +15,33 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+mod protobuf;
 mod remnant;
 
+use self::protobuf::ProtobufFields;
 use super::{
-    ObjectKey, ResourceVersion,
+    GroupVersionResource, Media, ObjectKey, ResourceVersion,
     fields::{FieldRef, FieldTable},
     packer::Packer,
+    protobuf::{Malformed, at_version, enveloped, is_enveloped},
 };
 
 /// An object as the cache holds it.
 pub struct Object {
     key: ObjectKey,
     version: ResourceVersion,
-    /// Where the digits of `metadata.resourceVersion` begin in the JSON.
+    /// Where the digits of `metadata.resourceVersion` begin in the JSON; 0 in protobuf, where they are looked for when it is needed,
+    /// because the lengths around them are needed too.
     version_start: u32,
     label_count: u32,
     body: Body,
 }
 
-/// The JSON, and the texts that routing reads: the uid, the labels (key, value, key, value, …), then the fields.
+/// The bytes, and the texts that routing reads: the uid, the labels (key, value, key, value, …), then the fields.
 enum Body {
     /// Each text is a span of the bytes: how far it begins from the end of the one before, and its length.
     Plain { bytes: Bytes, spans: Box<[u8]> },
-    /// Texts, each behind its length, then the packed JSON.
+    /// Texts, each behind its length, then the packed bytes.
     Packed { data: Box<[u8]>, packer: Arc<Packer>, texts_len: u32, json_len: u32 },
     /// Texts alone, each behind its length: see [`Object::remnant`].
     Remnant { texts: Box<[u8]>, parser: Arc<ObjectParser> },
@@ -47,6 +53,9 @@ pub enum ObjectError {
     /// Not JSON, or not an object.
     #[error("object is not valid JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// Not protobuf in Kubernetes' envelope.
+    #[error("object cannot be read: {0}")]
+    Protobuf(#[from] Malformed),
     /// A field that every object must have.
     #[error("object has no usable metadata.{0}")]
     Metadata(&'static str),
@@ -63,6 +72,22 @@ enum Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
+    /// The bytes of the text at a position, without a look at them.
+    fn at(mut self, position: usize) -> Option<&'a [u8]> {
+        for _ in 0..position {
+            self.advance()?;
+        }
+        self.advance()
+    }
+
+    /// All of them as they are packed, each behind its length.
+    fn write(mut self, out: &mut Vec<u8>) {
+        while let Some(text) = self.advance() {
+            put_number(out, text.len());
+            out.extend_from_slice(text);
+        }
+    }
+
     /// The next text's bytes, without a look at them.
     fn advance(&mut self) -> Option<&'a [u8]> {
         match self {
@@ -109,7 +134,7 @@ struct Spans {
 
 impl Spans {
     /// A text that lies in `bytes`; an empty one may lie anywhere.
-    fn put(&mut self, bytes: &[u8], text: &str) {
+    fn put(&mut self, bytes: &[u8], text: &[u8]) {
         let start = if text.is_empty() { self.end } else { text.as_ptr() as usize - bytes.as_ptr() as usize };
         let distance = if start >= self.end { (start - self.end) * 2 } else { (self.end - start) * 2 + 1 };
         put_number(&mut self.written, distance);
@@ -143,15 +168,24 @@ fn split_number(bytes: &[u8]) -> Option<(usize, &[u8])> {
 /// Which parts of an object are looked at: the metadata, and the selectable fields of its resource. Made once per resource.
 #[derive(Debug)]
 pub struct ObjectParser {
-    root: Node,
-    /// For each field, the slots that may hold it, in order of preference.
-    fields: Vec<Vec<usize>>,
-    slots: usize,
+    reads: Reads,
     defaults: Vec<&'static str>,
     /// Where each field lies first, and the type that objects are of: what the JSON of a remnant is made with.
     paths: Vec<Option<Vec<String>>>,
     kind: String,
     api_version: String,
+}
+
+/// By names or by numbers.
+#[derive(Debug)]
+enum Reads {
+    Json {
+        root: Node,
+        /// For each field, the slots that may hold it, in order of preference.
+        fields: Vec<Vec<usize>>,
+        slots: usize,
+    },
+    Protobuf(ProtobufFields),
 }
 
 /// A tree of field names; a leaf's value is kept as the span of its JSON.
@@ -187,7 +221,7 @@ impl Node {
 }
 
 impl ObjectParser {
-    /// A parser for the objects of a resource with these selectable fields.
+    /// A parser for the objects of a resource with these selectable fields, as JSON.
     pub fn new(table: &FieldTable) -> Self {
         let (mut root, mut slots) = (Node::default(), 0);
         for name in METADATA {
@@ -198,9 +232,26 @@ impl ObjectParser {
         }
         let fields = table.fields().iter();
         let fields = fields.map(|f| f.paths.iter().map(|path| root.insert(path, &mut slots)).collect()).collect();
+        Self::reading(Reads::Json { root, fields, slots }, table)
+    }
+
+    /// The same for objects in protobuf; `None` for a resource of which it is not known where its fields lie.
+    pub fn protobuf(gvr: &GroupVersionResource, table: &FieldTable) -> Option<Self> {
+        Some(Self::reading(Reads::Protobuf(ProtobufFields::new(gvr, table)?), table))
+    }
+
+    fn reading(reads: Reads, table: &FieldTable) -> Self {
         let defaults = table.fields().iter().map(|field| field.default).collect();
         let paths = table.fields().iter().map(|field| field.paths.first().cloned()).collect();
-        Self { root, fields, slots, defaults, paths, kind: String::new(), api_version: String::new() }
+        Self { reads, defaults, paths, kind: String::new(), api_version: String::new() }
+    }
+
+    /// In which encoding objects are read.
+    pub fn media(&self) -> Media {
+        match self.reads {
+            Reads::Json { .. } => Media::Json,
+            Reads::Protobuf(_) => Media::Protobuf,
+        }
     }
 
     /// The same for objects of this type.
@@ -209,53 +260,31 @@ impl ObjectParser {
     }
 
     /// An object from the bytes of a watch event or a GET. They are copied, so that a network buffer is not kept alive.
-    pub fn parse(&self, json: &[u8]) -> Result<Object, ObjectError> {
-        Ok(self.parse_owned(Bytes::copy_from_slice(json))?.0)
+    pub fn parse(&self, bytes: &[u8]) -> Result<Object, ObjectError> {
+        let bytes = Bytes::copy_from_slice(bytes);
+        match &self.reads {
+            Reads::Json { root, fields, slots } => Ok(parse_json((root, fields, *slots), bytes)?.0),
+            Reads::Protobuf(fields) => fields.parse(bytes),
+        }
     }
 
-    /// An object from an item of a list: `kind` and `api_version` are put in front where the item has none.
-    pub fn from_list_item(&self, json: &str, kind: &str, api_version: &str) -> Result<Object, ObjectError> {
-        let (object, has_type) = self.parse_owned(Bytes::copy_from_slice(json.as_bytes()))?;
+    /// An object from an item of a list: JSON gets `kind` and `api_version` in front where the item has none, protobuf its envelope.
+    pub fn from_list_item(&self, item: &[u8], kind: &str, api_version: &str) -> Result<Object, ObjectError> {
+        let (root, fields, slots) = match &self.reads {
+            Reads::Json { root, fields, slots } => (root, fields, *slots),
+            Reads::Protobuf(fields) => return fields.parse(enveloped(api_version, kind, item)),
+        };
+        let (object, has_type) = parse_json((root, fields, slots), Bytes::copy_from_slice(item))?;
         // Wherever they stand: the keys of a custom resource are sorted, and some sort before these.
         if has_type {
             return Ok(object);
         }
-        let body = json.trim_start().strip_prefix('{').unwrap_or(json).trim_start();
-        let comma = if body.starts_with('}') { "" } else { "," };
-        let canonical = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}{body}");
-        Ok(self.parse_owned(Bytes::from(canonical.into_bytes().into_boxed_slice()))?.0)
-    }
-
-    /// The object, and whether it says its kind.
-    fn parse_owned(&self, bytes: Bytes) -> Result<(Object, bool), ObjectError> {
-        if i32::try_from(bytes.len()).is_err() {
-            return Err(ObjectError::TooLarge(bytes.len()));
-        }
-        let mut slots = vec![None; self.slots];
-        let mut json = serde_json::Deserializer::from_slice(&bytes);
-        Walk { node: &self.root, slots: &mut slots }.deserialize(&mut json)?;
-        json.end()?;
-
-        let text = |slot: usize| slots[slot].and_then(|raw: &str| plain_string(raw)).filter(|text| !text.is_empty());
-        // Names of some types may hold what JSON escapes (RBAC takes any path segment, such as `a&b`).
-        let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
-        let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
-        let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
-        let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
-        let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
-        let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
-        let mut spans = Spans::default();
-        spans.put(&bytes, text(UID).unwrap_or_default());
-        labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text));
-        self.fields.iter().for_each(|of| spans.put(&bytes, of.iter().find_map(present).unwrap_or_default()));
-        let object = Object {
-            key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
-            version,
-            version_start: (version_text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
-            label_count: labels.len() as u32,
-            body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },
-        };
-        Ok((object, slots[KIND].is_some() || slots[API_VERSION].is_some()))
+        let body = item.trim_ascii_start();
+        let body = body.strip_prefix(b"{").unwrap_or(body).trim_ascii_start();
+        let comma = if body.starts_with(b"}") { "" } else { "," };
+        let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}");
+        let canonical = [head.as_bytes(), body].concat().into_boxed_slice();
+        Ok(parse_json((root, fields, slots), Bytes::from(canonical))?.0)
     }
 
     /// The value that a field selector compares with.
@@ -264,13 +293,54 @@ impl ObjectParser {
             FieldRef::Name => Cow::Borrowed(object.key.name()),
             FieldRef::Namespace => Cow::Borrowed(object.key.namespace()),
             FieldRef::Index(index) => {
-                match object.texts().nth(1 + 2 * object.label_count as usize + index).unwrap_or_default() {
-                    "" => Cow::Borrowed(self.defaults.get(index).copied().unwrap_or_default()),
-                    raw => field_text(raw),
+                let raw = object.texts().at(1 + 2 * object.label_count as usize + index).unwrap_or_default();
+                match &self.reads {
+                    _ if raw.is_empty() => Cow::Borrowed(self.defaults.get(index).copied().unwrap_or_default()),
+                    Reads::Json { .. } => field_text(std::str::from_utf8(raw).unwrap_or_default()),
+                    Reads::Protobuf(fields) => fields.text(index, raw),
                 }
             }
         }
     }
+}
+
+/// Places are counted in 31 bits.
+fn check_len(bytes: &[u8]) -> Result<(), ObjectError> {
+    i32::try_from(bytes.len()).map(|_| ()).map_err(|_| ObjectError::TooLarge(bytes.len()))
+}
+
+/// The object, and whether it says its kind.
+fn parse_json(
+    (root, fields, slot_count): (&Node, &[Vec<usize>], usize),
+    bytes: Bytes,
+) -> Result<(Object, bool), ObjectError> {
+    check_len(&bytes)?;
+    let mut slots = vec![None; slot_count];
+    let mut json = serde_json::Deserializer::from_slice(&bytes);
+    Walk { node: root, slots: &mut slots }.deserialize(&mut json)?;
+    json.end()?;
+
+    let text = |slot: usize| slots[slot].and_then(|raw: &str| plain_string(raw)).filter(|text| !text.is_empty());
+    // Names of some types may hold what JSON escapes (RBAC takes any path segment, such as `a&b`).
+    let unescaped = |slot: usize| slots[slot].map(field_text).filter(|text| !text.is_empty());
+    let name = unescaped(NAME).ok_or(ObjectError::Metadata("name"))?;
+    let version_text = text(VERSION).ok_or(ObjectError::Metadata("resourceVersion"))?;
+    let version = version_text.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+    let labels = slots[LABELS].map_or(Ok(Vec::new()), label_pairs)?;
+    let present = |slot: &usize| slots[*slot].filter(|raw| *raw != "null" && *raw != "\"\"");
+    let mut spans = Spans::default();
+    spans.put(&bytes, text(UID).unwrap_or_default().as_bytes());
+    labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text.as_bytes()));
+    let field = |of: &Vec<usize>| of.iter().find_map(present).unwrap_or_default().as_bytes();
+    fields.iter().for_each(|of| spans.put(&bytes, field(of)));
+    let object = Object {
+        key: ObjectKey::new(text(NAMESPACE).unwrap_or_default(), &name),
+        version,
+        version_start: (version_text.as_ptr() as usize - bytes.as_ptr() as usize) as u32,
+        label_count: labels.len() as u32,
+        body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },
+    };
+    Ok((object, slots[KIND].is_some() || slots[API_VERSION].is_some()))
 }
 
 impl Object {
@@ -294,20 +364,20 @@ impl Object {
         self.labels().find(|(k, _)| *k == key).map(|(_, value)| value)
     }
 
-    /// All labels, in the order of the JSON.
+    /// All labels, in the order of the bytes.
     pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
         let mut texts = self.texts().skip(1).take(2 * self.label_count as usize);
         std::iter::from_fn(move || Some((texts.next()?, texts.next()?)))
     }
 
-    /// The object as JSON, in the form a watch sends: shared where it is held plain, else unpacked for the caller.
+    /// The object's bytes, in the form a watch sends: shared where it is held plain, else unpacked for the caller.
     pub fn bytes(&self) -> Bytes {
         match &self.body {
             Body::Plain { bytes, .. } => bytes.clone(),
             Body::Packed { data, packer, texts_len, json_len } => {
                 packer.unpack(&data[*texts_len as usize..], *json_len as usize).into()
             }
-            Body::Remnant { parser, .. } => self.remnant_json(parser, self.version).into(),
+            Body::Remnant { parser, .. } => self.remnant_bytes(parser, self.version),
         }
     }
 
@@ -320,18 +390,22 @@ impl Object {
         }
     }
 
-    /// Whether the JSON is held packed.
+    /// Whether the bytes are held packed.
     pub fn is_packed(&self) -> bool {
         matches!(self.body, Body::Packed { .. })
     }
 
-    /// The object as JSON with another `metadata.resourceVersion`: the last state of an object that left a selector carries the
+    /// The object's bytes with another `metadata.resourceVersion`: the last state of an object that left a selector carries the
     /// version of the event that took it away (`updateResourceVersion` in the apiserver's `cache_watcher.go`).
     pub fn bytes_at(&self, version: ResourceVersion) -> Bytes {
         if let Body::Remnant { parser, .. } = &self.body {
-            return self.remnant_json(parser, version).into();
+            return self.remnant_bytes(parser, version);
         }
         let json = self.bytes();
+        if is_enveloped(&json) {
+            // The parser has found the version where it is now looked for.
+            return at_version(&json, version).unwrap_or(json);
+        }
         let start = self.version_start as usize;
         let (own, digits) = (self.version.to_string(), version.to_string());
         let mut bytes = Vec::with_capacity(json.len() - own.len() + digits.len());
@@ -345,10 +419,7 @@ impl Object {
     pub fn packed(self: &Arc<Self>, packer: &Arc<Packer>) -> Arc<Self> {
         let Body::Plain { bytes, .. } = &self.body else { return self.clone() };
         let mut head = Vec::with_capacity(512);
-        for text in self.texts() {
-            put_number(&mut head, text.len());
-            head.extend_from_slice(text.as_bytes());
-        }
+        self.texts().write(&mut head);
         let Some(data) = packer.pack(&head, bytes) else { return self.clone() };
         // The parser has refused what 31 bits cannot count.
         let (texts_len, json_len) = (head.len() as u32, bytes.len() as u32);
@@ -550,15 +621,15 @@ mod tests {
     fn a_list_item_becomes_what_a_watch_would_have_sent() {
         let parser = ObjectParser::new(&pods().1);
         let item = POD.replace(r#""kind":"Pod","apiVersion":"v1","#, "");
-        assert_eq!(parser.from_list_item(&item, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
-        assert_eq!(parser.from_list_item(POD, "Pod", "v1").unwrap().bytes(), POD.as_bytes());
+        assert_eq!(parser.from_list_item(item.as_bytes(), "Pod", "v1").unwrap().bytes(), POD.as_bytes());
+        assert_eq!(parser.from_list_item(POD.as_bytes(), "Pod", "v1").unwrap().bytes(), POD.as_bytes());
     }
 
     #[test]
     fn a_custom_object_whose_keys_sort_before_its_kind_stays_as_it_is() {
         let parser = ObjectParser::new(&pods().1);
         let item = r#"{"allowAll":true,"apiVersion":"v1","kind":"X","metadata":{"name":"x","resourceVersion":"1"}}"#;
-        assert_eq!(parser.from_list_item(item, "X", "v1").unwrap().bytes(), item.as_bytes());
+        assert_eq!(parser.from_list_item(item.as_bytes(), "X", "v1").unwrap().bytes(), item.as_bytes());
     }
 
     #[test]

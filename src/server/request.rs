@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     fanout::{Catalog, OnExpired, OnLag, Refusal, Served},
     model::{
-        ResourceVersion,
+        Media, ResourceVersion,
         format::{Encoding, Format},
         projection::{Parts, Projection},
         selection::Selection,
@@ -53,7 +53,7 @@ pub async fn select(catalog: &impl Catalog, target: Option<Target>) -> Result<Se
         .map_err(|error| invalid("target.label_selector", error.to_string()))?;
     let fields = FieldSelector::parse(&target.field_selector)
         .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace).await?;
+    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, Media::Json).await?;
     if !served.namespaced && !target.namespace.is_empty() {
         return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
     }

@@ -12,11 +12,11 @@ use prometheus::{
 
 use crate::{
     fanout::StreamEnd,
-    model::{GroupVersionResource, Scope, event::EventType},
+    model::{GroupVersionResource, Media, Scope, event::EventType},
 };
 
 /// The labels of everything that belongs to one cache.
-const CACHE: [&str; 3] = ["group", "resource", "namespace"];
+const CACHE: [&str; 4] = ["group", "resource", "namespace", "media"];
 
 /// All metrics of one kubefan.
 pub struct Metrics {
@@ -518,7 +518,11 @@ impl Metrics {
             ring_events: int_gauge("kubefan_ring_events", "Records of history held.", &CACHE)?,
             ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record of history.", &CACHE)?,
             objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
-            object_bytes: int_gauge("kubefan_cached_object_bytes", "Bytes of JSON of the objects cached.", &CACHE)?,
+            object_bytes: int_gauge(
+                "kubefan_cached_object_bytes",
+                "Bytes of the objects cached, as JSON or protobuf.",
+                &CACHE,
+            )?,
             object_memory: int_gauge(
                 "kubefan_cached_object_memory_bytes",
                 "Bytes that the objects cached take in memory, packed or not, with what is read from them.",
@@ -603,10 +607,10 @@ impl Metrics {
     }
 
     /// The metrics of one cache, with their labels filled in.
-    pub fn cache(self: &Arc<Self>, resource: &GroupVersionResource, scope: &Scope) -> CacheMetrics {
-        let labels = [resource.group.clone(), resource.resource.clone(), scope.namespace().to_owned()];
-        let base: [&str; 3] = [&labels[0], &labels[1], &labels[2]];
-        let with = |extra: &'static str| [base[0], base[1], base[2], extra];
+    pub fn cache(self: &Arc<Self>, resource: &GroupVersionResource, scope: &Scope, media: Media) -> CacheMetrics {
+        let labels = [&resource.group, &resource.resource, scope.namespace(), media.as_str()].map(str::to_owned);
+        let base: [&str; 4] = labels.each_ref().map(String::as_str);
+        let with = |extra: &'static str| [base[0], base[1], base[2], base[3], extra];
         for reason in StreamEnd::ALL {
             self.subscriptions_finished.with_label_values(&with(reason));
         }
@@ -661,7 +665,7 @@ pub struct CacheMetrics {
     version: Gauge,
     staleness: Gauge,
     all: Arc<Metrics>,
-    labels: [String; 3],
+    labels: [String; 4],
 }
 
 /// The gauges of one cache at one moment.
@@ -696,8 +700,8 @@ pub struct CacheGauges {
 }
 
 impl CacheMetrics {
-    fn with<'a>(&'a self, extra: &'a str) -> [&'a str; 4] {
-        [&self.labels[0], &self.labels[1], &self.labels[2], extra]
+    fn with<'a>(&'a self, extra: &'a str) -> [&'a str; 5] {
+        [&self.labels[0], &self.labels[1], &self.labels[2], &self.labels[3], extra]
     }
 
     /// An event came from upstream.
@@ -788,7 +792,7 @@ impl CacheMetrics {
 
     /// Sets the gauges; called when they are read.
     pub fn set(&self, gauges: CacheGauges) {
-        let base: [&str; 3] = [&self.labels[0], &self.labels[1], &self.labels[2]];
+        let base: [&str; 4] = self.labels.each_ref().map(String::as_str);
         let set = |gauge: &IntGaugeVec, value: usize| {
             gauge.with_label_values(&base).set(i64::try_from(value).unwrap_or(i64::MAX));
         };

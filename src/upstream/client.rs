@@ -23,18 +23,19 @@ use tokio::time::timeout;
 use tower::ServiceExt;
 
 use super::{
-    error::UpstreamError,
+    error::{UpstreamError, shorten},
     identity::{IdentityMemory, TrustedCa},
-    lines::{LineOptions, Lines},
+    lines::{Framing, LineOptions, Lines},
     renewal::Renewal,
     settings::{SettingsError, UpstreamSettings},
     transport,
 };
+use crate::model::Media;
 
 pub use super::transport::{HttpService, UpstreamBody};
 
-/// The media type of everything kubefan reads.
-const JSON: &str = "application/json";
+/// The media type of everything that kubefan reads of no cache.
+const JSON: &str = Media::Json.content_type();
 /// The most that is read of an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 
@@ -212,17 +213,41 @@ impl Upstream {
         .await
     }
 
+    /// Reads objects in an encoding.
+    ///
+    /// # Errors
+    /// [`UpstreamError::Refused`] with 406 where the server has no such encoding of them, whatever it answers instead.
+    pub async fn get_media(&self, verb: Verb, path_and_query: &str, media: Media) -> Result<Bytes, UpstreamError> {
+        let response = self.get_accept(verb, path_and_query, media.content_type()).await?;
+        check_media(response.headers(), media)?;
+        Ok(response.into_body())
+    }
+
     /// Starts a watch: its body, chunk by chunk, for as long as it lasts.
-    pub async fn stream(&self, path_and_query: &str) -> Result<BodyStream, UpstreamError> {
-        let response = self.within_timeout(self.send(Verb::Watch, path_and_query, JSON)).await?;
+    ///
+    /// # Errors
+    /// As [`Self::get_media`].
+    pub async fn stream(&self, path_and_query: &str, media: Media) -> Result<BodyStream, UpstreamError> {
+        let send = self.send(Verb::Watch, path_and_query, media.watch_content_type());
+        let response = self.within_timeout(send).await?;
+        check_media(response.headers(), media)?;
         let gzip = is_gzip(response.headers());
         Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip })
     }
 
-    /// Starts a watch: its events, line by line. `options.gzip` is set from the answer.
-    pub async fn watch(&self, path_and_query: &str, options: LineOptions) -> Result<Lines<BodyStream>, UpstreamError> {
-        let chunks = self.stream(path_and_query).await?;
-        let options = LineOptions { gzip: chunks.gzip, ..options };
+    /// Starts a watch: its events, one by one. How they are cut out of the body follows from the encoding and from the answer.
+    pub async fn watch(
+        &self,
+        path_and_query: &str,
+        media: Media,
+        options: LineOptions,
+    ) -> Result<Lines<BodyStream>, UpstreamError> {
+        let chunks = self.stream(path_and_query, media).await?;
+        let framing = match media {
+            Media::Json => Framing::Lines,
+            Media::Protobuf => Framing::Lengths,
+        };
+        let options = LineOptions { gzip: chunks.gzip, framing, ..options };
         Ok(Lines::new(chunks, options))
     }
 
@@ -371,6 +396,17 @@ pub fn encode_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     if query.is_empty() { query } else { format!("?{query}") }
 }
 
+/// Whether an answer is in the encoding that was asked for. JSON tells by itself, and some servers do not name it.
+fn check_media(headers: &HeaderMap, media: Media) -> Result<(), UpstreamError> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    if media == Media::Json || essence.eq_ignore_ascii_case(media.content_type()) {
+        return Ok(());
+    }
+    let message = shorten(&format!("asked for {}, got {given:?}", media.content_type()));
+    Err(UpstreamError::Refused { code: StatusCode::NOT_ACCEPTABLE.as_u16(), message })
+}
+
 fn is_gzip(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_ENCODING).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"gzip"))
 }
@@ -440,7 +476,7 @@ mod tests {
         }));
         upstream.get(Verb::Get, "/ok").await.unwrap();
         assert_eq!(upstream.get(Verb::List, "/forbidden").await.unwrap_err().reason(), "forbidden");
-        assert_eq!(upstream.stream("/down").await.err().unwrap().reason(), "unreachable");
+        assert_eq!(upstream.stream("/down", Media::Json).await.err().unwrap().reason(), "unreachable");
         assert_eq!(*seen.lock().unwrap(), [("get", Some(200)), ("list", Some(403)), ("watch", None)]);
     }
 
@@ -485,7 +521,7 @@ mod tests {
                 [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];
             Ok(http::Response::new(BodyExt::boxed_unsync(StreamBody::new(stream::iter(chunks)))))
         });
-        let mut lines = upstream.watch("/w?watch=1", LineOptions::default()).await.unwrap();
+        let mut lines = upstream.watch("/w?watch=1", Media::Json, LineOptions::default()).await.unwrap();
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":1}");
         assert_eq!(lines.next_line().await.unwrap_err().reason(), "reset");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::model::ResourceVersion;
+use crate::model::{ResourceVersion, protobuf};
 
 /// Longest text taken over from the apiserver or from a library.
 const MESSAGE_CHARS_MAX: usize = 512;
@@ -238,8 +238,11 @@ pub struct StatusCause {
 }
 
 impl Status {
-    /// Reads a Status; `None` where the bytes are something else.
+    /// Reads a Status, JSON or protobuf; `None` where the bytes are something else.
     pub fn parse(body: &[u8]) -> Option<Self> {
+        if protobuf::is_enveloped(body) {
+            return protobuf::Status::read(body).map(Self::from);
+        }
         #[derive(Deserialize)]
         struct Kind {
             kind: String,
@@ -254,6 +257,19 @@ impl Status {
             .causes
             .iter()
             .any(|cause| cause.reason == "ResourceVersionTooLarge" || cause.message == "Too large resource version")
+    }
+}
+
+impl From<protobuf::Status> for Status {
+    fn from(status: protobuf::Status) -> Self {
+        let protobuf::Status { message, reason, details, code, .. } = status;
+        let details = details.unwrap_or_default();
+        let cause = |cause: protobuf::StatusCause| StatusCause { reason: cause.reason, message: cause.message };
+        let details = StatusDetails {
+            retry_after_seconds: u64::try_from(details.retry_after_seconds).ok(),
+            causes: details.causes.into_iter().map(cause).collect(),
+        };
+        Self { code: u16::try_from(code).unwrap_or_default(), reason, message, details }
     }
 }
 
@@ -311,6 +327,25 @@ mod tests {
             "reason":"TooManyRequests","details":{"retryAfterSeconds":3},"code":429}"#;
         let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new(), status);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_status_in_protobuf_says_the_same() {
+        let cause = protobuf::StatusCause { reason: "ResourceVersionTooLarge".into(), ..Default::default() };
+        let details = protobuf::StatusDetails { causes: vec![cause], retry_after_seconds: 1, ..Default::default() };
+        let status = protobuf::Status {
+            message: "Too large resource version: 9".into(),
+            reason: "Timeout".into(),
+            details: Some(details),
+            code: 504,
+            ..Default::default()
+        };
+        let body = status.to_bytes();
+        let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), &body);
+        assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
+        assert!(error.to_string().ends_with("Too large resource version: 9"), "{error}");
+        let gone = protobuf::Status { reason: "Expired".into(), code: 410, ..Default::default() };
+        assert_eq!(UpstreamError::from(Status::parse(&gone.to_bytes()).unwrap()).reason(), "expired");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Cuts a response body into lines: a watch is one JSON document per line.
+//! Cuts a response body into events: a watch is one JSON document per line, or one protobuf message behind each length.
 //!
 //! It guards against what a broken or hostile peer can send: a line without end (limit), a cut inside a line (error, never a
 //! half object), silence on a dead connection (idle timeout), and gzip members that were not asked for (Kubernetes 1.37 gzips
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use flate2::write::MultiGzDecoder;
 use futures::{Stream, StreamExt};
 use tokio::time::{Instant, timeout_at};
@@ -21,26 +21,42 @@ use super::error::UpstreamError;
 /// need up to twice the bytes of the protobuf that etcd holds, and an event may carry no more than one object.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
+/// How the events of a watch are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Framing {
+    /// Each on a line.
+    #[default]
+    Lines,
+    /// Each behind its length in four bytes, the highest first (apimachinery's `util/framer`).
+    Lengths,
+}
+
+/// The bytes of a length.
+const LENGTH_BYTES: usize = size_of::<u32>();
+
 /// Limits for [`Lines`].
 #[derive(Debug, Clone, Copy)]
 pub struct LineOptions {
-    /// The longest line, without its newline. Also the most that is buffered.
+    /// The longest line, without its newline, and the longest message. Also the most that is buffered.
     pub line_bytes_max: usize,
     /// The longest silence; `None` for a body that has a deadline of its own.
     pub idle_timeout: Option<Duration>,
     /// Whether the body is gzip, by its `Content-Encoding`.
     pub gzip: bool,
+    /// How events are told apart.
+    pub framing: Framing,
 }
 
 impl Default for LineOptions {
     fn default() -> Self {
-        Self { line_bytes_max: LINE_BYTES_MAX, idle_timeout: None, gzip: false }
+        Self { line_bytes_max: LINE_BYTES_MAX, idle_timeout: None, gzip: false, framing: Framing::Lines }
     }
 }
 
 /// The lines of a stream of chunks.
 ///
-/// A line that lies in one chunk is a slice of it, not a copy: who keeps a line keeps its chunk. Blank lines are skipped.
+/// A line that lies in one chunk is a slice of it, not a copy: who keeps a line keeps its chunk. Blank lines are skipped. What is said of
+/// lines holds for messages behind their lengths too.
 pub struct Lines<S> {
     chunks: S,
     options: LineOptions,
@@ -76,8 +92,12 @@ where
     /// Safe to cancel: what was read stays here.
     pub async fn next_line(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         loop {
-            if let Some(line) = self.take_ready()? {
-                return Ok(Some(line));
+            let ready = match self.options.framing {
+                Framing::Lines => self.take_ready()?,
+                Framing::Lengths => self.take_message()?,
+            };
+            if ready.is_some() {
+                return Ok(ready);
             }
             if self.ended {
                 return match self.partial.len() {
@@ -165,9 +185,47 @@ where
         Ok(None)
     }
 
+    /// The next whole message of what has come, without its length. One that is too long is refused when its length is read, before
+    /// any of it is kept.
+    fn take_message(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        let limit = self.options.line_bytes_max;
+        while let Some(chunk) = self.ready.front_mut() {
+            let whole = if self.partial.is_empty() { message_len(chunk, limit)? } else { None };
+            let message = match whole.filter(|whole| *whole <= chunk.len()) {
+                Some(whole) => Some(chunk.split_to(whole)),
+                None => {
+                    let wanted = message_len(&self.partial, limit)?.unwrap_or(LENGTH_BYTES);
+                    let taken = chunk.split_to(chunk.len().min(wanted - self.partial.len()));
+                    self.partial.extend_from_slice(&taken);
+                    let whole = message_len(&self.partial, limit)?;
+                    (whole == Some(self.partial.len())).then(|| self.partial.split().freeze())
+                }
+            };
+            if chunk.is_empty() {
+                self.ready.pop_front();
+            }
+            if let Some(mut message) = message {
+                message.advance(LENGTH_BYTES);
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
     fn check_length(&self, bytes: usize) -> Result<(), UpstreamError> {
         let line_bytes_max = self.options.line_bytes_max;
         if bytes > line_bytes_max { Err(UpstreamError::LineTooLong { line_bytes_max }) } else { Ok(()) }
+    }
+}
+
+/// How long the message at the begin of these bytes is, its length included; `None` where that cannot be told yet.
+fn message_len(bytes: &[u8], line_bytes_max: usize) -> Result<Option<usize>, UpstreamError> {
+    let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    if length > line_bytes_max {
+        Err(UpstreamError::LineTooLong { line_bytes_max })
+    } else {
+        Ok(Some(LENGTH_BYTES + length))
     }
 }
 
@@ -237,6 +295,23 @@ mod tests {
         }
 
         #[test]
+        fn any_split_into_chunks_gives_the_same_messages(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
+            sizes in prop::collection::vec(1usize..50, 1..10),
+            cut in 0..60usize,
+        ) {
+            let framed = |message: &Vec<u8>| [&(message.len() as u32).to_be_bytes()[..], message].concat();
+            let body: Vec<u8> = messages.iter().flat_map(framed).collect();
+            let options = LineOptions { framing: Framing::Lengths, ..LineOptions::default() };
+            prop_assert_eq!(run(collect(split(&body, &sizes), options)).unwrap(), messages.clone());
+            // What is cut off is an error, unless it is cut between two.
+            let cut = &body[..body.len().saturating_sub(cut)];
+            let ends: Vec<_> = messages.iter().scan(0, |end, message| { *end += 4 + message.len(); Some(*end) }).collect();
+            let whole = cut.is_empty() || ends.contains(&cut.len());
+            prop_assert_eq!(run(collect(split(cut, &sizes), options)).is_ok(), whole);
+        }
+
+        #[test]
         fn garbage_in_the_name_of_gzip_is_an_error_or_lines_but_no_panic(body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = run(collect(split(&body, &[7]), LineOptions { gzip: true, ..LineOptions::default() }));
         }
@@ -275,6 +350,14 @@ mod tests {
         let options = LineOptions { line_bytes_max: 100, ..LineOptions::default() };
         let endless = vec![Bytes::from_static(&[b'x'; 60]); 1000];
         assert_eq!(collect(endless, options).await, Err(UpstreamError::LineTooLong { line_bytes_max: 100 }));
+        let options = LineOptions { framing: Framing::Lengths, ..options };
+        let long = vec![Bytes::from_static(&[0, 0, 0]), Bytes::from_static(&[101])];
+        assert_eq!(
+            collect(long, options).await,
+            Err(UpstreamError::LineTooLong { line_bytes_max: 100 }),
+            "at its length"
+        );
+        let options = LineOptions { framing: Framing::Lines, ..options };
         let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
         bomb.write_all(&vec![b'x'; 1 << 20]).unwrap();
         let bomb = bomb.finish().unwrap();

@@ -2,6 +2,7 @@
 
 pub mod client;
 mod cluster_version;
+mod codec;
 mod connector;
 pub mod discovery;
 pub mod error;

@@ -1,6 +1,6 @@
 //! One list and watch of one resource and scope, as a state machine with one step function.
 //!
-//! It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
+//! The parser decides whether it is read as JSON or as protobuf. It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
 //! every failure leaves it in the state that the next step can go on from, so that retrying is the caller's only decision. The
 //! rules are those of client-go's reflector (`tools/cache/reflector.go`).
 
@@ -8,13 +8,12 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use rand::{Rng, RngExt};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::{
     client::{BodyStream, Upstream, Verb, encode_query},
-    error::{Status, UpstreamError},
+    codec::{Page, Told, read_event, read_page},
+    error::UpstreamError,
     lines::{LineOptions, Lines},
 };
 use crate::{
@@ -22,7 +21,7 @@ use crate::{
     model::{
         GroupVersionResource, ResourceVersion, Scope,
         event::EventType,
-        object::{Object, ObjectError, ObjectParser},
+        object::{ObjectError, ObjectParser},
     },
     telemetry::metrics::UpstreamWatchGuard,
 };
@@ -181,48 +180,6 @@ pub struct Reflector<R> {
     backfills_from: Option<ResourceVersion>,
 }
 
-#[derive(Deserialize)]
-struct ListPage<'a> {
-    metadata: ListMeta,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMeta {
-    resource_version: String,
-    #[serde(default, rename = "continue")]
-    next: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct WatchLine<'a> {
-    #[serde(rename = "type")]
-    kind: &'a str,
-    #[serde(borrow)]
-    object: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-struct BookmarkObject {
-    metadata: BookmarkMeta,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMeta {
-    resource_version: String,
-    #[serde(default)]
-    annotations: std::collections::HashMap<String, String>,
-}
-
-/// A line of a watch, read.
-enum Line {
-    Event(EventType, Object),
-    Bookmark { version: ResourceVersion, ends_initial_state: bool },
-}
-
 impl<R: Rng> Reflector<R> {
     /// A reflector that begins with a list. `open_watch` counts a watch for as long as its guard lives.
     pub fn new(
@@ -347,16 +304,16 @@ impl<R: Rng> Reflector<R> {
             }
         };
         let received = Instant::now();
-        let update = match self.read(&line).map_err(ReflectorError::into_list)? {
-            Line::Event(EventType::Added, object) => Update::ListItem(object),
-            Line::Bookmark { version, ends_initial_state: true } => {
+        let update = match read_event(&self.parser, &line).map_err(ReflectorError::into_list)? {
+            Told::Event(EventType::Added, object) => Update::ListItem(object),
+            Told::Bookmark { version, ends_initial_state: true } => {
                 self.list_next = false;
                 self.state = State::Watching { watch, version };
                 self.ready.push_back((Update::ListEnd(version), received));
                 return Ok(Step::Watching { proven_at: None });
             }
             // A server that ignores the parameters would send the state without an end, or events of a plain watch.
-            Line::Event(..) | Line::Bookmark { .. } => {
+            Told::Event(..) | Told::Bookmark { .. } => {
                 self.watch_list_refused = true;
                 return Err(ReflectorError::List(UpstreamError::invalid(
                     "initial state was asked for as a watch; got events",
@@ -379,19 +336,11 @@ impl<R: Rng> Reflector<R> {
             let asked = next;
             let body = self.get_page(asked.as_deref()).await.map_err(ReflectorError::List)?;
             let received = Instant::now();
-            let page: ListPage<'_> = parse(&body).map_err(ReflectorError::List)?;
-            let page_version = page.metadata.resource_version.parse();
-            let page_version = page_version.map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+            let Page { version: page_version, next: following, objects } =
+                read_page(&self.parser, &self.target, &body)?;
             let list_version = *version.get_or_insert(page_version);
-            let api_version = self.target.gvr.api_version();
-            let item = |item: &RawValue| {
-                let object = self.parser.from_list_item(item.get(), &self.target.kind, &api_version)?;
-                Ok((Update::ListItem(object), received))
-            };
-            let items: Result<VecDeque<_>, ObjectError> =
-                page.items.unwrap_or_default().into_iter().map(item).collect();
-            self.ready = items?;
-            next = page.metadata.next.filter(|next| !next.is_empty());
+            self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
+            next = following;
             // It would be asked for without end.
             if next.is_some() && next == asked {
                 let error = UpstreamError::invalid("a page of a list is followed by itself");
@@ -421,7 +370,7 @@ impl<R: Rng> Reflector<R> {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }
         let path = self.path(&query);
-        let result = self.upstream.get(Verb::List, &path).await;
+        let result = self.upstream.get_media(Verb::List, &path, self.parser.media()).await;
         if let Err(error) = &result {
             // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
             let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
@@ -493,9 +442,9 @@ impl<R: Rng> Reflector<R> {
             Err(error) => return Err(self.watch_failed(version, error)),
         };
         let received = Instant::now();
-        let (reached, update) = match self.read(&line) {
-            Ok(Line::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
-            Ok(Line::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
+        let (reached, update) = match read_event(&self.parser, &line) {
+            Ok(Told::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
+            Ok(Told::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
             Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(version, error)),
             Err(error) => {
                 // Going on after it would lose a change; the same line would come again: only a list gets past it.
@@ -528,7 +477,7 @@ impl<R: Rng> Reflector<R> {
             idle_timeout: Some(self.options.upstream_idle_timeout),
             ..LineOptions::default()
         };
-        let lines = self.upstream.watch(&self.path(query), options).await?;
+        let lines = self.upstream.watch(&self.path(query), self.parser.media(), options).await?;
         Ok(OpenWatch { lines, opened: Instant::now(), moved: false, _counted: (self.open_watch)() })
     }
 
@@ -536,33 +485,6 @@ impl<R: Rng> Reflector<R> {
         let Target { gvr, scope, field_selector, .. } = &self.target;
         let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
         gvr.collection_path(scope) + &encode_query(query.iter().copied().chain(selector))
-    }
-
-    fn read(&self, line: &Bytes) -> Result<Line, ReflectorError> {
-        let line: WatchLine<'_> = parse(line).map_err(ReflectorError::Watch)?;
-        let object = line.object.get().as_bytes();
-        let kind = match line.kind {
-            "ADDED" => EventType::Added,
-            "MODIFIED" => EventType::Modified,
-            "DELETED" => EventType::Deleted,
-            "BOOKMARK" => {
-                let BookmarkObject { metadata } = parse(object).map_err(ReflectorError::Watch)?;
-                let version = metadata.resource_version.parse();
-                let version = version.map_err(|error| ReflectorError::Watch(UpstreamError::invalid(error)))?;
-                let ends = metadata.annotations.get("k8s.io/initial-events-end");
-                return Ok(Line::Bookmark { version, ends_initial_state: ends.is_some_and(|value| value == "true") });
-            }
-            "ERROR" => {
-                let status = Status::parse(object);
-                let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
-                return Err(ReflectorError::Watch(status.map_or_else(unreadable, UpstreamError::from)));
-            }
-            other => {
-                let other: String = other.chars().take(32).collect();
-                return Err(ReflectorError::Watch(UpstreamError::invalid(format_args!("event type {other:?}"))));
-            }
-        };
-        Ok(Line::Event(kind, self.parser.parse(object)?))
     }
 }
 
@@ -577,8 +499,4 @@ impl ReflectorError {
 
 fn ended_early() -> UpstreamError {
     UpstreamError::Reset { message: "the watch ended before the initial state was complete".to_owned() }
-}
-
-fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, UpstreamError> {
-    serde_json::from_slice(json).map_err(UpstreamError::invalid)
 }

@@ -27,7 +27,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         nothing_is_read_again_while_nobody_may_enter, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
 };
 
-const BACKFILLED: &str = r#"kubefan_resumes_total{group="",namespace="",resource="pods",result="backfill"}"#;
+const BACKFILLED: &str =
+    r#"kubefan_resumes_total{group="",media="json",namespace="",resource="pods",result="backfill"}"#;
 
 async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
     for watch_list in [true, false] {

@@ -40,7 +40,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_connection_that_says_nothing_is_closed;
 };
 
-const CACHE: &str = "{group=\"\",namespace=\"\",resource=\"pods\"}";
+const CACHE: &str = "{group=\"\",media=\"json\",namespace=\"\",resource=\"pods\"}";
 
 /// An object of 8 KiB.
 fn large(name: &str, filling: char) -> serde_json::Value {
@@ -233,8 +233,7 @@ async fn a_drain_tells_every_stream() {
     }
     assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Draining);
     raw.driver.await.unwrap().unwrap();
-    let finished =
-        "kubefan_subscriptions_finished_total{group=\"\",namespace=\"\",reason=\"draining\",resource=\"pods\"}";
+    let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"draining\",resource=\"pods\"}";
     assert_eq!(rig.metric(finished), 50.0);
 }
 
@@ -242,8 +241,7 @@ async fn a_snapshot_that_nobody_reads_ends() {
     let rig = large_rig().await;
     let mut raw = Raw::to(&rig).await;
     let mut stalled = raw.watch(target("pods")).await;
-    let finished =
-        "kubefan_subscriptions_finished_total{group=\"\",namespace=\"\",reason=\"snapshot_stalled\",resource=\"pods\"}";
+    let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"snapshot_stalled\",resource=\"pods\"}";
     rig.metric_becomes(finished, 1.0).await;
     assert_eq!(rig.metric(&format!("kubefan_subscribers{CACHE}")), 0.0);
     // What was on its way comes first.

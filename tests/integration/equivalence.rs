@@ -152,7 +152,7 @@ async fn subscribers_of_a_compressed_cache_see_the_same() {
     let mut workload = Workload::new(5, WorkloadOptions { objects: 200, ..WorkloadOptions::default() });
     workload.populate(&sim).unwrap();
     let rig = Rig::synced(sim, setup).await;
-    let gauge = |name: &str| rig.metric(&format!(r#"{name}{{group="",namespace="",resource="pods"}}"#));
+    let gauge = |name: &str| rig.metric(&format!(r#"{name}{{group="",media="json",namespace="",resource="pods"}}"#));
     assert!(gauge("kubefan_cached_object_memory_bytes") < gauge("kubefan_cached_object_bytes") / 2.0);
 
     let canaries = || Target { label_selector: "canary".to_owned(), ..target("pods") };

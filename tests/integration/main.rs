@@ -28,6 +28,7 @@ mod metrics;
 mod on_demand;
 mod passthrough;
 mod peers;
+mod protobuf;
 mod recovery;
 mod relists;
 mod restarts;
@@ -72,6 +73,7 @@ fn main() -> std::process::ExitCode {
         on_demand::TESTS,
         passthrough::TESTS,
         peers::TESTS,
+        protobuf::TESTS,
         recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,

@@ -139,10 +139,10 @@ async fn names_follow_prometheus_rules() {
     }
 }
 
-const CACHE: &str = r#"{group="",namespace="",resource="pods"}"#;
+const CACHE: &str = r#"{group="",media="json",namespace="",resource="pods"}"#;
 
 fn with(label: &str) -> String {
-    let mut labels = [r#"group="""#, r#"namespace="""#, r#"resource="pods""#, label];
+    let mut labels = [r#"group="""#, r#"media="json""#, r#"namespace="""#, r#"resource="pods""#, label];
     labels.sort_unstable();
     format!("{{{}}}", labels.join(","))
 }

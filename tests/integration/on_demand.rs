@@ -207,7 +207,7 @@ async fn what_nobody_reads_is_let_go_and_comes_back() {
     let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_idle_timeout: idle, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
-    let labels = r#"{group="",namespace="",resource="pods"}"#;
+    let labels = r#"{group="",media="json",namespace="",resource="pods"}"#;
     let gauges = [
         "kubefan_cached_objects",
         "kubefan_cached_object_bytes",

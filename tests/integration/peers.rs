@@ -132,7 +132,9 @@ fn beside_all(peers: &Memory) -> Setup {
 }
 
 pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
-    rig.metric(&format!(r#"kubefan_warm_starts_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+    rig.metric(&format!(
+        r#"kubefan_warm_starts_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
+    ))
 }
 
 /// Waits until a kubefan has told everything so far.
@@ -196,7 +198,9 @@ async fn a_warm_replica_serves_every_resume_as_the_first_did() {
             }
         }
         let resumed = |rig: &Rig, way: &str| {
-            rig.metric(&format!(r#"kubefan_resumes_total{{group="",namespace="",resource="pods",result="{way}"}}"#))
+            rig.metric(&format!(
+                r#"kubefan_resumes_total{{group="",media="json",namespace="",resource="pods",result="{way}"}}"#
+            ))
         };
         for way in ["ring", "residue", "backfill"] {
             assert_eq!(resumed(&second, way), resumed(&first, way), "{way}");
@@ -395,7 +399,8 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
         Kubefan::start(&api, &args.iter().map(String::as_str).collect::<Vec<_>>()).await
     };
     let warm_starts = async |kubefan: &Kubefan, result: &str| {
-        let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps",result="{result}""#);
+        let labels =
+            format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps",result="{result}""#);
         metric(kubefan, &format!("kubefan_warm_starts_total{{{labels}}}")).await
     };
     let first = start(&[&files(dir.path(), "first", &ours, &ours), &["--peer-listen=127.0.0.1:0".to_owned()]]).await;
@@ -426,9 +431,10 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     let second = start(&[&files(dir.path(), "second", &ours, &ours), &peers]).await;
     assert_eq!(warm_starts(&second, "warm").await, 1.0, "{}", second.process.log());
     assert_equal("on the second", &resume(&second).await, &expected);
-    let labels = format!(r#"group="",namespace="{namespace}",resource="configmaps""#);
-    let initial =
-        format!(r#"kubefan_relists_total{{group="",namespace="{namespace}",reason="initial",resource="configmaps"}}"#);
+    let labels = format!(r#"group="",media="json",namespace="{namespace}",resource="configmaps""#);
+    let initial = format!(
+        r#"kubefan_relists_total{{group="",media="json",namespace="{namespace}",reason="initial",resource="configmaps"}}"#
+    );
     let relists = metric(&second, &initial).await;
     let rings = metric(&second, &format!(r#"kubefan_resumes_total{{{labels},result="ring"}}"#)).await;
     assert_eq!((relists, rings), (0.0, 1.0), "from what the first one gave");

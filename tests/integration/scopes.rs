@@ -69,7 +69,7 @@ async fn each_namespace_is_a_cache_of_its_own() {
     assert_eq!(rig.sim.stats().open_watches[&pods()], 2, "one watch upstream for each namespace, whoever subscribes");
     assert_eq!(rig.network.asked(PODS).len(), 0, "and none for all of them");
     for (namespace, objects, subscribers) in [("alpha", 4.0, 21.0), ("beta", 4.0, 1.0)] {
-        let labels = format!(r#"{{group="",namespace="{namespace}",resource="pods"}}"#);
+        let labels = format!(r#"{{group="",media="json",namespace="{namespace}",resource="pods"}}"#);
         assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), objects);
         assert_eq!(rig.metric(&format!("kubefan_subscribers{labels}")), subscribers);
         assert_eq!(rig.metric(&format!("kubefan_synced{labels}")), 1.0);

@@ -35,7 +35,9 @@ fn checked() -> Setup {
 }
 
 fn checks(rig: &Rig, result: &str) -> f64 {
-    rig.metric(&format!(r#"kubefan_self_checks_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+    rig.metric(&format!(
+        r#"kubefan_self_checks_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
+    ))
 }
 
 /// Makes kubefan believe that it has seen everything so far, although what was written since it was cut off never came.
@@ -96,8 +98,11 @@ async fn a_delete_that_was_lost_is_found() {
 async fn what_cannot_be_compared_is_no_difference() {
     let (rig, mut watch, _) = synced(checked()).await;
     rig.fault(Verb::List, Fault::InternalError, 1000);
-    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="failed"}"#, 1.0)
-        .await;
+    rig.metric_becomes(
+        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="failed"}"#,
+        1.0,
+    )
+    .await;
     rig.sim.clear_faults();
     let last = write(&rig, "b");
     watch.until(last[2]).await;
@@ -106,8 +111,11 @@ async fn what_cannot_be_compared_is_no_difference() {
         let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
         path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
     });
-    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="expired"}"#, 2.0)
-        .await;
+    rig.metric_becomes(
+        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="expired"}"#,
+        2.0,
+    )
+    .await;
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
 }
 
@@ -127,7 +135,11 @@ async fn a_check_is_paced_and_of_one_version() {
             writer.update(&pods(), pod("pod-7", &format!("stage-{i}"))).unwrap();
         }
     });
-    rig.metric_becomes(r#"kubefan_self_checks_total{group="",namespace="",resource="pods",result="equal"}"#, 1.0).await;
+    rig.metric_becomes(
+        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="equal"}"#,
+        1.0,
+    )
+    .await;
     writes.abort();
     let pages: Vec<_> = rig.network.asked(PODS).into_iter().filter(|asked| asked.path.contains("limit=500")).collect();
     assert_eq!(pages.len(), 4, "{pages:?}");

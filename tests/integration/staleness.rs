@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         beyond_max_staleness_reads_are_refused_and_streams_go_on, a_quiet_resource_does_not_look_stale;
 };
 
-const AGE: &str = r#"kubefan_staleness_seconds{group="",namespace="",resource="pods"}"#;
+const AGE: &str = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
 
 fn age(rig: &Rig) -> Duration {
     Duration::from_secs_f64(rig.metric(AGE))

@@ -77,16 +77,18 @@ pub(crate) fn relists(rig: &Rig) -> f64 {
 }
 
 pub(crate) fn relists_for(rig: &Rig, reason: &str) -> f64 {
-    rig.metric(&format!(r#"kubefan_relists_total{{group="",namespace="",reason="{reason}",resource="pods"}}"#))
+    rig.metric(&format!(
+        r#"kubefan_relists_total{{group="",media="json",namespace="",reason="{reason}",resource="pods"}}"#
+    ))
 }
 
 pub(crate) fn restarts(rig: &Rig, reason: &str) -> f64 {
-    let labels = format!(r#"{{group="",namespace="",reason="{reason}",resource="pods"}}"#);
+    let labels = format!(r#"{{group="",media="json",namespace="",reason="{reason}",resource="pods"}}"#);
     rig.metric(&format!("kubefan_upstream_watch_restarts_total{labels}"))
 }
 
 pub(crate) fn open_watches(rig: &Rig) -> f64 {
-    rig.metric(r#"kubefan_upstream_watches{group="",namespace="",purpose="standing",resource="pods"}"#)
+    rig.metric(r#"kubefan_upstream_watches{group="",media="json",namespace="",purpose="standing",resource="pods"}"#)
 }
 
 pub(crate) fn status(code: u16, reason: &'static str, message: &str) -> Fault {

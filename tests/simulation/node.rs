@@ -124,6 +124,7 @@ impl Node {
             coalesce_max: options.coalesce_max,
             gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
             on_demand: None,
+            protobuf: None,
             staleness_max: None,
             proves: true,
             self_check_interval: Some(Duration::from_secs(300)),

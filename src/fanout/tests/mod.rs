@@ -14,7 +14,7 @@ use crate::{
     cache::{CacheWriter, RingLimits, Update},
     encoding::chunk,
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         event::EventType,
         fields::FieldTable,
         format::Format,
@@ -61,7 +61,7 @@ impl Cache {
         let fields = FieldTable::new(&gvr, true, &[]);
         let all = Arc::new(Metrics::new(Registry::new()).unwrap());
         let gate = GateLimits { snapshots_max: 10, snapshot_queue_timeout: Duration::from_secs(10) };
-        let (gate, metrics) = (Gate::new(gate, all.gate()), all.cache(&gvr, &Scope::Cluster));
+        let (gate, metrics) = (Gate::new(gate, all.gate()), all.cache(&gvr, &Scope::Cluster, Media::Json));
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);

@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Body, Object, ObjectParser, Texts, put_number};
+use super::{Body, Object, ObjectParser, Reads, Texts};
 use crate::model::ResourceVersion;
 
 impl Object {
@@ -17,10 +18,7 @@ impl Object {
             return self.clone();
         }
         let mut texts = Vec::with_capacity(256);
-        for text in self.texts() {
-            put_number(&mut texts, text.len());
-            texts.extend_from_slice(text.as_bytes());
-        }
+        self.texts().write(&mut texts);
         let body = Body::Remnant { texts: texts.into(), parser: parser.clone() };
         let Self { version, label_count, .. } = **self;
         Arc::new(Self { key: self.key.clone(), version, version_start: 0, label_count, body })
@@ -44,8 +42,15 @@ impl Object {
         }
     }
 
-    /// The JSON of a remnant, as if the object were at `version`.
-    pub(super) fn remnant_json(&self, parser: &ObjectParser, version: ResourceVersion) -> Vec<u8> {
+    /// The bytes of a remnant, as if the object were at `version`.
+    pub(super) fn remnant_bytes(&self, parser: &ObjectParser, version: ResourceVersion) -> Bytes {
+        match &parser.reads {
+            Reads::Json { .. } => self.remnant_json(parser, version).into(),
+            Reads::Protobuf(fields) => fields.remnant(self, version, &parser.api_version, &parser.kind),
+        }
+    }
+
+    fn remnant_json(&self, parser: &ObjectParser, version: ResourceVersion) -> Vec<u8> {
         let text = |text: &str| Value::String(text.to_owned());
         let mut metadata = Map::new();
         metadata.insert("name".to_owned(), text(self.key.name()));

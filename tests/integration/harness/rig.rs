@@ -14,7 +14,7 @@ use kubefan::{
     cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
-    model::GroupVersionResource,
+    model::{GroupVersionResource, Media},
     peer::Peers,
     proto::v1alpha1::{
         ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
@@ -82,6 +82,7 @@ impl Setup {
                 coalesce_max: Duration::ZERO,
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
+                protobuf: None,
                 staleness_max: None,
                 proves: true,
                 self_check_interval: None,
@@ -293,7 +294,7 @@ impl Rig {
     pub(crate) async fn truth(&self, collection: &str) -> BTreeMap<String, String> {
         let upstream = Network::to(self.sim.clone()).upstream();
         let path = format!("{collection}?watch=1&timeoutSeconds=1");
-        let mut lines = upstream.watch(&path, LineOptions::default()).await.unwrap();
+        let mut lines = upstream.watch(&path, Media::Json, LineOptions::default()).await.unwrap();
         let mut state = BTreeMap::new();
         while let Some(line) = lines.next_line().await.unwrap() {
             if let Some(Recorded { kind: "ADDED", object }) = recorded(&line) {

@@ -1,0 +1,40 @@
+//! How objects are written: the encodings that kubefan reads from upstream and keeps, each in a cache of its own.
+//!
+//! A cache holds the bytes that its clients get, so what JSON and protobuf clients share is the apiserver, not the memory.
+
+/// An encoding of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Media {
+    /// JSON, which every resource has.
+    #[default]
+    Json,
+    /// Kubernetes' protobuf, which built-in types have: messages in an envelope that names their type.
+    Protobuf,
+}
+
+impl Media {
+    /// The name in metrics, logs and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Protobuf => "protobuf",
+        }
+    }
+
+    /// The media type of an object and of a list.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// The media type of a watch, as the apiserver names it in its answers.
+    pub const fn watch_content_type(self) -> &'static str {
+        match self {
+            // Some servers and proxies know no parameters here, and need none.
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        }
+    }
+}

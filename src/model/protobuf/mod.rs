@@ -1,0 +1,289 @@
+//! Kubernetes' protobuf: the envelope around every message, what lists and watches look like, and what is made out of an object.
+//!
+//! `application/vnd.kubernetes.protobuf` is a magic number and a `runtime.Unknown` (apimachinery's `pkg/runtime/generated.proto`): the
+//! type, and the message as bytes. An object is kept in the form in which a watch sends it, its envelope included; an item of a list has
+//! none, and what is written here for it is what the apiserver writes, so that both ways give the same bytes.
+
+use bytes::{BufMut, Bytes};
+
+pub mod kinds;
+mod status;
+pub mod wire;
+
+pub use status::{Status, StatusCause, StatusDetails};
+pub use wire::Malformed;
+
+use self::wire::{Fields, Value, bytes_field, put_bytes, put_head, put_number, replaced, varint_len};
+use super::ResourceVersion;
+
+/// What every answer in protobuf begins with, and no JSON does.
+pub const MAGIC: &[u8; 4] = b"k8s\0";
+
+/// What follows the message in an envelope: no content encoding and no content type, which the apiserver writes all the same.
+pub const TAIL: &[u8] = &[0x1a, 0, 0x22, 0];
+
+/// The annotation of the bookmark that ends the initial state of a watch.
+pub const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+// `runtime.Unknown` and its `TypeMeta`.
+const UNKNOWN_TYPE: u32 = 1;
+const UNKNOWN_RAW: u32 = 2;
+const UNKNOWN_CONTENT_ENCODING: u32 = 3;
+const UNKNOWN_CONTENT_TYPE: u32 = 4;
+const TYPE_API_VERSION: u32 = 1;
+const TYPE_KIND: u32 = 2;
+// `metav1.WatchEvent` and `runtime.RawExtension`.
+const EVENT_TYPE: u32 = 1;
+const EVENT_OBJECT: u32 = 2;
+const EXTENSION_RAW: u32 = 1;
+/// `metadata` of every object and of every list.
+pub const METADATA: u32 = 1;
+const LIST_ITEMS: u32 = 2;
+// `metav1.ListMeta`.
+const LIST_SELF_LINK: u32 = 1;
+const LIST_RESOURCE_VERSION: u32 = 2;
+const LIST_CONTINUE: u32 = 3;
+const LIST_REMAINING_ITEM_COUNT: u32 = 4;
+// `metav1.ObjectMeta`.
+/// `metadata.name`.
+pub const META_NAME: u32 = 1;
+/// `metadata.namespace`.
+pub const META_NAMESPACE: u32 = 3;
+/// `metadata.uid`.
+pub const META_UID: u32 = 5;
+/// `metadata.resourceVersion`.
+pub const META_RESOURCE_VERSION: u32 = 6;
+/// `metadata.labels`, one field for each label.
+pub const META_LABELS: u32 = 11;
+const META_ANNOTATIONS: u32 = 12;
+/// The key of an entry of a map.
+pub const ENTRY_KEY: u32 = 1;
+/// The value of an entry of a map.
+pub const ENTRY_VALUE: u32 = 2;
+
+const PARTIAL_API_VERSION: &str = "meta.k8s.io/v1";
+const PARTIAL_KIND: &str = "PartialObjectMetadata";
+
+/// A message taken out of its envelope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened<'a> {
+    /// Its kind; empty where the envelope says none.
+    pub kind: &'a str,
+    /// The message.
+    pub message: &'a [u8],
+}
+
+/// Whether bytes are in an envelope. JSON never begins like this.
+pub fn is_enveloped(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// Takes a message out of its envelope.
+pub fn open(bytes: &[u8]) -> Result<Opened<'_>, Malformed> {
+    let unknown = bytes.strip_prefix(MAGIC).ok_or(Malformed("it does not begin with k8s\\0"))?;
+    let (mut opened, mut found) = (Opened { kind: "", message: &[] }, false);
+    for field in Fields::of(unknown) {
+        let field = field?;
+        match (field.number, field.value) {
+            (UNKNOWN_TYPE, Value::Bytes(of)) => {
+                opened.kind = std::str::from_utf8(bytes_field(of, TYPE_KIND)?.unwrap_or_default()).unwrap_or_default();
+            }
+            (UNKNOWN_RAW, Value::Bytes(message)) => (opened.message, found) = (message, true),
+            (UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE, Value::Bytes(text)) if !text.is_empty() => {
+                return Err(Malformed("the envelope holds another encoding"));
+            }
+            _ => {}
+        }
+    }
+    // An empty message is one too: it is how an object with nothing in it is written.
+    if found { Ok(opened) } else { Err(Malformed("the envelope is empty")) }
+}
+
+/// Writes what comes before a message of so many bytes in its envelope; [`TAIL`] comes after it.
+pub fn put_envelope_head(api_version: &str, kind: &str, message_len: usize, out: &mut impl BufMut) {
+    let text_len = |text: &str| 1 + varint_len(text.len()) + text.len();
+    out.put_slice(MAGIC);
+    put_head(UNKNOWN_TYPE, text_len(api_version) + text_len(kind), out);
+    put_bytes(TYPE_API_VERSION, api_version.as_bytes(), out);
+    put_bytes(TYPE_KIND, kind.as_bytes(), out);
+    put_head(UNKNOWN_RAW, message_len, out);
+}
+
+/// A message in its envelope, as the apiserver writes it.
+pub fn enveloped(api_version: &str, kind: &str, message: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(64 + api_version.len() + kind.len() + message.len());
+    put_envelope_head(api_version, kind, message.len(), &mut out);
+    out.put_slice(message);
+    out.put_slice(TAIL);
+    // Without the room that was not needed: objects stay for long.
+    out.into_boxed_slice().into()
+}
+
+/// An object with another `metadata.resourceVersion`.
+pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malformed> {
+    const PATH: [u32; 3] = [UNKNOWN_RAW, METADATA, META_RESOURCE_VERSION];
+    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not begin with k8s\\0"))?;
+    Ok([MAGIC, &*replaced(unknown, &PATH, version.to_string().as_bytes())?].concat().into())
+}
+
+/// An object's metadata alone: the message `metav1.PartialObjectMetadata`, which is also an item of a `PartialObjectMetadataList`.
+pub fn partial_metadata_item(object: &[u8]) -> Result<Bytes, Malformed> {
+    let metadata = bytes_field(open(object)?.message, METADATA)?.unwrap_or_default();
+    let mut out = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
+    put_bytes(METADATA, metadata, &mut out);
+    Ok(out.into())
+}
+
+/// An object's metadata alone, as a watch and a get send it: in an envelope that calls it a `PartialObjectMetadata`.
+pub fn partial_metadata(object: &[u8]) -> Result<Bytes, Malformed> {
+    Ok(enveloped(PARTIAL_API_VERSION, PARTIAL_KIND, &partial_metadata_item(object)?))
+}
+
+/// The object that a bookmark carries: nothing but the version, and where it ends the initial state the annotation that says so.
+pub fn bookmark(api_version: &str, kind: &str, version: ResourceVersion, ends_initial_state: bool) -> Bytes {
+    let (mut metadata, mut message) = (Vec::new(), Vec::new());
+    put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
+    if ends_initial_state {
+        let mut entry = Vec::new();
+        put_bytes(ENTRY_KEY, INITIAL_EVENTS_END.as_bytes(), &mut entry);
+        put_bytes(ENTRY_VALUE, b"true", &mut entry);
+        put_bytes(META_ANNOTATIONS, &entry, &mut metadata);
+    }
+    put_bytes(METADATA, &metadata, &mut message);
+    enveloped(api_version, kind, &message)
+}
+
+/// A list's metadata.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListMeta {
+    /// The version of the list.
+    pub resource_version: String,
+    /// The token of the next page; empty at the end.
+    pub next: String,
+    /// How many objects come after this page, where that is known.
+    pub remaining_item_count: Option<u64>,
+}
+
+/// Writes everything of a list that comes before its items, whose bytes are `items_len` in all: the sum of [`item_len`]. Then follow the
+/// items, each by [`put_item_head`] and its message, and [`TAIL`].
+pub fn put_list_head(api_version: &str, kind: &str, meta: &ListMeta, items_len: usize, out: &mut impl BufMut) {
+    let mut metadata = Vec::with_capacity(64 + meta.next.len());
+    put_bytes(LIST_SELF_LINK, b"", &mut metadata);
+    put_bytes(LIST_RESOURCE_VERSION, meta.resource_version.as_bytes(), &mut metadata);
+    put_bytes(LIST_CONTINUE, meta.next.as_bytes(), &mut metadata);
+    if let Some(count) = meta.remaining_item_count {
+        put_number(LIST_REMAINING_ITEM_COUNT, count, &mut metadata);
+    }
+    let message_len = 1 + varint_len(metadata.len()) + metadata.len() + items_len;
+    put_envelope_head(api_version, kind, message_len, out);
+    put_bytes(METADATA, &metadata, out);
+}
+
+/// What an item with a message of so many bytes takes in a list.
+pub fn item_len(message_len: usize) -> usize {
+    1 + varint_len(message_len) + message_len
+}
+
+/// Writes what comes before the message of an item.
+pub fn put_item_head(message_len: usize, out: &mut impl BufMut) {
+    put_head(LIST_ITEMS, message_len, out);
+}
+
+/// A page of a list, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List<'a> {
+    /// Its metadata.
+    pub meta: ListMeta,
+    /// The messages of its items.
+    pub items: Vec<&'a [u8]>,
+}
+
+/// Reads the message of a list.
+pub fn read_list(message: &[u8]) -> Result<List<'_>, Malformed> {
+    let (mut meta, mut items) = (ListMeta::default(), Vec::new());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    for field in Fields::of(message) {
+        match field.map(|field| (field.number, field.value))? {
+            (METADATA, Value::Bytes(metadata)) => {
+                for field in Fields::of(metadata) {
+                    match field.map(|field| (field.number, field.value))? {
+                        (LIST_RESOURCE_VERSION, Value::Bytes(version)) => meta.resource_version = text(version),
+                        (LIST_CONTINUE, Value::Bytes(next)) => meta.next = text(next),
+                        (LIST_REMAINING_ITEM_COUNT, Value::Varint(count, _)) => meta.remaining_item_count = Some(count),
+                        _ => {}
+                    }
+                }
+            }
+            (LIST_ITEMS, Value::Bytes(item)) => items.push(item),
+            _ => {}
+        }
+    }
+    Ok(List { meta, items })
+}
+
+/// A `metav1.WatchEvent`, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WatchEvent<'a> {
+    /// `ADDED`, `MODIFIED`, `DELETED`, `BOOKMARK` or `ERROR`.
+    pub kind: &'a str,
+    /// The object, in its envelope.
+    pub object: &'a [u8],
+}
+
+/// Reads an event of a watch, without the length before it.
+pub fn read_watch_event(event: &[u8]) -> Result<WatchEvent<'_>, Malformed> {
+    let kind = bytes_field(event, EVENT_TYPE)?.unwrap_or_default();
+    let kind = std::str::from_utf8(kind).map_err(|_| Malformed("the type of an event is no text"))?;
+    let extension = bytes_field(event, EVENT_OBJECT)?.ok_or(Malformed("an event without an object"))?;
+    Ok(WatchEvent { kind, object: bytes_field(extension, EXTENSION_RAW)?.unwrap_or_default() })
+}
+
+/// Writes what comes before the object of an event in a websocket's message, which has a length of its own.
+pub fn put_watch_event_head(kind: &str, object_len: usize, out: &mut impl BufMut) {
+    put_bytes(EVENT_TYPE, kind.as_bytes(), out);
+    put_head(EVENT_OBJECT, 1 + varint_len(object_len) + object_len, out);
+    put_head(EXTENSION_RAW, object_len, out);
+}
+
+/// Writes what comes before the object of an event in a watch's body: the length of the event in four bytes, and its head. Nothing
+/// follows the object.
+pub fn put_watch_frame_head(kind: &str, object_len: usize, out: &mut impl BufMut) {
+    let extension_len = 1 + varint_len(object_len) + object_len;
+    let event_len = 1 + varint_len(kind.len()) + kind.len() + 1 + varint_len(extension_len) + extension_len;
+    // An object is below 2 GiB: the parser has refused what 31 bits cannot count.
+    out.put_u32(u32::try_from(event_len).unwrap_or(u32::MAX));
+    put_watch_event_head(kind, object_len, out);
+}
+
+/// A whole frame of a watch's body, for a small object.
+pub fn watch_frame(kind: &str, object: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(32 + object.len());
+    put_watch_frame_head(kind, object.len(), &mut out);
+    out.put_slice(object);
+    out.into()
+}
+
+/// What a bookmark says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bookmark<'a> {
+    /// The version, as it is written.
+    pub version: &'a str,
+    /// Whether it ends the initial state.
+    pub ends_initial_state: bool,
+}
+
+/// Reads the object of a bookmark.
+pub fn read_bookmark(object: &[u8]) -> Result<Bookmark<'_>, Malformed> {
+    let metadata = bytes_field(open(object)?.message, METADATA)?.unwrap_or_default();
+    let version = bytes_field(metadata, META_RESOURCE_VERSION)?.unwrap_or_default();
+    let version = std::str::from_utf8(version).map_err(|_| Malformed("a version is no text"))?;
+    let mut ends_initial_state = false;
+    for field in Fields::of(metadata) {
+        if let (META_ANNOTATIONS, Value::Bytes(entry)) = field.map(|field| (field.number, field.value))?
+            && bytes_field(entry, ENTRY_KEY)? == Some(INITIAL_EVENTS_END.as_bytes())
+        {
+            ends_initial_state = bytes_field(entry, ENTRY_VALUE)? == Some(b"true");
+        }
+    }
+    Ok(Bookmark { version, ends_initial_state })
+}

@@ -1,0 +1,249 @@
+//! Protobuf's wire format, both ways, as far as Kubernetes uses it: numbers and length-delimited fields.
+//!
+//! Only a few fields of an object are of interest, and the rest must stay the bytes it came as, so nothing is decoded into types: a
+//! message is a sequence of fields, of which most are skipped by their length. Every read is within the bytes given, every step takes
+//! at least one of them, and nothing recurses by what the bytes say: any input ends in fields or in an error.
+
+use bytes::BufMut;
+
+/// Bytes that are no protobuf message, or not the one that is expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not Kubernetes protobuf: {0}")]
+pub struct Malformed(pub(crate) &'static str);
+
+/// The most bytes of a number: 64 bits in groups of seven.
+const VARINT_BYTES_MAX: usize = 10;
+
+/// One field of a message, as it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field<'a> {
+    /// Its number in the message's definition.
+    pub number: u32,
+    /// What it holds.
+    pub value: Value<'a>,
+    /// All of it: key, length and value.
+    pub bytes: &'a [u8],
+}
+
+/// The value of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// A number or a boolean, and the bytes that it was written in.
+    Varint(u64, &'a [u8]),
+    /// A text, bytes, or a message.
+    Bytes(&'a [u8]),
+    /// Four or eight bytes, which no field of interest has.
+    Fixed,
+}
+
+/// The fields of a message, in the order of the bytes. After an error there are no more.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// Those of a message without its key and length.
+    pub fn of(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    fn varint(&mut self) -> Result<(u64, &'a [u8]), Malformed> {
+        let (mut number, start) = (0, self.rest);
+        for (at, byte) in start.iter().enumerate().take(VARINT_BYTES_MAX) {
+            number |= u64::from(byte & 0x7f) << (7 * at);
+            if byte & 0x80 == 0 {
+                let (bytes, rest) = start.split_at(at + 1);
+                self.rest = rest;
+                return Ok((number, bytes));
+            }
+        }
+        Err(Malformed(if start.len() < VARINT_BYTES_MAX { "cut off" } else { "a number of more than 64 bits" }))
+    }
+
+    fn take(&mut self, len: u64) -> Result<&'a [u8], Malformed> {
+        let split = usize::try_from(len).ok().and_then(|len| self.rest.split_at_checked(len));
+        let (taken, rest) = split.ok_or(Malformed("cut off"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn field(&mut self) -> Result<Field<'a>, Malformed> {
+        let start = self.rest;
+        let (key, _) = self.varint()?;
+        let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0);
+        let number = number.ok_or(Malformed("a field without a number"))?;
+        let value = match key & 7 {
+            0 => {
+                let (number, bytes) = self.varint()?;
+                Value::Varint(number, bytes)
+            }
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let (len, _) = self.varint()?;
+                Value::Bytes(self.take(len)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            // Groups, which Kubernetes has never used.
+            _ => return Err(Malformed("a field of an unknown type")),
+        };
+        Ok(Field { number, value, bytes: &start[..start.len() - self.rest.len()] })
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<Field<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.rest = &[];
+        }
+        Some(field)
+    }
+}
+
+/// The last field of this number that holds bytes: of a text that comes twice, the last counts.
+pub fn bytes_field(message: &[u8], number: u32) -> Result<Option<&[u8]>, Malformed> {
+    let mut found = None;
+    for field in Fields::of(message) {
+        let field = field?;
+        if let (true, Value::Bytes(bytes)) = (field.number == number, field.value) {
+            found = Some(bytes);
+        }
+    }
+    Ok(found)
+}
+
+/// The message with other bytes in the field that a path of numbers leads to, and the lengths around it set right; in every field
+/// of that path, should it come more than once. Unchanged where the path leads nowhere.
+pub fn replaced(message: &[u8], path: &[u32], bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let Some((first, rest)) = path.split_first() else { return Ok(bytes.to_vec()) };
+    let mut out = Vec::with_capacity(message.len() + bytes.len());
+    for field in Fields::of(message) {
+        let field = field?;
+        match field.value {
+            Value::Bytes(within) if field.number == *first => {
+                put_bytes(field.number, &replaced(within, rest, bytes)?, &mut out);
+            }
+            _ => out.extend_from_slice(field.bytes),
+        }
+    }
+    Ok(out)
+}
+
+/// The length of a number as it is written.
+pub fn varint_len(number: usize) -> usize {
+    (64 - (number as u64 | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+/// Writes a number.
+pub fn put_varint(mut number: u64, out: &mut impl BufMut) {
+    while number >= 0x80 {
+        out.put_u8(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.put_u8(number as u8);
+}
+
+/// Writes the key and the length of a field whose bytes follow.
+pub fn put_head(field: u32, len: usize, out: &mut impl BufMut) {
+    put_varint(u64::from(field) << 3 | 2, out);
+    put_varint(len as u64, out);
+}
+
+/// Writes a field of bytes; an empty one too, as Kubernetes does where a field is no pointer.
+pub fn put_bytes(field: u32, bytes: &[u8], out: &mut impl BufMut) {
+    put_head(field, bytes.len(), out);
+    out.put_slice(bytes);
+}
+
+/// Writes a field that is a number.
+pub fn put_number(field: u32, number: u64, out: &mut impl BufMut) {
+    put_varint(u64::from(field) << 3, out);
+    put_varint(number, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::encoding;
+
+    use super::*;
+
+    #[test]
+    fn a_field_is_replaced_and_the_lengths_around_it_grow_with_it() {
+        let (mut inner, mut outer) = (Vec::new(), Vec::new());
+        put_bytes(5, b"before", &mut inner);
+        put_bytes(6, b"9", &mut inner);
+        put_number(7, 300, &mut inner);
+        put_bytes(1, &inner, &mut outer);
+        put_bytes(2, &[b'x'; 120], &mut outer);
+        let long = [b'1'; 200];
+        let changed = replaced(&outer, &[1, 6], &long).unwrap();
+        let inner = bytes_field(&changed, 1).unwrap().unwrap();
+        assert_eq!(bytes_field(inner, 6), Ok(Some(&long[..])));
+        assert_eq!(bytes_field(inner, 5), Ok(Some(&b"before"[..])));
+        assert_eq!(bytes_field(&changed, 2), Ok(Some(&[b'x'; 120][..])));
+        assert_eq!(replaced(&changed, &[1, 6], b"9").unwrap(), outer, "and back");
+        assert_eq!(replaced(&outer, &[1, 8], b"none").unwrap(), outer);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_unknown_is_an_error_and_the_end() {
+        for (bytes, what) in [
+            (&[0x0a, 5, b'a'][..], "cut off"),
+            (&[0x08, 0x80], "cut off"),
+            (&[0x0a], "cut off"),
+            (&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "a number of more than 64 bits"),
+            (&[0x02, 0], "a field without a number"),
+            (&[0x0b], "a field of an unknown type"),
+        ] {
+            assert_eq!(Fields::of(bytes).collect::<Vec<_>>(), [Err(Malformed(what))]);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_bytes_are_fields_or_an_error_and_no_field_is_lost(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let (mut taken, mut failed) = (0, false);
+            for field in Fields::of(&bytes) {
+                prop_assert!(!failed, "after an error there is nothing");
+                match field {
+                    Ok(field) => {
+                        prop_assert!(!field.bytes.is_empty());
+                        prop_assert_eq!(&bytes[taken..taken + field.bytes.len()], field.bytes);
+                        taken += field.bytes.len();
+                    }
+                    Err(_) => failed = true,
+                }
+            }
+            prop_assert!(failed || taken == bytes.len());
+            let _ = replaced(&bytes, &[2, 1, 6], b"7");
+        }
+
+        #[test]
+        fn what_a_library_writes_is_read(number in any::<u64>(), text in ".{0,300}", field in 1..100_000u32) {
+            let mut bytes = Vec::new();
+            encoding::uint64::encode(field, &number, &mut bytes);
+            encoding::string::encode(field + 1, &text, &mut bytes);
+            encoding::fixed32::encode(field + 2, &7, &mut bytes);
+            encoding::double::encode(field + 3, &7.0, &mut bytes);
+            let read: Vec<_> = Fields::of(&bytes).map(|read| read.unwrap()).collect();
+            prop_assert_eq!(read.iter().map(|read| read.number).collect::<Vec<_>>(), (field..field + 4).collect::<Vec<_>>());
+            prop_assert!(matches!(read[0].value, Value::Varint(read, _) if read == number));
+            prop_assert_eq!(read[1].value, Value::Bytes(text.as_bytes()));
+            prop_assert_eq!((read[2].value, read[3].value), (Value::Fixed, Value::Fixed));
+            let mut again = Vec::new();
+            put_number(field, number, &mut again);
+            put_bytes(field + 1, text.as_bytes(), &mut again);
+            prop_assert!(bytes.starts_with(&again));
+            prop_assert_eq!(varint_len(text.len()), encoding::encoded_len_varint(text.len() as u64));
+        }
+    }
+}
