@@ -24,7 +24,7 @@ use crate::{
     telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, UpstreamError,
-        reflector::{ReflectorError, Step, Target},
+        reflector::{ReflectorError, Step},
     },
     watch,
 };
@@ -304,15 +304,9 @@ impl Backfiller {
     }
 
     async fn read(&self, Span { from, to, with_state: needs_state }: Span) -> Result<Backfill, Unread> {
-        let Served { gvr, scope, parser, hub, .. } = &self.served;
+        let Served { gvr, parser, hub, .. } = &self.served;
         let Ahead { epoch, store, .. } = hub.ahead().ok_or_else(|| self.unsynced())?;
-        let target = Target {
-            gvr: gvr.clone(),
-            kind: hub.resource().kind.clone(),
-            namespaced: self.served.namespaced,
-            scope: scope.clone(),
-            field_selector: self.shared.upstream_field_selector.clone(),
-        };
+        let target = self.shared.target(&self.served);
         let counted = hub.clone();
         let open_watch = Arc::new(move || counted.metrics().upstream_watch(WatchPurpose::Backfill));
         let (upstream, options) = (self.shared.upstream.clone(), self.shared.reflector);

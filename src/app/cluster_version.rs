@@ -31,15 +31,8 @@ pub(super) struct ClusterVersion {
 }
 
 impl ClusterVersion {
-    pub(super) fn new(shared: Shared, served: Served) -> Self {
-        let target = Target {
-            kind: served.hub.resource().kind.clone(),
-            gvr: served.gvr,
-            namespaced: served.namespaced,
-            scope: served.scope,
-            field_selector: shared.upstream_field_selector.clone(),
-        };
-        Self { shared, target, last: Mutex::default() }
+    pub(super) fn new(shared: Shared, served: &Served) -> Self {
+        Self { target: shared.target(served), shared, last: Mutex::default() }
     }
 
     /// The version reached, by a question that began after `asked`.

@@ -26,6 +26,7 @@ use crate::{
         backoff::{Backoff, BackoffOptions},
         discovery::{Discovery, DiscoveryError, SchemaFingerprint},
         identity::Doubt,
+        metadata::MetadataTarget,
         reflector::{ReflectorError, ReflectorOptions, Step, Target},
     },
 };
@@ -63,6 +64,27 @@ impl Shared {
     #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
     pub(super) fn generator(&self) -> StdRng {
         self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
+    }
+
+    /// What upstream is asked for, for a cache.
+    pub(super) fn target(&self, served: &Served) -> Target {
+        Target {
+            gvr: served.gvr.clone(),
+            kind: served.hub.resource().kind.clone(),
+            namespaced: served.namespaced,
+            scope: served.scope.clone(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
+    }
+
+    /// The same, where only metadata is asked for.
+    pub(super) fn metadata_target(&self, served: &Served) -> MetadataTarget {
+        MetadataTarget {
+            gvr: served.gvr.clone(),
+            scope: served.scope.clone(),
+            label_selector: String::new(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
     }
 }
 
@@ -108,13 +130,7 @@ impl Informer {
         allowance: Option<Allowance>,
         warm: bool,
     ) -> Self {
-        let target = Target {
-            gvr: served.gvr.clone(),
-            kind: served.hub.resource().kind.clone(),
-            namespaced: served.namespaced,
-            scope: served.scope.clone(),
-            field_selector: shared.upstream_field_selector.clone(),
-        };
+        let target = shared.target(&served);
         let hub = served.hub.clone();
         let reflector = Reflector::new(
             shared.upstream.clone(),

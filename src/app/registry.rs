@@ -324,7 +324,7 @@ impl Registry {
         };
         served.hub.limit_staleness(self.options.staleness_max);
         let backfiller = Backfiller::new(self.shared.clone(), served.clone());
-        let cluster_version = ClusterVersion::new(self.shared.clone(), served.clone());
+        let cluster_version = ClusterVersion::new(self.shared.clone(), &served);
         let (name, stop, suspect) = (name.to_owned(), self.stop.child_token(), Notify::new());
         let schema = Arc::new(HeldSchema::new(resolved.schema.clone()));
         let cache = Arc::new(Cache { name, served, backfiller, cluster_version, on_demand, stop, schema, suspect });
