@@ -44,19 +44,12 @@ impl ClusterVersion {
             return answer.clone();
         }
         let at = Instant::now();
-        let answer = timeout(ANSWER_TIMEOUT, self.ask()).await;
-        let answer = answer.unwrap_or_else(|_| Err(self.refusal(format!("no answer within {ANSWER_TIMEOUT:?}"))));
+        let answer = match timeout(ANSWER_TIMEOUT, self.shared.cluster_version(&self.target)).await {
+            Ok(answer) => answer.map_err(|error| self.refusal(error)),
+            Err(_) => Err(self.refusal(format!("no answer within {ANSWER_TIMEOUT:?}"))),
+        };
         *last = Some((at, answer.clone()));
         answer
-    }
-
-    async fn ask(&self) -> Answer {
-        let upstream = &self.shared.upstream;
-        let doubt = upstream.doubt();
-        let version = upstream.cluster_version(&self.target).await.map_err(|error| self.refusal(error.to_string()))?;
-        // How far another cluster is says nothing.
-        upstream.confirm(doubt).await.map_err(|error| self.refusal(error.to_string()))?;
-        Ok(version)
     }
 
     fn refusal(&self, message: String) -> Refusal {

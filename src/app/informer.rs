@@ -27,6 +27,7 @@ use crate::{
         backoff::{Backoff, BackoffOptions},
         discovery::{Discovery, DiscoveryError, SchemaFingerprint},
         identity::Doubt,
+        metadata::MetadataTarget,
         reflector::{ReflectorError, ReflectorOptions, Step, Target},
     },
 };
@@ -66,7 +67,7 @@ impl Shared {
         self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
     }
 
-    /// What is listed and watched for a cache.
+    /// What upstream is asked for, for a cache.
     pub(super) fn target(&self, served: &Served) -> Target {
         Target {
             gvr: served.gvr.clone(),
@@ -83,6 +84,24 @@ impl Shared {
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
         let (upstream, target) = (self.upstream.clone(), self.target(served));
         Reflector::new(upstream, target, parser, self.reflector, open_watch, self.generator())
+    }
+
+    /// The same as [`target`](Self::target), where only metadata is asked for.
+    pub(super) fn metadata_target(&self, served: &Served) -> MetadataTarget {
+        MetadataTarget {
+            gvr: served.gvr.clone(),
+            scope: served.scope.clone(),
+            label_selector: String::new(),
+            field_selector: self.upstream_field_selector.clone(),
+        }
+    }
+
+    /// The version that the cluster has reached; how far another cluster is says nothing, and is an error.
+    pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, String> {
+        let doubt = self.upstream.doubt();
+        let version = self.upstream.cluster_version(target).await.map_err(|error| error.to_string())?;
+        self.upstream.confirm(doubt).await.map_err(|error| error.to_string())?;
+        Ok(version)
     }
 }
 

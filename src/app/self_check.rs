@@ -17,10 +17,7 @@ use crate::{
     cache::comparison::{Comparison, Differences},
     fanout::{Phase, Served},
     telemetry::metrics::SelfCheck,
-    upstream::{
-        UpstreamError,
-        metadata::{MetadataPages, MetadataTarget},
-    },
+    upstream::{UpstreamError, metadata::MetadataPages},
 };
 
 /// Between two pages.
@@ -82,12 +79,7 @@ async fn check(shared: &Shared, cache: &Cache) {
 async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
     let lists = served.hub.lists();
     let (store, version) = served.hub.state()?;
-    let target = MetadataTarget {
-        gvr: served.gvr.clone(),
-        scope: served.scope.clone(),
-        label_selector: String::new(),
-        field_selector: shared.upstream_field_selector.clone(),
-    };
+    let target = shared.metadata_target(served);
     let mut pages = MetadataPages::new(shared.upstream.clone(), target, version);
     let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
     let doubt = shared.upstream.doubt();

@@ -23,12 +23,7 @@ use crate::{
     model::{GroupVersionResource, Media, ResourceVersion, Scope},
     peer::{CacheIdentity, Decoder, Offer, PeerError, Peers, Restored, Source, schema_text},
     telemetry::metrics::WarmStart,
-    upstream::{
-        UpstreamError,
-        discovery::SchemaFingerprint,
-        identity::IdentityError,
-        metadata::{MetadataPages, MetadataTarget},
-    },
+    upstream::{UpstreamError, discovery::SchemaFingerprint, identity::IdentityError, metadata::MetadataPages},
 };
 
 /// How many keys a log line names.
@@ -188,12 +183,7 @@ async fn check(
     store: &Store,
     version: ResourceVersion,
 ) -> Result<Option<Instant>, ColdStart> {
-    let target = MetadataTarget {
-        gvr: served.gvr.clone(),
-        scope: served.scope.clone(),
-        label_selector: String::new(),
-        field_selector: shared.upstream_field_selector.clone(),
-    };
+    let target = shared.metadata_target(served);
     let present = || MetadataPages::consistent(shared.upstream.clone(), target.clone());
     let asked_at = Instant::now();
     match compare(present(), store, version, true).await {

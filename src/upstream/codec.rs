@@ -45,12 +45,6 @@ struct ListMeta {
     next: Option<String>,
 }
 
-/// A list without what is in it.
-#[derive(Deserialize)]
-struct Head {
-    metadata: ListMeta,
-}
-
 #[derive(Deserialize)]
 struct WatchLine<'a> {
     #[serde(rename = "type")]
@@ -91,12 +85,6 @@ pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
     // The version first: a page without one is no list, whatever is in it.
     let version = parse_version(&version).map_err(ReflectorError::List)?;
     Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? })
-}
-
-/// The version of a list, which is asked for as JSON.
-pub(super) fn read_list_version(body: &[u8]) -> Result<ResourceVersion, UpstreamError> {
-    let Head { metadata } = parse(body)?;
-    parse_version(&metadata.resource_version)
 }
 
 /// Reads an event of a watch; of an ERROR event, the error.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use kubefan::{
     fanout::{Catalog, Patience, Refusal, Served},
-    model::GroupVersionResource,
+    model::{GroupVersionResource, Media},
     sim::apiserver::{Fault, SimApiserver, Verb},
 };
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ fn elsewhere(sim: &SimApiserver) -> u64 {
 }
 
 async fn served(rig: &Rig) -> Served {
-    rig.registry.find("", "v1", "pods", "").await.unwrap()
+    rig.registry.find("", "v1", "pods", "", Media::Json).await.unwrap()
 }
 
 fn head(served: &Served) -> u64 {
@@ -74,17 +74,21 @@ async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
 fn proving(rig: &Rig) -> JoinHandle<Result<(), Refusal>> {
     let registry = rig.registry.clone();
     tokio::spawn(async move {
-        let served = registry.find("", "v1", "pods", "").await?;
+        let served = registry.find("", "v1", "pods", "", Media::Json).await?;
         registry.prove(&served, Patience::Bookmark).await
     })
 }
 
 fn proofs(rig: &Rig, result: &str) -> f64 {
-    rig.metric(&format!(r#"kubefan_proofs_total{{group="",namespace="",resource="pods",result="{result}"}}"#))
+    rig.metric(&format!(
+        r#"kubefan_proofs_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
+    ))
 }
 
 fn probes(rig: &Rig) -> f64 {
-    rig.metric(r#"kubefan_upstream_watches_started_total{group="",namespace="",purpose="probe",resource="pods"}"#)
+    rig.metric(
+        r#"kubefan_upstream_watches_started_total{group="",media="json",namespace="",purpose="probe",resource="pods"}"#,
+    )
 }
 
 /// How often upstream was asked how far the cluster is.
@@ -109,10 +113,13 @@ async fn a_bookmark_proves_a_quiet_cache_and_moves_it() {
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert_eq!(head(&cache), version);
     assert_eq!((proofs(&rig, "bookmark"), probes(&rig), look_ups(&rig.network)), (1.0, 1.0, 1));
-    let age = rig.metric(r#"kubefan_staleness_seconds{group="",namespace="",resource="pods"}"#);
+    let age = rig.metric(r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#);
     assert!(age < 3.0, "{age}");
     watch.until(version).await;
-    assert_eq!(rig.metric(r#"kubefan_upstream_watches{group="",namespace="",purpose="probe",resource="pods"}"#), 0.0);
+    assert_eq!(
+        rig.metric(r#"kubefan_upstream_watches{group="",media="json",namespace="",purpose="probe",resource="pods"}"#),
+        0.0
+    );
 }
 
 async fn what_is_held_already_is_proved_by_a_look_up() {
@@ -278,7 +285,7 @@ async fn nothing_is_lost_while_proofs_move_the_cache() {
     let proving = {
         let registry = rig.registry.clone();
         tokio::spawn(async move {
-            let served = registry.find("", "v1", "pods", "").await.unwrap();
+            let served = registry.find("", "v1", "pods", "", Media::Json).await.unwrap();
             let mut proved = 0;
             loop {
                 proved += usize::from(registry.prove(&served, Patience::Bookmark).await.is_ok());

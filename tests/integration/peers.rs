@@ -249,10 +249,12 @@ async fn labels_that_upstream_does_not_have_are_not_taken() {
         metadata["labels"]["stage"] = stage.into();
         let list =
             json!({ "metadata": { "resourceVersion": version.to_string() }, "items": [{ "metadata": metadata }] });
-        network.answer_once(
-            |path| path.contains("resourceVersionMatch=Exact"),
-            answer(200, vec![list.to_string()], false),
-        );
+        // Of the present, and of the version itself.
+        let is_list =
+            |path: &str| path.starts_with(PODS) && !path.contains("watch=") && !path.contains("fieldSelector=");
+        let is_exact = |path: &str| path.contains("resourceVersionMatch=Exact");
+        network.answer_once(move |path| is_list(path) && !is_exact(path), answer(200, vec![list.to_string()], false));
+        network.answer_once(is_exact, answer(200, vec![list.to_string()], false));
         let second = Rig::over(network, sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
         second.ready().await;
         assert_eq!(warm_starts(&second, result), 1.0, "{result}");

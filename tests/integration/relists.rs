@@ -211,7 +211,7 @@ async fn what_comes_back_does_not_wait_for_peers_again() {
         rig.sim.remove_resource(&widgets.gvr);
         rig.readyz_has("widgets.example.com not found").await;
     }
-    let labels = r#"group="example.com",namespace="",resource="widgets""#;
+    let labels = r#"group="example.com",media="json",namespace="",resource="widgets""#;
     let tried = |result: &str| rig.metric(&format!(r#"kubefan_warm_starts_total{{{labels},result="{result}"}}"#));
     assert_eq!(tried("failed") + tried("timeout"), 1.0, "only a replica that begins asks others");
 }

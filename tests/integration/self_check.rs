@@ -171,7 +171,11 @@ async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
     let expired = kubefan::sim::apiserver::Status::expired("too old");
     rig.fault(Verb::Watch, Fault::Status(Box::new(expired)), 1);
     rig.sim.drop_connections();
-    rig.metric_becomes(r#"kubefan_relists_total{group="",namespace="",reason="expired",resource="pods"}"#, 1.0).await;
+    rig.metric_becomes(
+        r#"kubefan_relists_total{group="",media="json",namespace="",reason="expired",resource="pods"}"#,
+        1.0,
+    )
+    .await;
     assert!(pages() < 41, "it was compared all the while");
     watch.until(rig.sim.create(&pods(), pod("after", "new")).unwrap()).await;
     while pages() < 41 {
