@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(made(), 1);
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
-        places.remove(0);
+        drop(places.remove(0));
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
         let free = |member: usize| pool.members.lock().unwrap()[member].places.available_permits();

@@ -69,6 +69,7 @@ fn main() -> std::process::ExitCode {
         history::TESTS,
         http::TESTS,
         http::HOSTILE,
+        http::WEBSOCKET,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

@@ -15,6 +15,7 @@ pub mod status;
 pub mod tunnel;
 pub mod verb;
 mod watch;
+pub mod websocket;
 
 use std::{
     sync::{
@@ -26,7 +27,8 @@ use std::{
 
 use axum::body::Body;
 use futures::FutureExt;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use tokio_util::sync::CancellationToken;
 
 use self::{
     accept::Form,
@@ -34,6 +36,7 @@ use self::{
     path::Path,
     proxy::Proxy,
     status::Failure,
+    websocket::Socket,
 };
 use super::{
     call,
@@ -194,10 +197,7 @@ impl<C: Catalog> Front<C> {
         };
         let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
         let query = uri.query().unwrap_or_default();
-        // As a websocket.
-        if hop_by_hop::upgrade(&request.headers).is_some() {
-            return Err(Otherwise::Upstream(nothing()));
-        }
+        let upgrades = hop_by_hop::upgrade(&request.headers).is_some();
         let asked = match path.name.is_empty() || path.is_watch {
             true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
             false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
@@ -212,7 +212,14 @@ impl<C: Catalog> Front<C> {
         };
         let format = Format::lines(projection);
         let response = match asked {
-            Asked::Many(Options::Watch(options)) => return self.watch(&path, options, format, bell).await,
+            Asked::Many(Options::Watch(options)) => {
+                if upgrades {
+                    let socket = Socket::of(&request.headers, &request.extensions)?;
+                    socket.ok_or_else(|| Otherwise::Upstream(nothing()))?;
+                }
+                return self.watch(&path, options, format, bell).await;
+            }
+            _ if upgrades => return Err(Otherwise::Upstream(nothing())),
             _ if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
             Asked::Many(Options::List(options)) => self.list(&path, options, format).await?,
             Asked::One(freshness) => self.get(&path, freshness, format).await?,
@@ -289,6 +296,14 @@ impl<C: Catalog> Front<C> {
     /// The body of a watch that nobody else drives.
     pub fn body(&self, opened: Opened, line: Arc<Line>) -> Response<Body> {
         json(Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
+    }
+
+    /// The same as a websocket's messages, until `drain`; where a watch did not come about, the response stays as it is.
+    pub fn socket(&self, socket: Socket, response: Response<Body>, drain: CancellationToken) -> Response<Body> {
+        match response.status() {
+            StatusCode::OK => socket.carry(response, self.stall_timeout, drain),
+            _ => response,
+        }
     }
 }
 

@@ -7,7 +7,9 @@ mod differential;
 mod generate;
 mod hostile;
 mod table;
+mod websocket;
 mod world;
 
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
+pub(crate) use websocket::TESTS as WEBSOCKET;
