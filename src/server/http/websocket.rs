@@ -1,4 +1,4 @@
-//! Watches as websockets: each event is one text message (`WatchServer.HandleWS` in the apiserver, over golang.org/x/net/websocket).
+//! Watches as websockets: each event is one message (`WatchServer.HandleWS` in the apiserver, over golang.org/x/net/websocket).
 //!
 //! The hazard is a browser: its pages may open websockets to any host and read what comes, where they could read no other answer. So an
 //! `Origin` has to be there, as upstream has it, and must be of this very host or of this machine, which upstream does not ask. And what a
@@ -7,7 +7,7 @@
 use std::{iter, time::Duration};
 
 use axum::body::Body;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures::{SinkExt, StreamExt};
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header, uri::Authority};
 use http_body_util::BodyExt;
@@ -28,6 +28,7 @@ use tokio_tungstenite::{
 use tokio_util::sync::CancellationToken;
 
 use super::{hop_by_hop, proxy, status::Failure, tunnel::Tunnel};
+use crate::model::Media;
 
 /// The longest message of a client. Upstream reads more, and forgets it as well.
 const INCOMING_BYTES_MAX: usize = 64 << 10;
@@ -76,11 +77,14 @@ impl Socket {
         Ok(Some(Self { tunnel, upgrade, accept, protocol }))
     }
 
-    /// The answer after which the connection carries the lines of `response`, each as a message. A message that is not taken for
+    /// The answer after which the connection carries the events of `response`, each as a message. A message that is not taken for
     /// `stall_timeout` ends it, and so does `drain`.
     pub fn carry(self, response: Response<Body>, stall_timeout: Duration, drain: CancellationToken) -> Response<Body> {
         let Self { tunnel, upgrade, accept, protocol } = self;
         let (parts, body) = response.into_parts();
+        let is_protobuf = |value: &HeaderValue| value == Media::Protobuf.watch_content_type();
+        let is_protobuf = parts.headers.get(header::CONTENT_TYPE).is_some_and(is_protobuf);
+        let media = if is_protobuf { Media::Protobuf } else { Media::Json };
         tunnel.becomes(Box::pin(async move {
             let io = match upgrade.await {
                 Ok(io) => TokioIo::new(io),
@@ -95,7 +99,7 @@ impl Socket {
             let code = tokio::select! {
                 biased;
                 () = drain.cancelled() => Some(CloseCode::Away),
-                code = send(&mut socket, body, stall_timeout) => code,
+                code = send(&mut socket, body, media, stall_timeout) => code,
             };
             if let Some(code) = code {
                 close(&mut socket, code).await;
@@ -146,10 +150,11 @@ fn is_same(origin: &str, host: &str) -> bool {
         && port(origin.port_u16()) == port(host.port_u16())
 }
 
-/// Sends each line of a body as a message, until it ends or the client does. Gives why it is to be closed, where there is somebody to tell.
+/// Sends each event of a body as a message, until it ends or the client does. Gives why it is to be closed, where there is somebody to tell.
 async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut WebSocketStream<S>,
     mut body: Body,
+    media: Media,
     stall_timeout: Duration,
 ) -> Option<CloseCode> {
     loop {
@@ -166,19 +171,36 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
                 None => return Some(CloseCode::Normal),
             },
         };
-        for line in lines(chunk) {
-            let Ok(text) = Utf8Bytes::try_from(line) else { return Some(CloseCode::Error) };
-            timeout(stall_timeout, socket.feed(Message::Text(text))).await.ok()?.ok()?;
+        for message in messages(chunk, media) {
+            let Some(message) = message else { return Some(CloseCode::Error) };
+            timeout(stall_timeout, socket.feed(message)).await.ok()?.ok()?;
         }
         timeout(stall_timeout, socket.flush()).await.ok()?.ok()?;
     }
 }
 
-/// The lines of a chunk, which ends with one. As upstream sends them: each with its line feed.
-fn lines(mut chunk: Bytes) -> impl Iterator<Item = Bytes> {
+/// The events of a chunk, which are whole: a line is a text, with its line feed as upstream sends it, and protobuf is binary, without the
+/// length before it. `None` for one that is neither.
+fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Message>> {
     iter::from_fn(move || {
-        let end = memchr::memchr(b'\n', &chunk).map_or(chunk.len(), |at| at + 1);
-        (end > 0).then(|| chunk.split_to(end))
+        if chunk.is_empty() {
+            return None;
+        }
+        let message = match media {
+            Media::Json => {
+                let end = memchr::memchr(b'\n', &chunk).map_or(chunk.len(), |at| at + 1);
+                Utf8Bytes::try_from(chunk.split_to(end)).ok().map(Message::Text)
+            }
+            Media::Protobuf => {
+                let len = chunk.try_get_u32().ok().and_then(|len| usize::try_from(len).ok());
+                let len = len.filter(|len| *len <= chunk.len());
+                len.map(|len| Message::Binary(chunk.split_to(len)))
+            }
+        };
+        if message.is_none() {
+            chunk.clear();
+        }
+        Some(message)
     })
 }
 
@@ -242,9 +264,18 @@ mod tests {
     }
 
     #[test]
-    fn each_line_is_a_message() {
-        let all: Vec<_> = lines(Bytes::from_static(b"{\"a\":1}\n{\"b\":2}\n")).collect();
-        assert_eq!(all, ["{\"a\":1}\n", "{\"b\":2}\n"]);
-        assert_eq!(lines(Bytes::new()).count(), 0);
+    fn each_event_is_a_message() {
+        let all = |chunk: &'static [u8], media| messages(Bytes::from_static(chunk), media).collect::<Vec<_>>();
+        let text = |text: &str| Some(Message::text(text));
+        assert_eq!(all(b"{\"a\":1}\n{\"b\":2}\n", Media::Json), [text("{\"a\":1}\n"), text("{\"b\":2}\n")]);
+        assert_eq!(all(b"\xff\n{}\n", Media::Json), [None], "no text");
+        let binary = |bytes: &'static [u8]| Some(Message::binary(bytes));
+        assert_eq!(
+            all(b"\0\0\0\x02ab\0\0\0\0\0\0\0\x01c", Media::Protobuf),
+            [binary(b"ab"), binary(b""), binary(b"c")]
+        );
+        assert_eq!(all(b"\0\0\0\x09ab", Media::Protobuf), [None]);
+        assert_eq!(all(b"\0\0", Media::Protobuf), [None]);
+        assert_eq!(all(b"", Media::Json), []);
     }
 }

@@ -31,6 +31,7 @@ pub(crate) const TESTS: &[Test] = tests! {
 const AT_MOST: Duration = Duration::from_secs(30);
 
 const TEXT: u8 = 1;
+const BINARY: u8 = 2;
 const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
@@ -150,10 +151,21 @@ async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: &[(&str, 
     ]
 }
 
-/// Of bookmarks, that they are there: their versions and their time are each server's own.
-fn events(frames: &[Frame]) -> Vec<(u8, String)> {
-    let texts = frames.iter().map(|(opcode, payload)| (*opcode, String::from_utf8(payload.clone()).unwrap()));
-    texts.filter(|(_, text)| !text.contains(r#""type":"BOOKMARK""#)).collect()
+/// Without bookmarks: their versions and their times are each server's own.
+fn events(frames: Vec<Frame>) -> Vec<Frame> {
+    let is_bookmark = |payload: &[u8]| payload[..payload.len().min(20)].windows(8).any(|part| part == b"BOOKMARK");
+    frames.into_iter().filter(|(_, payload)| !is_bookmark(payload)).collect()
+}
+
+/// How the messages of two servers are alike.
+#[derive(Clone, Copy, PartialEq)]
+enum Alike {
+    /// The same in the same order.
+    Exactly,
+    /// The initial state is in no order.
+    InAnyOrder,
+    /// Each names the versions that it holds.
+    Expired,
 }
 
 async fn a_websocket_watch_says_what_the_apiservers_says() {
@@ -169,57 +181,66 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
     make("a", "on").await;
     let then = make("b", "off").await;
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-    let cases: [(String, &[(&str, &str)]); 6] = [
-        (format!("resourceVersion={then}"), &[]),
-        ("resourceVersion=0".to_owned(), &[("Sec-WebSocket-Protocol", "base64.channel.k8s.io")]),
-        (format!("resourceVersion={then}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[]),
-        (format!("resourceVersion={then}"), &[("Accept", partial)]),
-        ("".to_owned(), &[("Sec-WebSocket-Protocol", "anything"), ("Connection", "keep-alive, upgrade")]),
-        ("resourceVersion=1".to_owned(), &[]),
+    let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
+    use Alike::{Exactly, Expired, InAnyOrder};
+    let after = format!("{path}?watch=1&timeoutSeconds=6&resourceVersion={then}");
+    let state = format!("{path}?watch=1&timeoutSeconds=6");
+    let cases: [(String, &[(&str, &str)], Alike); 9] = [
+        (after.clone(), &[], Exactly),
+        (format!("{after}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[], Exactly),
+        (after.clone(), &[("Accept", partial)], Exactly),
+        (after, &[protobuf], Exactly),
+        (format!("{state}&resourceVersion=0"), &[("Sec-WebSocket-Protocol", "base64.channel.k8s.io")], InAnyOrder),
+        (state.clone(), &[("Sec-WebSocket-Protocol", "x"), ("Connection", "keep-alive, upgrade")], InAnyOrder),
+        (state.clone(), &[protobuf], InAnyOrder),
+        (format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=6"), &[], InAnyOrder),
+        (format!("{state}&resourceVersion=1"), &[], Expired),
     ];
+    // The cache of protobuf begins when it is asked for.
+    until("protobuf to be cached", SOON, || async {
+        let [_, mine] = both(&api, &kubefan, &state, &[protobuf]).await;
+        (mine.code() == 101).then_some(())
+    })
+    .await;
     let mut watches = Vec::new();
-    for (query, headers) in &cases {
-        let path = format!("{path}?watch=1&timeoutSeconds=6&{query}");
-        let clients = both(&api, &kubefan, &path, headers).await;
-        assert_eq!(clients[1].header("cache-status"), Some("kubefan; hit"), "{}", clients[1].head);
+    for (path, headers, _) in &cases {
+        let clients = both(&api, &kubefan, path, headers).await;
+        assert_eq!(clients[1].header("cache-status"), Some("kubefan; hit"), "{path}: {}", clients[1].head);
         for name in ["upgrade", "connection", "sec-websocket-accept", "sec-websocket-protocol"] {
-            assert_eq!(clients[1].header(name), clients[0].header(name), "{query} {headers:?}");
+            assert_eq!(clients[1].header(name), clients[0].header(name), "{path} {headers:?}");
         }
         watches.push(clients);
     }
-    // The old paths too.
-    watches
-        .push(both(&api, &kubefan, &format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=6"), &[]).await);
     make("c", "on").await;
     api.patch(&format!("{path}/b"), &json!({ "metadata": { "labels": { "stage": "on" } } })).await;
     api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "off" } } })).await;
     api.delete(&format!("{path}/c")).await;
     let mut seen = 0;
-    for (number, [direct, mine]) in watches.iter_mut().enumerate() {
+    for ((path, headers, alike), [mut direct, mut mine]) in cases.iter().zip(watches) {
         let (direct, mine) = tokio::join!(direct.rest(), mine.rest());
-        let (direct, mine) = (events(&direct), events(&mine));
-        let case = cases.get(number);
-        if number == 5 {
-            // Each names what it holds.
-            assert!(direct[0].1.contains("too old resource version: 1 ("), "{direct:?}");
-            assert!(
-                mine[0].1.contains("too old resource version: 1 (") && mine[0].1.contains("\"code\":410"),
-                "{mine:?}"
-            );
-        } else if number == 6 || number == 4 || number == 1 {
-            // The initial state is in no order.
-            let sorted = |mut events: Vec<_>| {
-                events.sort();
-                events
-            };
-            assert_eq!(sorted(mine.clone()), sorted(direct.clone()), "{case:?}");
-        } else {
-            assert_eq!(mine, direct, "{case:?}");
-        }
-        assert!(mine.iter().all(|(opcode, _)| [TEXT, CLOSE].contains(opcode)), "{case:?}");
-        assert_eq!(mine.last().unwrap().0, CLOSE, "{case:?}");
-        assert_eq!(mine.len(), direct.len());
+        let [mut direct, mut mine] = [events(direct), events(mine)];
+        let opcode = if headers.contains(&protobuf) { BINARY } else { TEXT };
+        let opcodes: Vec<_> = mine.iter().map(|(opcode, _)| *opcode).collect();
+        assert_eq!(opcodes, [&vec![opcode; mine.len() - 1][..], &[CLOSE]].concat(), "{path} {headers:?}");
         seen += mine.len();
+        if *alike == Expired {
+            for all in [&direct, &mine] {
+                let text = String::from_utf8(all[0].1.clone()).unwrap();
+                let is = text.contains("too old resource version: 1 (") && text.contains(r#""code":410"#);
+                assert!(is && text.ends_with("\n") && all.len() == 2, "{text}");
+            }
+            continue;
+        }
+        if *alike == InAnyOrder {
+            direct.sort();
+            mine.sort();
+        }
+        let text = |frames: &[Frame]| {
+            let texts = frames.iter().map(|(opcode, payload)| (*opcode, String::from_utf8_lossy(payload).into_owned()));
+            texts.map(|(opcode, text)| format!("{opcode} {text:.300}")).collect::<Vec<_>>().join("\n")
+        };
+        let (theirs, ours) = (text(&direct), text(&mine));
+        assert!(mine == direct, "{path} {headers:?}\nthe apiserver:\n{theirs}\nkubefan:\n{ours}");
     }
     println!("{seen} messages, the same from both");
 }
