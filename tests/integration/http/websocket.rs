@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::harness::{
     Test,
-    apiserver::ApiServer,
+    apiserver::{ApiServer, Options},
     kubefan::Kubefan,
     objects::version_of,
     simulated::Simulated,
@@ -169,9 +169,8 @@ enum Alike {
 }
 
 async fn a_websocket_watch_says_what_the_apiservers_says() {
-    let api = ApiServer::shared().await;
+    let api = ApiServer::start(Options::default()).await;
     let ns = api.namespace("sockets").await;
-    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough=off"]).await;
     let path = format!("/api/v1/namespaces/{ns}/configmaps");
     let make = async |name: &str, stage: &str| {
         let text = "<ü&>".repeat(20_000);
@@ -179,7 +178,11 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
         version_of(&api.create(&path, &object).await)
     };
     make("a", "on").await;
-    let then = make("b", "off").await;
+    // What was before is forgotten, in its watch cache too.
+    api.compact_etcd(make("b", "off").await).await;
+    api.restart().await;
+    let then = make("c", "off").await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough=off"]).await;
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
     use Alike::{Exactly, Expired, InAnyOrder};
@@ -211,10 +214,10 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
         }
         watches.push(clients);
     }
-    make("c", "on").await;
+    make("d", "on").await;
     api.patch(&format!("{path}/b"), &json!({ "metadata": { "labels": { "stage": "on" } } })).await;
     api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "off" } } })).await;
-    api.delete(&format!("{path}/c")).await;
+    api.delete(&format!("{path}/d")).await;
     let mut seen = 0;
     for ((path, headers, alike), [mut direct, mut mine]) in cases.iter().zip(watches) {
         let (direct, mine) = tokio::join!(direct.rest(), mine.rest());
