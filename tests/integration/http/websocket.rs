@@ -42,6 +42,9 @@ type Frame = (u8, Vec<u8>);
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// Headers of a request: names and values; without a value, the header is left out.
+type Headers<'a> = &'a [(&'a str, &'a str)];
+
 /// A client of one websocket.
 struct Client {
     stream: Box<dyn Stream>,
@@ -50,8 +53,8 @@ struct Client {
 }
 
 impl Client {
-    /// Sends a request that asks for a websocket, with `headers` of its own; `None` for kubefan's own port.
-    async fn ask(stream: Box<dyn Stream>, path: &str, headers: &[(&str, &str)]) -> Client {
+    /// Sends a request that asks for a websocket, with `headers` in place of its own.
+    async fn ask(stream: Box<dyn Stream>, path: &str, headers: Headers<'_>) -> Client {
         let key = STANDARD.encode([7; 16]);
         let mut all = vec![
             ("Host", "localhost"),
@@ -142,7 +145,7 @@ async fn to_apiserver(api: &ApiServer) -> Box<dyn Stream> {
 }
 
 /// Asks both for the same; the apiserver first.
-async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: &[(&str, &str)]) -> [Client; 2] {
+async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: Headers<'_>) -> [Client; 2] {
     let token = format!("Bearer {}", api.admin_token());
     let headers = [headers, &[("Authorization", &token)]].concat();
     [
@@ -188,7 +191,7 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
     use Alike::{Exactly, Expired, InAnyOrder};
     let after = format!("{path}?watch=1&timeoutSeconds=6&resourceVersion={then}");
     let state = format!("{path}?watch=1&timeoutSeconds=6");
-    let cases: [(String, &[(&str, &str)], Alike); 9] = [
+    let cases: [(String, Headers, Alike); 9] = [
         (after.clone(), &[], Exactly),
         (format!("{after}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[], Exactly),
         (after.clone(), &[("Accept", partial)], Exactly),
@@ -253,7 +256,7 @@ async fn a_websocket_is_refused_as_the_apiserver_refuses_it() {
     let ns = api.namespace("no-sockets").await;
     let kubefan = Kubefan::start(&api, &["--resource=configmaps"]).await;
     let path = format!("/api/v1/namespaces/{ns}/configmaps?watch=1");
-    let cases: [(&[(&str, &str)], &str, u16); 8] = [
+    let cases: [(Headers, &str, u16); 8] = [
         (&[("Origin", "")], "", 403),
         (&[("Origin", "null")], "", 403),
         (&[("Sec-WebSocket-Key", "")], "", 400),
