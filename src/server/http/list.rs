@@ -141,7 +141,7 @@ impl<C: Catalog> Front<C> {
         format: Format,
     ) -> Result<Response<Body>, Otherwise> {
         let ListOptions { label_selector, field_selector, freshness, limit, continues } = options;
-        let permit = self.reader.admit()?;
+        let permit = self.reader.admit_read()?;
         let selected = self.select(path, (label_selector, field_selector), false).await?;
         let (served, selection) = (selected.served, selected.selection);
         let hub = served.hub.clone();
@@ -149,7 +149,8 @@ impl<C: Catalog> Front<C> {
         let (store, version) = match continues.is_empty() {
             true => {
                 let patience = match freshness {
-                    Freshness::Consistent => patience(&hub, &selection, limit, self.consistent_list_bytes_min),
+                    Freshness::Consistent if self.proxy.is_none() => Patience::Bookmark,
+                    Freshness::Consistent => patience(&hub, &selection, limit, self.options.consistent_list_bytes_min),
                     _ => Patience::AtOnce,
                 };
                 self.freshen(&served, freshness, patience).await?;
@@ -203,16 +204,17 @@ impl<C: Catalog> Front<C> {
         freshness: Freshness,
         format: Format,
     ) -> Result<Response<Body>, Otherwise> {
+        let _permit = self.reader.admit_read()?;
         let selected = self.select(path, Default::default(), false).await?;
         // One object upstream finds sooner than any proof comes that ours is the newest.
-        if freshness == Freshness::Consistent {
+        if freshness == Freshness::Consistent && self.proxy.is_some() {
             return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
         }
-        self.freshen(&selected.served, freshness, Patience::AtOnce).await?;
+        self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
         let (store, _) = selected.served.hub.snapshot()?;
         let key = ObjectKey::new(&path.namespace, &path.name);
         let Some(object) = store.get(key.as_str()) else {
-            return Err(Failure::no_object(&selected.served.gvr, &path.name).into());
+            return Err(self.not_held(&selected.served.gvr, path).into());
         };
         let json = object.bytes();
         let bytes = format.bytes_of(&json).unwrap_or(json);

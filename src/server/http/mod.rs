@@ -6,11 +6,14 @@
 
 pub mod accept;
 pub mod body;
+pub mod door;
 pub mod hop_by_hop;
 pub mod list;
 pub mod options;
+mod partial;
 pub mod path;
 pub mod proxy;
+mod sent;
 pub mod status;
 pub mod tunnel;
 pub mod verb;
@@ -40,20 +43,22 @@ use super::{
     listen::Peer,
     reader::{FRESHNESS_TIMEOUT, Opened, Reader},
     request::Selected,
+    stall::Sending,
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
-    model::{ResourceVersion, format::Format, projection::Projection},
+    model::{Media, ResourceVersion, format::Format, projection::Projection, selector::FieldSelector},
     proto::v1alpha1::Target,
+    telemetry::metrics::Metrics,
 };
 
 /// What a request comes to.
 pub enum Answer {
     /// A watch that has begun; whoever drives the connection sends it.
     Watch(Opened),
-    /// A whole response, from the cache. It pins state while it is sent.
+    /// A whole response, which is to be read without a pause: it pins state of the cache, or keeps a place on the way upstream.
     Read(Response<Body>),
-    /// Upstream's response, which may take as long as its reader likes.
+    /// Upstream's response that goes on for as long as its reader likes: a watch, a log.
     PassedOn(Response<Body>),
 }
 
@@ -107,16 +112,28 @@ pub struct Front<C> {
     watches: Arc<AtomicU32>,
     /// `None`: nothing is passed on.
     proxy: Option<Arc<Proxy>>,
-    stall_timeout: Duration,
+    options: Arc<FrontOptions>,
+    metrics: Arc<Metrics>,
+}
+
+/// What an operator may change of the door.
+#[derive(Debug, Clone)]
+pub struct FrontOptions {
+    /// A snapshot that makes no progress for so long ends, and what else is to be read without a pause.
+    pub stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
-    consistent_list_bytes_min: usize,
+    pub consistent_list_bytes_min: usize,
+    /// The caches hold only what this selects.
+    pub narrowed_by: FieldSelector,
+    /// Whether requests that a browser could be led to send are refused: see [`door`].
+    pub is_guarded: bool,
 }
 
 impl<C> Clone for Front<C> {
     fn clone(&self) -> Self {
-        let Self { reader, pages, watches, proxy, .. } = self;
+        let Self { reader, pages, watches, proxy, options, metrics } = self;
         let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
-        Self { reader, pages, watches, proxy, ..*self }
+        Self { reader, pages, watches, proxy, options: options.clone(), metrics: metrics.clone() }
     }
 }
 
@@ -143,20 +160,19 @@ fn json(body: Body) -> Response<Body> {
 }
 
 impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends, and a
-    /// consistent list of `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
+    /// The door to what `reader` reads, and by `proxy` to all else.
     pub fn new(
         reader: Arc<Reader<C>>,
         proxy: Option<Arc<Proxy>>,
-        stall_timeout: Duration,
-        consistent_list_bytes_min: usize,
+        options: FrontOptions,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let (pages, watches) = Default::default();
-        Self { reader, pages, watches, proxy, stall_timeout, consistent_list_bytes_min }
+        Self { reader, pages, watches, proxy, options: Arc::new(options), metrics }
     }
 
-    /// Answers a request. A watch rings `bell` when there is something to send.
-    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+    /// Answers a request of which the door has nothing to say.
+    async fn answer_admitted(&self, request: Request<Body>, bell: Bell) -> Answer {
         let (parts, body) = request.into_parts();
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
@@ -202,6 +218,7 @@ impl<C: Catalog> Front<C> {
             true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
             false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
         };
+        self.check_part(&path, &asked)?;
         let is_list = matches!(asked, Asked::Many(Options::List(_)));
         let form =
             accept::negotiate(accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?, is_list);
@@ -213,16 +230,21 @@ impl<C: Catalog> Front<C> {
         let format = Format::lines(projection);
         let response = match asked {
             Asked::Many(Options::Watch(options)) => return self.watch(&path, options, format, bell).await,
-            _ if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
+            // What nobody else can be asked for is not refused for its looks.
+            _ if is_pretty(request) && self.proxy.is_some() => return Err(Otherwise::Upstream(not_made())),
             Asked::Many(Options::List(options)) => self.list(&path, options, format).await?,
             Asked::One(freshness) => self.get(&path, freshness, format).await?,
         };
         Ok(Answer::Read(response))
     }
 
-    /// What a path and selectors select, as long as the cache serves it.
+    /// What a path and selectors select, as long as the cache serves it. One that `waits` may start the cache: a watch goes on to use it,
+    /// while a list or a single object upstream gives sooner, where it may be asked.
     async fn select(&self, path: &Path, selectors: (String, String), waits: bool) -> Result<Selected, Otherwise> {
         let (label_selector, field_selector) = selectors;
+        if !waits && self.proxy.is_some() && !self.is_cached(path, Media::Json) {
+            return Err(Otherwise::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
+        }
         let target = Target {
             group: path.group.clone(),
             version: path.version.clone(),
@@ -287,8 +309,9 @@ impl<C: Catalog> Front<C> {
     }
 
     /// The body of a watch that nobody else drives.
-    pub fn body(&self, opened: Opened, line: Arc<Line>) -> Response<Body> {
-        json(Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
+    pub fn body(&self, opened: Opened, line: Arc<Line>, sending: Sending) -> Response<Body> {
+        let drain = self.reader.drain().clone();
+        json(Body::new(body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending)))
     }
 }
 
