@@ -68,6 +68,7 @@ fn main() -> std::process::ExitCode {
         history::TESTS,
         http::TESTS,
         http::HOSTILE,
+        http::LIMITS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

@@ -6,8 +6,10 @@ mod compare;
 mod differential;
 mod generate;
 mod hostile;
+mod limits;
 mod table;
 mod world;
 
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
+pub(crate) use limits::TESTS as LIMITS;
