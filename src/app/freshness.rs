@@ -117,7 +117,7 @@ impl Prover {
         let resource = &self.served.gvr;
         let unproved = |why: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {why}"));
         if !self.proves {
-            return Err(unproved("consistent reads of it are upstream's"));
+            return Err(unproved("consistent reads of it are upstream's; with resourceVersion=0 any state is given"));
         }
         let Some(sender) = self.join(patience) else {
             return Err(unproved("it is too quiet to be proved at once, or upstream was just asked"));

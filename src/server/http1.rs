@@ -89,7 +89,12 @@ async fn answer<C: Catalog>(
     let line = Line::new();
     let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
     sending.must_not_wait(matches!(answer, http::Answer::Read(_)));
-    sending.look_for_end(!matches!(answer, http::Answer::Read(_)));
+    // A tunnel may well end one side first.
+    sending.look_for_end(match &answer {
+        http::Answer::Watch(_) => true,
+        http::Answer::PassedOn(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
+        http::Answer::Read(_) => false,
+    });
     Ok(match answer {
         http::Answer::Read(response) | http::Answer::PassedOn(response) => response,
         http::Answer::Watch(opened) => front.body(opened, line, sending),

@@ -586,6 +586,11 @@ async fn an_upgrade_becomes_a_tunnel() {
     let client = Client::builder().no_proxy().build().unwrap();
     let refused = client.post(url(&kubefan, "/x")).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    // Either side may end first.
+    caller.shutdown().await.unwrap();
+    assert_eq!(upstream.read(&mut [0; 8]).await.unwrap(), 0);
+    upstream.write_all(b"late").await.unwrap();
+    read_exactly(&mut caller, "late").await;
     drop(upstream);
     assert_eq!(caller.read(&mut [0; 8]).await.unwrap_or(0), 0);
     drop(caller);
