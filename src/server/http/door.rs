@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use axum::body::Body;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 
 use super::{Answer, CACHE_STATUS, Front, path::Path, proxy::ByUpstream, sent::Sent, status::Failure, verb};
 use crate::{
@@ -26,9 +26,10 @@ impl<C: Catalog> Front<C> {
         let verb = verb::of(&request);
         let is_long_running = verb::is_long_running(verb, request.uri().path());
         let resource = self.resource(request.uri().path());
+        let is_head = request.method() == Method::HEAD;
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let answer = match self.foreign(&request) {
-            Some(failure) => Answer::Read(failure.response()),
+            Some(failure) => Answer::Read(failure.response(Media::Json)),
             None => self.answer_admitted(request, bell).await,
         };
         let (code, by) = match &answer {
@@ -38,6 +39,10 @@ impl<C: Catalog> Front<C> {
         counted.answered(&resource, code.as_str(), by);
         match answer {
             Answer::Watch(opened) => Answer::Watch(opened),
+            // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
+            Answer::Read(response) | Answer::PassedOn(response) if is_head && by != AnsweredBy::Upstream => {
+                Answer::Read(response.map(|_| Body::empty()))
+            }
             // A client comes back to another replica; what is cut off of a log, or of a session, nobody brings back.
             Answer::PassedOn(response) if verb == "watch" => {
                 let drain = self.reader.drain().clone();

@@ -300,6 +300,11 @@ async fn a_page_of_another_host_reads_nothing() {
             assert!(message.contains("evil.example") && message.contains("127.0.0.1"), "{status}");
         }
     }
+    // A refusal of a HEAD has no body, which HTTP/2 would take for a broken stream.
+    let url = format!("http://evil.example:{port}/version");
+    let client = http2().resolve("evil.example", kubefan.grpc_addr).build().unwrap();
+    let head = client.head(&url).send().await.unwrap();
+    assert_eq!((head.status(), head.bytes().await.unwrap().len()), (StatusCode::FORBIDDEN, 0));
     // No page can send gRPC.
     let grpc = http2().resolve("kubefan.example", kubefan.grpc_addr).build().unwrap();
     let check = grpc.post(format!("http://kubefan.example:{port}/grpc.health.v1.Health/Check")).body(vec![0; 5]);

@@ -7,6 +7,7 @@ mod differential;
 mod generate;
 mod hostile;
 mod limits;
+mod readable;
 mod table;
 mod world;
 
