@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
-    model::{GroupVersionResource, Media, ResourceVersion},
+    model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError},
     peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -112,8 +112,10 @@ pub enum Stopped {
     NotFound(String),
     /// It holds more than it may.
     TooLarge(String),
-    /// The apiserver does not give it in this encoding.
+    /// The apiserver does not give it in this encoding, or not as it could be kept.
     NotAcceptable(String),
+    /// What is held is written in another way now: whoever reads on begins anew.
+    Rewritten(String),
 }
 
 /// A running list and watch, and the cache it feeds.
@@ -365,6 +367,13 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
+        if let ReflectorError::Object(ObjectError::Table(table)) = &error {
+            let message = format!("{} is not cached as tables: {table}", self.served.gvr);
+            return Some(match table {
+                TableError::Changed => Stopped::Rewritten(message),
+                TableError::Malformed(_) | TableError::Relative(_) => Stopped::NotAcceptable(message),
+            });
+        }
         let retry_after = error.upstream().and_then(UpstreamError::retry_after);
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {
@@ -377,10 +386,11 @@ impl Informer {
                 }
             }
             Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
-            Some(UpstreamError::Refused { code: 406, message }) if self.media() == Media::Protobuf => {
+            Some(UpstreamError::Refused { code: 406, message }) if self.media() != Media::Json => {
                 let resource = &self.served.gvr;
                 return Some(Stopped::NotAcceptable(format!(
-                    "the apiserver does not give {resource} as protobuf: {message}"
+                    "the apiserver does not give {resource} as {}: {message}",
+                    self.media().as_str()
                 )));
             }
             _ => {

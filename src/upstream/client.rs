@@ -244,7 +244,7 @@ impl Upstream {
     ) -> Result<Lines<BodyStream>, UpstreamError> {
         let chunks = self.stream(path_and_query, media).await?;
         let framing = match media {
-            Media::Json => Framing::Lines,
+            Media::Json | Media::Table => Framing::Lines,
             Media::Protobuf => Framing::Lengths,
         };
         let options = LineOptions { gzip: chunks.gzip, framing, ..options };
@@ -400,7 +400,7 @@ pub fn encode_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
 fn check_media(headers: &HeaderMap, media: Media) -> Result<(), UpstreamError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
-    if media == Media::Json || essence.eq_ignore_ascii_case(media.content_type()) {
+    if media != Media::Protobuf || essence.eq_ignore_ascii_case(media.content_type()) {
         return Ok(());
     }
     let message = shorten(&format!("asked for {}, got {given:?}", media.content_type()));
