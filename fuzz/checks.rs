@@ -242,7 +242,7 @@ pub(crate) fn requests(data: &[u8]) {
         targets.push(get.target);
     }
     for target in targets {
-        let selected = request::select(&Nothing, target).now_or_never();
+        let selected = request::select(&Nothing, target, Media::Json).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
 }

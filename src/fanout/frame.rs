@@ -10,10 +10,10 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use super::{lines, pieces::Pieces};
+use super::{http, pieces::Pieces};
 use crate::{
     model::{
-        ObjectKey, ResourceVersion,
+        Media, ObjectKey, ResourceVersion,
         event::EventType as Kind,
         format::{Format, Wire},
         object::Object,
@@ -183,14 +183,14 @@ pub trait Sink {
     fn message(&mut self, message: &WatchResponse);
 }
 
-/// Where a message begins and ends: a gRPC frame, or a line of a Kubernetes watch.
+/// Where a message begins and ends: a gRPC frame, or an event of a Kubernetes watch over HTTP.
 #[derive(Debug, Default)]
 pub enum Layout {
     /// `WatchResponse` messages with gRPC's prefix.
     #[default]
     Grpc,
-    /// `{"type":…,"object":…}` and a line feed.
-    Lines(lines::TypeMeta),
+    /// Such an event, in an encoding.
+    Http(Media, http::TypeMeta),
 }
 
 impl Layout {
@@ -198,21 +198,21 @@ impl Layout {
     pub fn of(format: &Format, resource: &ResolvedResource) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Lines => Self::Lines(lines::TypeMeta::of(format, resource)),
+            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource)),
         }
     }
 
     fn put_head(&self, head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
         match self {
             Self::Grpc => put_head(head, body, out),
-            Self::Lines(_) => lines::put_head(head.kind, out),
+            Self::Http(media, _) => http::put_head(*media, head.kind, body.bytes.len(), out),
         }
     }
 
     fn put_tail(&self, out: &mut BytesMut) {
         match self {
             Self::Grpc => {}
-            Self::Lines(_) => lines::put_tail(out),
+            Self::Http(media, _) => http::put_tail(*media, out),
         }
     }
 
@@ -226,12 +226,12 @@ impl Layout {
                 message.encode_raw(out);
                 1
             }
-            Self::Lines(type_meta) => match &message.message {
+            Self::Http(media, type_meta) => match &message.message {
                 Some(watch_response::Message::Bookmark(_)) => {
-                    lines::put_bookmark(type_meta, &message.resume_version, false, out);
+                    http::put_bookmark(*media, type_meta, &message.resume_version, false, out);
                     1
                 }
-                // Lines have no such marks.
+                // There are no such marks.
                 _ => 0,
             },
         }
@@ -320,8 +320,8 @@ impl<'a> FrameWriter<'a> {
 
     /// Ends an initial state for a watch over HTTP that asked to be told of its end.
     pub fn initial_events_end(&mut self, version: ResourceVersion) {
-        if let Layout::Lines(type_meta) = self.layout {
-            lines::put_bookmark(type_meta, &version.to_string(), true, &mut self.heads);
+        if let Layout::Http(media, type_meta) = self.layout {
+            http::put_bookmark(*media, type_meta, &version.to_string(), true, &mut self.heads);
             self.messages += 1;
         }
     }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::projection::Projection;
+use super::{media::Media, projection::Projection, protobuf};
 
 /// How objects are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -40,8 +40,8 @@ pub enum Wire {
     /// Messages of the contract, as gRPC frames them.
     #[default]
     Grpc,
-    /// Lines of a Kubernetes watch. They know no marks: a span in which only the end is exact cannot be told.
-    Lines,
+    /// Events of a Kubernetes watch over HTTP, in an encoding. They know no marks: a span in which only the end is exact cannot be told.
+    Http(Media),
 }
 
 /// The form in which a subscriber is sent objects. The default is the object as it came, as JSON, over gRPC.
@@ -71,9 +71,10 @@ impl Format {
         Ok(Self { projection, only_changes, encoding, wire: Wire::Grpc })
     }
 
-    /// The form of a Kubernetes watch over HTTP.
-    pub fn lines(projection: Projection) -> Self {
-        Self { projection, wire: Wire::Lines, ..Self::default() }
+    /// The form of the Kubernetes API over HTTP, for a cache of this encoding. Of protobuf there are two projections: all of an object, and
+    /// its `PartialObjectMetadata`.
+    pub fn http(media: Media, projection: Projection) -> Self {
+        Self { projection, wire: Wire::Http(media), ..Self::default() }
     }
 
     /// How messages are laid out.
@@ -101,9 +102,16 @@ impl Format {
         self.encoding
     }
 
-    /// The bytes that go out for an object with this JSON; `None` where they are the object's own, which are then shared.
-    pub fn bytes_of(&self, json: &[u8]) -> Option<Bytes> {
-        (!self.projection.is_identity()).then(|| self.projection.apply(json))
+    /// The bytes that go out for an object with these; `None` where they are the object's own, which are then shared.
+    pub fn bytes_of(&self, object: &[u8]) -> Option<Bytes> {
+        if self.projection.is_identity() {
+            return None;
+        }
+        match self.wire {
+            // It was read before it was cached.
+            Wire::Http(Media::Protobuf) => protobuf::partial_metadata(object).ok(),
+            Wire::Grpc | Wire::Http(Media::Json) => Some(self.projection.apply(object)),
+        }
     }
 }
 

@@ -104,7 +104,7 @@ pub async fn respond(
             send.send_reset(Reason::INTERNAL_ERROR);
         }
         // Whatever came is not all, and without trailers there is no other way to say so.
-        Some(Err(Broken::Stalled)) if speech == Speech::Lines => send.send_reset(Reason::CANCEL),
+        Some(Err(Broken::Stalled)) if speech != Speech::Grpc => send.send_reset(Reason::CANCEL),
         Some(Err(Broken::Stalled)) => {
             let stall_timeout = stall_timeout.unwrap_or_default();
             let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));

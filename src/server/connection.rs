@@ -39,6 +39,7 @@ use super::{
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Rung, StreamEnd},
+    model::Media,
     proto::v1alpha1::WatchRequest,
     telemetry::metrics::ConnectionEnd,
 };
@@ -222,7 +223,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let mut response = Response::new(());
         match opened.speech {
             Speech::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
-            Speech::Lines => http::watch_headers(response.headers_mut()),
+            Speech::Http(media) => http::watch_headers(media, response.headers_mut()),
         }
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
@@ -394,11 +395,11 @@ async fn answer<C: Catalog>(
         http::Answer::Watch(opened) => Some(Begun { opened, respond, deadline_at: None }),
         http::Answer::Read(response) => {
             let stall_timeout = Some(server.options.snapshot_stall_timeout);
-            bridge::respond(response, respond, (None, stall_timeout), Speech::Lines).await;
+            bridge::respond(response, respond, (None, stall_timeout), Speech::Http(Media::Json)).await;
             None
         }
         http::Answer::PassedOn(response) => {
-            bridge::respond(response, respond, (None, None), Speech::Lines).await;
+            bridge::respond(response, respond, (None, None), Speech::Http(Media::Json)).await;
             None
         }
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     fanout::{Bell, Catalog, Refusal, Start, Terms},
-    model::{ObjectKey, format::Format, object::Object},
+    model::{Media, ObjectKey, format::Format, object::Object},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
@@ -52,8 +52,8 @@ impl<C: Catalog> Service<C> {
             let kept = request::state_kept(&request)?;
             let (on_lag, on_expired) = request::policy(&request)?;
             let Selected { served, selection } = match version {
-                None => reader.select(request.target).await?,
-                Some(_) => reader.select_synced(request.target).await?,
+                None => reader.select(request.target, Media::Json).await?,
+                Some(_) => reader.select_synced(request.target, Media::Json).await?,
             };
             let start = match (version, kept) {
                 (None, _) => Start::Snapshot,
@@ -95,7 +95,7 @@ impl<C: Catalog> WatchService for Service<C> {
         let ListRequest { target, resource_version, .. } = request;
         let open = async {
             let version = request::version(&resource_version)?;
-            let selected = self.reader.select(target).await?;
+            let selected = self.reader.select(target, Media::Json).await?;
             self.reader.fresh(&selected, version).await?;
             let pass = selected.served.hub.gate().enter().await?;
             let (store, version) = selected.served.hub.snapshot()?;
@@ -144,7 +144,7 @@ impl<C: Catalog> WatchService for Service<C> {
             if key.name().is_empty() {
                 return invalid("target.name", "required");
             }
-            let selected = self.reader.select(target).await?;
+            let selected = self.reader.select(target, Media::Json).await?;
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }

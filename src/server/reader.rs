@@ -12,7 +12,7 @@ use super::request::{self, Selected};
 use crate::{
     cache::Way,
     fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
-    model::{ResourceVersion, format::Format, selection::Selection},
+    model::{Media, ResourceVersion, format::Format, selection::Selection},
     planted::{self, Bug},
     proto::v1alpha1,
     telemetry::metrics::Resume,
@@ -46,8 +46,18 @@ pub struct Opened {
 pub enum Speech {
     /// With gRPC's headers and trailers.
     Grpc,
-    /// As a Kubernetes watch: a last line where there is something to say, and no trailers.
-    Lines,
+    /// As a Kubernetes watch in this encoding: a last event where there is something to say, and no trailers.
+    Http(Media),
+}
+
+impl Speech {
+    /// The encoding of a Kubernetes watch; gRPC's objects are JSON.
+    pub fn media(self) -> Media {
+        match self {
+            Self::Grpc => Media::Json,
+            Self::Http(media) => media,
+        }
+    }
 }
 
 /// Reads a catalog for callers.
@@ -70,12 +80,12 @@ impl<C: Catalog> Reader<C> {
         &self.catalog
     }
 
-    /// Finds the cache of a target and binds its selectors.
-    pub async fn select(&self, target: Option<v1alpha1::Target>) -> Result<Selected, Refusal> {
+    /// Finds the cache of a target in an encoding and binds its selectors.
+    pub async fn select(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        request::select(&*self.catalog, target).await
+        request::select(&*self.catalog, target, media).await
     }
 
     /// Waits until the cache is not older than `version`.
@@ -95,12 +105,12 @@ impl<C: Catalog> Reader<C> {
     }
 
     /// As [`Self::select`], and waits for the first list: a replica that has just been started is where everybody comes back to.
-    pub async fn select_synced(&self, target: Option<v1alpha1::Target>) -> Result<Selected, Refusal> {
+    pub async fn select_synced(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
         let mut changes = self.catalog.changes();
         let limit = Instant::now() + SYNC_TIMEOUT;
         loop {
             changes.mark_unchanged();
-            let found = self.select(target.clone()).await;
+            let found = self.select(target.clone(), media).await;
             let is_synced = match &found {
                 Err(Refusal::NotSynced { .. }) => false,
                 Err(_) => true,

@@ -25,8 +25,8 @@ pub struct Selected {
     pub selection: Selection,
 }
 
-/// Finds the cache of a target and binds its selectors.
-pub async fn select(catalog: &impl Catalog, target: Option<Target>) -> Result<Selected, Refusal> {
+/// Finds the cache of a target in an encoding and binds its selectors.
+pub async fn select(catalog: &impl Catalog, target: Option<Target>, media: Media) -> Result<Selected, Refusal> {
     let target = target.unwrap_or_default();
     let invalid = |field, message: String| Refusal::Invalid { field, message };
     if target.resource.is_empty() {
@@ -53,7 +53,7 @@ pub async fn select(catalog: &impl Catalog, target: Option<Target>) -> Result<Se
         .map_err(|error| invalid("target.label_selector", error.to_string()))?;
     let fields = FieldSelector::parse(&target.field_selector)
         .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, Media::Json).await?;
+    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, media).await?;
     if !served.namespaced && !target.namespace.is_empty() {
         return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use h2::SendStream;
 use tokio::time::Instant;
 
@@ -31,7 +31,7 @@ use crate::{
 
 /// The longest bookmark: a version of 20 digits, and what is around it; over HTTP names too.
 const BOOKMARK_BYTES_MAX: usize = 40;
-const BOOKMARK_LINE_BYTES_MAX: usize = 512;
+const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
 
 /// A watch that is being sent.
 pub struct WatchStream {
@@ -68,7 +68,7 @@ impl WatchStream {
     ) -> Self {
         let id = send.stream_id().as_u32();
         let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
-        let tells_end = opened.speech == Speech::Lines;
+        let tells_end = opened.speech != Speech::Grpc;
         let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, deadline_at, stall_timeout, tells_end);
         let (stalled, queued) = (false, false);
         Self { opened, send, notice, clocks, stalled, queued }
@@ -157,7 +157,7 @@ impl WatchStream {
     fn has_room_for_bookmark(&mut self) -> bool {
         let bytes_max = match self.opened.speech {
             Speech::Grpc => BOOKMARK_BYTES_MAX,
-            Speech::Lines => BOOKMARK_LINE_BYTES_MAX,
+            Speech::Http(_) => BOOKMARK_EVENT_BYTES_MAX,
         };
         self.send.reserve_capacity(bytes_max);
         let has_room = self.send.capacity() >= bytes_max;
@@ -170,9 +170,9 @@ impl WatchStream {
         // Both fail where the stream is gone.
         let _ = match self.opened.speech {
             Speech::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
-            Speech::Lines => {
-                let line = http::status::last_word(&end).map_or_else(String::new, |failure| failure.line());
-                self.send.send_data(Payload::Bytes(line.into()), true)
+            Speech::Http(media) => {
+                let word = http::status::last_word(&end).map_or_else(Bytes::new, |failure| failure.event(media));
+                self.send.send_data(Payload::Bytes(word), true)
             }
         };
         self.opened.subscription.ended(end);

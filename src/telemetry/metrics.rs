@@ -772,8 +772,7 @@ impl CacheMetrics {
     /// Upstream was asked whether the cache is fresh.
     pub fn proof(&self, result: Proof, duration: Duration) {
         self.all.proofs.with_label_values(&self.with(result.as_str())).inc();
-        let base: [&str; 3] = [&self.labels[0], &self.labels[1], &self.labels[2]];
-        self.all.proof_duration.with_label_values(&base).observe(duration.as_secs_f64());
+        self.all.proof_duration.with_label_values(&self.labels).observe(duration.as_secs_f64());
     }
 
     /// The upstream watch is started again.

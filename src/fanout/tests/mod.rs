@@ -30,7 +30,7 @@ mod catch_ups;
 mod formats;
 #[cfg(shuttle)]
 mod interleavings;
-mod watch_lines;
+mod watch_http;
 
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),

@@ -4,6 +4,8 @@
 //! type, and the message as bytes. An object is kept in the form in which a watch sends it, its envelope included; an item of a list has
 //! none, and what is written here for it is what the apiserver writes, so that both ways give the same bytes.
 
+use std::fmt::Display;
+
 use bytes::{BufMut, Bytes};
 
 pub mod kinds;
@@ -140,7 +142,7 @@ pub fn partial_metadata(object: &[u8]) -> Result<Bytes, Malformed> {
 }
 
 /// The object that a bookmark carries: nothing but the version, and where it ends the initial state the annotation that says so.
-pub fn bookmark(api_version: &str, kind: &str, version: ResourceVersion, ends_initial_state: bool) -> Bytes {
+pub fn bookmark(api_version: &str, kind: &str, version: impl Display, ends_initial_state: bool) -> Bytes {
     let (mut metadata, mut message) = (Vec::new(), Vec::new());
     put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
     if ends_initial_state {

@@ -4,15 +4,33 @@
 //! upstream is asked, and for what nobody serves too: its 406 lists the types. Two libraries there read the header one after the other,
 //! each in its own way, and whoever reads it here in a third way answers what upstream would have refused.
 
+use crate::model::{Media, projection::Projection};
+
 /// The form of the objects in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// As they are, as JSON.
-    Json,
-    /// Their metadata, as JSON.
-    PartialJson,
+    /// As they are.
+    Whole(Media),
+    /// Their metadata.
+    Partial(Media),
     /// One that is not made here.
     Other,
+}
+
+impl Form {
+    /// From which cache it is made, and what of its objects.
+    pub fn made(self) -> Option<(Media, Projection)> {
+        match self {
+            Self::Whole(media) => Some((media, Projection::default())),
+            Self::Partial(media) => Some((media, Projection::partial_object_metadata())),
+            Self::Other => None,
+        }
+    }
+
+    /// Whether people may read it.
+    pub fn is_json(self) -> bool {
+        matches!(self, Self::Whole(Media::Json) | Self::Partial(Media::Json))
+    }
 }
 
 /// As many are sorted by insertion upstream (`sort.Sort`), and nobody has more.
@@ -67,12 +85,12 @@ impl<'a> Clause<'a> {
 
     /// The form it asks for; `None` where nobody serves it.
     fn form(&self, is_list: bool) -> Option<Form> {
-        let known = |subtype| matches!(subtype, "json" | "yaml" | "vnd.kubernetes.protobuf" | "cbor");
-        match (self.kind, self.subtype) {
-            ("application", "json" | "*") | ("*", "*") => {}
-            ("application", subtype) if known(subtype) => return Some(Form::Other),
+        let media = match (self.kind, self.subtype) {
+            ("application", "json" | "*") | ("*", "*") => Media::Json,
+            ("application", "vnd.kubernetes.protobuf") => Media::Protobuf,
+            ("application", "yaml" | "cbor") => return Some(Form::Other),
             _ => return None,
-        }
+        };
         let converts = ["as", "g", "v"].iter().any(|name| !self.param(name).is_empty());
         let stream = self.param("stream");
         if !matches!(stream, "" | "watch") || !self.param("sv").is_empty() {
@@ -82,33 +100,33 @@ impl<'a> Clause<'a> {
             return Some(Form::Other);
         }
         match (self.param("as"), self.param("g"), self.param("v")) {
-            _ if !converts => Some(Form::Json),
-            ("PartialObjectMetadataList", "meta.k8s.io", "v1") if is_list => Some(Form::PartialJson),
-            ("PartialObjectMetadata", "meta.k8s.io", "v1") if !is_list => Some(Form::PartialJson),
+            _ if !converts => Some(Form::Whole(media)),
+            ("PartialObjectMetadataList", "meta.k8s.io", "v1") if is_list => Some(Form::Partial(media)),
+            ("PartialObjectMetadata", "meta.k8s.io", "v1") if !is_list => Some(Form::Partial(media)),
             // Tables, other versions, and what only upstream can refuse.
             _ => Some(Form::Other),
         }
     }
 }
 
-/// Whether the apiserver's router lets a request for JSON through (`Route.matchesAccept` of go-restful).
+/// Whether the apiserver's router lets a request for JSON or protobuf through (`Route.matchesAccept` of go-restful).
 fn is_routed(header: &str) -> bool {
-    let media = |clause: &str| matches!(clause.split(';').next().map(str::trim), Some("*/*" | "application/json"));
-    header.split(',').any(media)
+    let known = [Media::Json.content_type(), Media::Protobuf.content_type(), "*/*"];
+    header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
 }
 
-/// The form that an `Accept` header asks for.
-pub fn negotiate(header: &str, is_list: bool) -> Form {
+/// The forms that an `Accept` header asks for, in the order in which the apiserver would look at them.
+pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     if header.is_empty() {
-        return Form::Json;
+        return vec![Form::Whole(Media::Json)];
     }
     if !is_routed(header) {
-        return Form::Other;
+        return Vec::new();
     }
     let mut clauses: Vec<_> =
         header.split(',').filter_map(|text| Clause::parse(text.trim_matches(' '))).take(CLAUSES_MAX + 1).collect();
     if clauses.len() > CLAUSES_MAX {
-        return Form::Other;
+        return Vec::new();
     }
     // By insertion: with what is no order, the way of sorting decides.
     for end in 1..clauses.len() {
@@ -118,7 +136,14 @@ pub fn negotiate(header: &str, is_list: bool) -> Form {
             at -= 1;
         }
     }
-    clauses.iter().find_map(|clause| clause.form(is_list)).unwrap_or(Form::Other)
+    clauses.iter().filter_map(|clause| clause.form(is_list)).collect()
+}
+
+/// The encoding of a `Status`, which knows no other forms (`responsewriters.ErrorNegotiated` with `DefaultEndpointRestrictions`).
+pub fn negotiate_failure(header: Option<&str>) -> Media {
+    let forms = negotiate(header.unwrap_or_default(), false);
+    let whole = |form| if let Form::Whole(media) = form { Some(media) } else { None };
+    forms.into_iter().find_map(whole).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -129,32 +154,52 @@ mod tests {
     fn the_first_clause_that_can_be_served_decides() {
         let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let partial_list = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let protobuf = "application/vnd.kubernetes.protobuf";
+        let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
         for (header, is_list, form) in [
-            ("", true, Form::Json),
-            ("*/*", true, Form::Json),
+            ("", true, Form::Whole(Media::Json)),
+            ("*/*", true, Form::Whole(Media::Json)),
             ("application/*", false, Form::Other),
             ("*", true, Form::Other),
-            ("application/yaml;q=0.1, */*", true, Form::Json),
+            ("application/yaml;q=0.1, */*", true, Form::Whole(Media::Json)),
             ("*/*, application/yaml;q=0.1", true, Form::Other),
-            ("application/json;q=high", true, Form::Json),
-            ("application/json;as=a=b", true, Form::Json),
+            ("application/json;q=high", true, Form::Whole(Media::Json)),
+            ("application/json;as=a=b", true, Form::Whole(Media::Json)),
             ("application/json;v=v1", true, Form::Other),
-            ("application/json, */*", true, Form::Json),
-            ("application/json;stream=watch", false, Form::Json),
-            ("text/html, application/json;q=0.5", true, Form::Json),
+            ("application/json, */*", true, Form::Whole(Media::Json)),
+            ("application/json;stream=watch", false, Form::Whole(Media::Json)),
+            ("text/html, application/json;q=0.5", true, Form::Whole(Media::Json)),
             ("application/yaml, application/json;q=0.9", true, Form::Other),
-            ("application/yaml;q=0.1, application/json;q=0.9", true, Form::Json),
-            ("application/vnd.kubernetes.protobuf,application/json", true, Form::Other),
-            (partial, false, Form::PartialJson),
-            (partial_list, true, Form::PartialJson),
+            ("application/yaml;q=0.1, application/json;q=0.9", true, Form::Whole(Media::Json)),
+            ("application/vnd.kubernetes.protobuf,application/json", true, Form::Whole(Media::Protobuf)),
+            (protobuf, false, Form::Whole(Media::Protobuf)),
+            ("application/vnd.kubernetes.protobuf;stream=watch", false, Form::Whole(Media::Protobuf)),
+            (metadata, false, Form::Partial(Media::Protobuf)),
+            ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1", true, Form::Other),
+            (partial, false, Form::Partial(Media::Json)),
+            (partial_list, true, Form::Partial(Media::Json)),
             (partial, true, Form::Other),
             (table, true, Form::Other),
             ("application/json;pretty=1", true, Form::Other),
             ("text/html", true, Form::Other),
             (",;=,//", true, Form::Other),
         ] {
-            assert_eq!(negotiate(header, is_list), form, "{header}");
+            assert_eq!(negotiate(header, is_list).first().copied().unwrap_or(Form::Other), form, "{header}");
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_in_the_first_encoding_that_is_not_of_some_other_form() {
+        let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        for (header, media) in [
+            (None, Media::Json),
+            (Some("text/html"), Media::Json),
+            (Some("application/vnd.kubernetes.protobuf,application/json"), Media::Protobuf),
+            (Some("application/json,application/vnd.kubernetes.protobuf"), Media::Json),
+            (Some(&*format!("{metadata},application/json")), Media::Json),
+        ] {
+            assert_eq!(negotiate_failure(header), media, "{header:?}");
         }
     }
 }

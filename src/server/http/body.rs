@@ -39,11 +39,10 @@ impl WatchBody {
 
     /// Says why it ends, if there is something to say.
     fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
-        let line = status::last_word(&end).map(|failure| failure.line().into());
-        if let Some(mut opened) = self.opened.take() {
-            opened.subscription.ended(end);
-        }
-        line
+        let mut opened = self.opened.take()?;
+        let word = status::last_word(&end).map(|failure| failure.event(opened.speech.media()));
+        opened.subscription.ended(end);
+        word
     }
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -15,23 +15,19 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Front, Otherwise,
+    Front, Otherwise, Read,
+    items::{Items, ListMeta},
     options::{Freshness, ListOptions},
-    path::Path,
     status::Failure,
 };
 use crate::{
     cache::Store,
     fanout::{Catalog, Hub, Patience, Served},
-    model::{
-        ObjectKey, ResourceVersion,
-        format::Format,
-        projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
-        selection::Selection,
-    },
+    model::{Media, ObjectKey, ResourceVersion, object::Object, selection::Selection},
+    server::request::Selected,
 };
 
 /// About how much is written at a time, in bytes.
@@ -112,8 +108,7 @@ struct Listing {
     served: Served,
     store: Store,
     selection: Selection,
-    format: Format,
-    layout: Layout,
+    items: Items,
     /// Where it goes on.
     last: Option<ObjectKey>,
     /// How many objects are still to be written.
@@ -124,26 +119,15 @@ struct Listing {
     tail: Bytes,
 }
 
-/// How items stand in a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Layout {
-    /// Without the type: the list's own says it. What an item begins with that is left out.
-    Typed(String),
-    /// As they are.
-    Whole,
-}
-
 impl<C: Catalog> Front<C> {
     pub(super) async fn list(
         &self,
-        path: &Path,
+        Read { path, selected, format }: Read<'_>,
         options: ListOptions,
-        format: Format,
     ) -> Result<Response<Body>, Otherwise> {
-        let ListOptions { label_selector, field_selector, freshness, limit, continues } = options;
+        let ListOptions { freshness, limit, continues, .. } = options;
         let permit = self.reader.admit()?;
-        let selected = self.select(path, (label_selector, field_selector), false).await?;
-        let (served, selection) = (selected.served, selected.selection);
+        let Selected { served, selection } = selected;
         let hub = served.hub.clone();
         let mut last = None;
         let (store, version) = match continues.is_empty() {
@@ -184,9 +168,14 @@ impl<C: Catalog> Front<C> {
             }
             left = limit;
         }
-        let layout = Layout::of(&served, &store, &format);
-        let (head, tail) = layout.around(&served, &format, &meta);
-        let listing = Listing { served, store, selection, format, layout, last, left, begun: false, head, tail };
+        let items = Items::of(&served, &store, format);
+        let items_len = match items.are_measured() {
+            true => measure(&items, store.select(&selection, last.as_ref()).take(left)).await,
+            false => 0,
+        };
+        let (head, tail) = items.around(&meta, items_len);
+        let listing = Listing { served, store, selection, items, last, left, begun: false, head, tail };
+        let media = listing.served.parser.media();
         let chunks = stream::unfold(Some(listing), move |listing| {
             let _held = (&permit, &pass);
             std::future::ready(listing.map(|mut listing| {
@@ -194,16 +183,14 @@ impl<C: Catalog> Front<C> {
                 (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))
             }))
         });
-        Ok(super::json(Body::from_stream(chunks)))
+        Ok(super::response(media.content_type(), Body::from_stream(chunks)))
     }
 
     pub(super) async fn get(
         &self,
-        path: &Path,
+        Read { path, selected, format }: Read<'_>,
         freshness: Freshness,
-        format: Format,
     ) -> Result<Response<Body>, Otherwise> {
-        let selected = self.select(path, Default::default(), false).await?;
         // One object upstream finds sooner than any proof comes that ours is the newest.
         if freshness == Freshness::Consistent {
             return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
@@ -214,13 +201,26 @@ impl<C: Catalog> Front<C> {
         let Some(object) = store.get(key.as_str()) else {
             return Err(Failure::no_object(&selected.served.gvr, &path.name).into());
         };
-        let json = object.bytes();
-        let bytes = format.bytes_of(&json).unwrap_or(json);
-        let mut body = BytesMut::with_capacity(bytes.len() + 1);
-        body.put_slice(&bytes);
-        body.put_u8(b'\n');
-        Ok(super::json(Body::from(body.freeze())))
+        let (bytes, media) = (object.bytes(), selected.served.parser.media());
+        let bytes = format.bytes_of(&bytes).unwrap_or(bytes);
+        let body = match media {
+            Media::Json => [&bytes, b"\n".as_slice()].concat().into(),
+            Media::Protobuf => bytes,
+        };
+        Ok(super::response(media.content_type(), Body::from(body)))
     }
+}
+
+/// What these take in a list, in all. It looks at every one, so it lets others go on in between.
+async fn measure(items: &Items, objects: impl Iterator<Item = &Arc<Object>>) -> usize {
+    let mut sum = 0;
+    for (number, object) in objects.enumerate() {
+        sum += items.len(object);
+        if number % 1024 == 1023 {
+            yield_now().await;
+        }
+    }
+    sum
 }
 
 /// How long a consistent list waits to be read from the cache: for a proof by bookmark where it would cost upstream a lot.
@@ -272,57 +272,6 @@ fn is_cached_upstream(served: &Served) -> bool {
     served.gvr.resource != "events" || !matches!(&*served.gvr.group, "" | "events.k8s.io")
 }
 
-struct ListMeta {
-    version: ResourceVersion,
-    continues: String,
-    remaining: Option<usize>,
-}
-
-impl Layout {
-    fn of(served: &Served, store: &Store, format: &Format) -> Self {
-        if !format.projection().is_identity() {
-            return Self::Whole;
-        }
-        let resource = served.hub.resource();
-        let head = format!("{{\"kind\":\"{}\",\"apiVersion\":\"{}\",", resource.kind, served.gvr.api_version());
-        let is_typed = match store.iter().next() {
-            Some(object) => object.bytes().starts_with(head.as_bytes()),
-            // Nobody can tell from nothing; custom resources are in groups of somebody's domain.
-            None => !served.gvr.group.contains('.') || served.gvr.group.ends_with(".k8s.io"),
-        };
-        if is_typed { Self::Typed(head) } else { Self::Whole }
-    }
-
-    /// What comes before the items and after them, in the order of fields that the apiserver has: typed lists by their declaration, all
-    /// others by name.
-    fn around(&self, served: &Served, format: &Format, meta: &ListMeta) -> (Bytes, Bytes) {
-        let ListMeta { version, continues, remaining } = meta;
-        let is_whole = *self == Self::Whole && format.projection().is_identity();
-        let (kind, api_version) = match format.projection().is_identity() {
-            true => (served.hub.resource().kind.clone(), served.gvr.api_version()),
-            false => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
-        };
-        let remaining = remaining.map_or_else(String::new, |remaining| format!(",\"remainingItemCount\":{remaining}"));
-        if is_whole {
-            let head = format!("{{\"apiVersion\":\"{api_version}\",\"items\":[");
-            let tail = format!(
-                "],\"kind\":\"{kind}List\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
-                 \"resourceVersion\":\"{version}\"}}}}\n"
-            );
-            return (head.into(), tail.into());
-        }
-        let continues = match continues.as_str() {
-            "" => String::new(),
-            token => format!(",\"continue\":\"{token}\""),
-        };
-        let head = format!(
-            "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
-             {continues}{remaining}}},\"items\":["
-        );
-        (head.into(), Bytes::from_static(b"]}\n"))
-    }
-}
-
 impl Listing {
     /// The next part of the body, and whether that was all.
     fn next(&mut self) -> (Bytes, bool) {
@@ -340,18 +289,7 @@ impl Listing {
                 complete = false;
                 break;
             }
-            if !std::mem::take(&mut is_first) {
-                chunk.put_u8(b',');
-            }
-            let json = object.bytes();
-            match &self.layout {
-                Layout::Typed(head) if json.starts_with(head.as_bytes()) => {
-                    chunk.put_u8(b'{');
-                    chunk.put_slice(&json[head.len()..]);
-                }
-                Layout::Typed(_) => chunk.put_slice(&json),
-                Layout::Whole => chunk.put_slice(&self.format.bytes_of(&json).unwrap_or(json)),
-            }
+            self.items.put(object, std::mem::take(&mut is_first), &mut chunk);
             self.left -= 1;
             objects += 1;
             last = Some(object.key().clone());

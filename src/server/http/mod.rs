@@ -7,6 +7,7 @@
 pub mod accept;
 pub mod body;
 pub mod hop_by_hop;
+pub mod items;
 pub mod list;
 pub mod options;
 pub mod path;
@@ -43,7 +44,7 @@ use super::{
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
-    model::{ResourceVersion, format::Format, projection::Projection},
+    model::{Media, ResourceVersion, format::Format},
     proto::v1alpha1::Target,
 };
 
@@ -129,17 +130,28 @@ pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 
 /// The headers of a watch.
-pub fn watch_headers(headers: &mut HeaderMap) {
+pub fn watch_headers(media: Media, headers: &mut HeaderMap) {
+    put_headers(media.watch_content_type(), headers);
+}
+
+fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
     headers.insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
 }
 
-/// A response with JSON.
-fn json(body: Body) -> Response<Body> {
+/// A response from the cache.
+fn response(content_type: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
-    watch_headers(response.headers_mut());
+    put_headers(content_type, response.headers_mut());
     response
+}
+
+/// A read that a cache can answer.
+struct Read<'a> {
+    path: &'a Path,
+    selected: Selected,
+    format: Format,
 }
 
 impl<C: Catalog> Front<C> {
@@ -161,14 +173,15 @@ impl<C: Catalog> Front<C> {
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
             Err(Otherwise::Failed(failure)) => {
-                let mut response: Response<Body> = failure.response();
+                let mut response: Response<Body> = failure.response(accept::negotiate_failure(accepts(&parts.headers)));
                 response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
                 return Answer::Read(response);
             }
             Err(Otherwise::Upstream(failure)) => failure,
         };
         let Some(proxy) = &self.proxy else {
-            let response: Response<Body> = failure.response();
+            let media = accept::negotiate_failure(accepts(&parts.headers));
+            let response: Response<Body> = failure.response(media);
             // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
             let is_head = parts.method == Method::HEAD;
             return Answer::PassedOn(if is_head { response.map(|_| Body::empty()) } else { response });
@@ -203,38 +216,76 @@ impl<C: Catalog> Front<C> {
             false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
         };
         let is_list = matches!(asked, Asked::Many(Options::List(_)));
-        let form =
-            accept::negotiate(accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?, is_list);
-        let projection = match form {
-            Form::Json => Projection::default(),
-            Form::PartialJson => Projection::partial_object_metadata(),
-            Form::Other => return Err(Otherwise::Upstream(not_made())),
+        let is_watch = matches!(asked, Asked::Many(Options::Watch(_)));
+        let selectors = match &asked {
+            Asked::Many(options) => options.selectors(),
+            Asked::One(_) => ("", ""),
         };
-        let format = Format::lines(projection);
+        if is_watch && !path.name.is_empty() && !selectors.1.is_empty() {
+            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
+            return Err(Otherwise::Upstream(Failure::bad_request(message)));
+        }
+        let header = accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?;
+        let is_pretty = !is_watch && is_pretty(request);
+        let forms = accept::negotiate(header, is_list);
+        // Nobody reads protobuf for its looks.
+        let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
+        let (selected, format) = self.select(&path, selectors, forms, is_watch).await?;
+        let read = Read { path: &path, selected, format };
         let response = match asked {
-            Asked::Many(Options::Watch(options)) => return self.watch(&path, options, format, bell).await,
-            _ if is_pretty(request) => return Err(Otherwise::Upstream(not_made())),
-            Asked::Many(Options::List(options)) => self.list(&path, options, format).await?,
-            Asked::One(freshness) => self.get(&path, freshness, format).await?,
+            Asked::Many(Options::Watch(options)) => return self.watch(read, options, bell).await,
+            Asked::Many(Options::List(options)) => self.list(read, options).await?,
+            Asked::One(freshness) => self.get(read, freshness).await?,
         };
         Ok(Answer::Read(response))
     }
 
-    /// What a path and selectors select, as long as the cache serves it.
-    async fn select(&self, path: &Path, selectors: (String, String), waits: bool) -> Result<Selected, Otherwise> {
-        let (label_selector, field_selector) = selectors;
+    /// What a path and selectors select, in the first of the forms; where nobody else is asked, in the first that is made here.
+    async fn select(
+        &self,
+        path: &Path,
+        selectors: (&str, &str),
+        forms: impl Iterator<Item = Form>,
+        is_watch: bool,
+    ) -> Result<(Selected, Format), Otherwise> {
+        let mut first = None;
+        for form in forms {
+            let selected = match form.made() {
+                Some((media, projection)) => {
+                    let selected = self.select_in(media, path, selectors, is_watch).await;
+                    selected.map(|selected| (selected, Format::http(media, projection)))
+                }
+                None => Err(Otherwise::Upstream(not_made())),
+            };
+            match selected {
+                Err(Otherwise::Upstream(failure)) if self.proxy.is_none() => drop(first.get_or_insert(failure)),
+                other => return other,
+            }
+        }
+        Err(Otherwise::Upstream(first.unwrap_or_else(not_made)))
+    }
+
+    /// What a path and selectors select in an encoding, as long as the cache serves it.
+    async fn select_in(
+        &self,
+        media: Media,
+        path: &Path,
+        (label_selector, field_selector): (&str, &str),
+        is_watch: bool,
+    ) -> Result<Selected, Otherwise> {
         let target = Target {
             group: path.group.clone(),
             version: path.version.clone(),
             resource: path.resource.clone(),
             namespace: path.namespace.clone(),
             name: path.name.clone(),
-            label_selector,
-            field_selector,
+            label_selector: label_selector.to_owned(),
+            field_selector: field_selector.to_owned(),
         };
-        let selected = match waits {
-            true => self.reader.select_synced(Some(target)).await?,
-            false => self.reader.select(Some(target)).await?,
+        // One who comes back waits for the first list of a replica that was just started; where upstream has another form of it, not here.
+        let selected = match is_watch && media == Media::Json {
+            true => self.reader.select_synced(Some(target), media).await?,
+            false => self.reader.select(Some(target), media).await?,
         };
         let nameless = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
         match nameless {
@@ -288,12 +339,15 @@ impl<C: Catalog> Front<C> {
 
     /// The body of a watch that nobody else drives.
     pub fn body(&self, opened: Opened, line: Arc<Line>) -> Response<Body> {
-        json(Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
+        let media = opened.speech.media();
+        response(media.watch_content_type(), Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
     }
 }
 
 fn not_made() -> Failure {
-    Failure::not_acceptable("only JSON and PartialObjectMetadata as JSON are made from the cache".to_owned())
+    Failure::not_acceptable(
+        "only JSON and protobuf, whole or as PartialObjectMetadata, are made from the cache".to_owned(),
+    )
 }
 
 /// The media types that are asked for; `None` where they cannot be read.

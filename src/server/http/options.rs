@@ -76,6 +76,16 @@ pub enum Options {
     Watch(WatchOptions),
 }
 
+impl Options {
+    /// By label and by field.
+    pub fn selectors(&self) -> (&str, &str) {
+        match self {
+            Self::List(ListOptions { label_selector, field_selector, .. })
+            | Self::Watch(WatchOptions { label_selector, field_selector, .. }) => (label_selector, field_selector),
+        }
+    }
+}
+
 /// A parameter and its value.
 type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 

@@ -20,6 +20,7 @@ use tower::BoxError;
 
 use super::{hop_by_hop, status::Failure, tunnel::Tunnel, verb};
 use crate::{
+    model::Media,
     server::listen::Peer,
     telemetry::metrics::{Metrics, PassedOn, Refused},
     upstream::{
@@ -55,7 +56,7 @@ impl Proxy {
             Ok(place) => place,
             Err((refused, failure)) => {
                 self.metrics.refused_to_pass_on(refused);
-                return failure.response();
+                return failure.response(Media::Json);
             }
         };
         let mut passed_on = self.metrics.passed_on(verb::of(&request));
@@ -69,7 +70,7 @@ impl Proxy {
         let request = Request::from_parts(parts, body.map_err(BoxError::from).boxed_unsync());
         let mut response = match self.upstream.send(&place, request).await {
             Ok(response) => response,
-            Err(error) => return unanswered(&error).response(),
+            Err(error) => return unanswered(&error).response(Media::Json),
         };
         passed_on.answered(response.status());
         let switched = hop_by_hop::upgrade(response.headers());
@@ -78,7 +79,8 @@ impl Proxy {
             return response.map(|body| Body::new(Held { body, _place: place, _passed_on: passed_on }));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
-            return Failure::bad_gateway("the apiserver switched to another protocol unasked".to_owned()).response();
+            return Failure::bad_gateway("the apiserver switched to another protocol unasked".to_owned())
+                .response(Media::Json);
         };
         tunnel.between(caller, hyper::upgrade::on(&mut response), (place, passed_on));
         write_upgrade(response.headers_mut(), protocol);

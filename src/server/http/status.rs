@@ -2,13 +2,14 @@
 //!
 //! The only place where outcomes become HTTP status codes, as `server::status` is for gRPC.
 
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
 use crate::{
     cache::Expired,
     fanout::{Refusal, StreamEnd},
-    model::{GroupVersionResource, ResourceVersion},
+    model::{GroupVersionResource, Media, ResourceVersion, protobuf},
 };
 
 /// What clients wait before they ask again.
@@ -187,18 +188,26 @@ impl Failure {
         self.code
     }
 
-    /// The body, without a line feed.
+    /// The body, in an encoding.
+    fn body(&self, media: Media) -> Bytes {
+        match media {
+            Media::Json => (self.json() + "\n").into(),
+            Media::Protobuf => protobuf::Status::from(self).to_bytes(),
+        }
+    }
+
+    /// The same as JSON, without a line feed.
     pub fn json(&self) -> String {
         // Texts and numbers: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// As the response to a request.
-    pub fn response<B: From<String>>(&self) -> Response<B> {
-        let mut response = Response::new(B::from(self.json() + "\n"));
+    /// As the response to a request, in an encoding.
+    pub fn response<B: From<Bytes>>(&self, media: Media) -> Response<B> {
+        let mut response = Response::new(B::from(self.body(media)));
         *response.status_mut() = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.content_type()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         if let Some(seconds) = self.details.as_ref().and_then(|details| details.retry_after_seconds) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -206,9 +215,38 @@ impl Failure {
         response
     }
 
-    /// As the last line of a watch.
-    pub fn line(&self) -> String {
-        format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", self.json())
+    /// As the last event of a watch.
+    pub fn event(&self, media: Media) -> Bytes {
+        match media {
+            Media::Json => format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", self.json()).into(),
+            Media::Protobuf => protobuf::watch_frame("ERROR", &self.body(media)),
+        }
+    }
+}
+
+impl From<&Failure> for protobuf::Status {
+    fn from(failure: &Failure) -> Self {
+        let Failure { status, message, reason, details, code, .. } = failure;
+        let cause = |cause: &Cause| protobuf::StatusCause {
+            reason: cause.reason.to_owned(),
+            message: cause.message.clone(),
+            field: cause.field.to_owned(),
+        };
+        let details = details.as_ref().map(|details| protobuf::StatusDetails {
+            name: details.name.clone(),
+            group: details.group.clone(),
+            kind: details.kind.clone(),
+            causes: details.causes.iter().map(cause).collect(),
+            retry_after_seconds: details.retry_after_seconds.unwrap_or_default().try_into().unwrap_or(i32::MAX),
+            uid: String::new(),
+        });
+        Self {
+            status: (*status).to_owned(),
+            message: message.clone(),
+            reason: (*reason).to_owned(),
+            details,
+            code: i32::from(*code),
+        }
     }
 }
 
@@ -254,11 +292,11 @@ mod tests {
             future.json(),
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Timeout: Too large resource version: 9, current: 7","reason":"Timeout","details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1},"code":504}"#
         );
-        let response: Response<String> = future.response();
+        let response: Response<Bytes> = future.response(Media::Json);
         assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (504, &"1".parse().unwrap()));
         let expired = Failure::watch_expired(&Expired { requested: version(1), oldest: version(5) });
         assert_eq!(
-            expired.line(),
+            expired.event(Media::Json),
             concat!(
                 r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
                 r#""message":"too old resource version: 1 (5)","reason":"Expired","code":410}}"#,

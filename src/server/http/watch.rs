@@ -6,14 +6,13 @@ use axum::body::Body;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Front, Otherwise,
+    Answer, Front, Otherwise, Read,
     options::{Begin, Freshness, WatchOptions},
-    path::Path,
     status::Failure,
 };
 use crate::{
     fanout::{Bell, Catalog, Patience, Refusal, Start, Terms},
-    model::format::Format,
+    model::Media,
     server::reader::{Opened, Speech},
 };
 
@@ -26,25 +25,19 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 impl<C: Catalog> Front<C> {
     pub(super) async fn watch(
         &self,
-        path: &Path,
+        Read { selected, format, .. }: Read<'_>,
         options: WatchOptions,
-        format: Format,
         bell: Bell,
     ) -> Result<Answer, Otherwise> {
-        let WatchOptions { label_selector, field_selector, begin, bookmarks, marks_end, timeout } = options;
-        if !path.name.is_empty() && !field_selector.is_empty() {
-            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
-            return Err(Otherwise::Upstream(Failure::bad_request(message)));
-        }
+        let WatchOptions { begin, bookmarks, marks_end, timeout, .. } = options;
         let permit = self.reader.admit()?;
-        let selected = self.select(path, (label_selector, field_selector), true).await?;
-        let hub = &selected.served.hub;
+        let (hub, media) = (&selected.served.hub, selected.served.parser.media());
         let start = match begin {
             Begin::State(freshness) => {
                 if let Err(otherwise) = self.freshen(&selected.served, freshness, Patience::Bookmark).await {
                     return match (otherwise, freshness) {
                         // A watch has begun by the time that this is known.
-                        (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_line(&failure)),
+                        (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_word(&failure, media)),
                         (otherwise, _) => Err(otherwise),
                     };
                 }
@@ -66,7 +59,7 @@ impl<C: Catalog> Front<C> {
         let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await
         {
             Ok(subscription) => subscription,
-            Err(Refusal::Expired(expired)) => return Ok(last_line(&Failure::watch_expired(&expired))),
+            Err(Refusal::Expired(expired)) => return Ok(last_word(&Failure::watch_expired(&expired), media)),
             Err(refusal) => return Err(refusal.into()),
         };
         let timeout = timeout.unwrap_or_else(|| TIMEOUT_MIN.mul_f64(1.0 + self.spread()));
@@ -74,13 +67,13 @@ impl<C: Catalog> Front<C> {
             subscription,
             bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
             timeout_at: Some(Instant::now() + timeout),
-            speech: Speech::Lines,
+            speech: Speech::Http(media),
             permit,
         }))
     }
 }
 
 /// A watch whose only event is an error: the response itself is a success.
-fn last_line(failure: &Failure) -> Answer {
-    Answer::Read(super::json(Body::from(failure.line())))
+fn last_word(failure: &Failure, media: Media) -> Answer {
+    Answer::Read(super::response(media.watch_content_type(), Body::from(failure.event(media))))
 }

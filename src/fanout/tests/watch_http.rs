@@ -7,7 +7,7 @@ use crate::{
 };
 
 fn subscribe(cache: &Cache, labels: &str, projection: Projection, terms: Terms) -> Result<Subscription, Refusal> {
-    cache.hub.subscribe(cache.select(labels), Format::lines(projection), terms, Bell::new(&Line::new(), 0))
+    cache.hub.subscribe(cache.select(labels), Format::http(Media::Json, projection), terms, Bell::new(&Line::new(), 0))
 }
 
 fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> {

@@ -1,4 +1,5 @@
-//! The lines of a Kubernetes watch over HTTP: `{"type":…,"object":…}`, one JSON value each.
+//! Events of a Kubernetes watch over HTTP: lines of JSON, `{"type":…,"object":…}`, or protobuf with a length before each event
+//! (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
 //!
 //! The object's bytes are shared with the cache, as in a gRPC frame; what is written here is what stands around them.
 
@@ -6,9 +7,11 @@ use bytes::{BufMut, BytesMut};
 
 use crate::{
     model::{
+        Media,
         event::EventType,
         format::Format,
         projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
+        protobuf::{self, INITIAL_EVENTS_END},
     },
     proto::v1alpha1::ResolvedResource,
 };
@@ -36,8 +39,11 @@ impl TypeMeta {
     }
 }
 
-/// What comes before an event's object.
-pub(super) fn put_head(kind: EventType, out: &mut BytesMut) {
+/// What comes before an event's object of so many bytes.
+pub(super) fn put_head(media: Media, kind: EventType, object_len: usize, out: &mut BytesMut) {
+    if media == Media::Protobuf {
+        return protobuf::put_watch_frame_head(kind.as_str(), object_len, out);
+    }
     let head: &[u8] = match kind {
         EventType::Added => br#"{"type":"ADDED","object":"#,
         EventType::Modified => br#"{"type":"MODIFIED","object":"#,
@@ -47,15 +53,26 @@ pub(super) fn put_head(kind: EventType, out: &mut BytesMut) {
 }
 
 /// What comes after it.
-pub(super) fn put_tail(out: &mut BytesMut) {
-    out.put_slice(b"}\n");
+pub(super) fn put_tail(media: Media, out: &mut BytesMut) {
+    match media {
+        Media::Json => out.put_slice(b"}\n"),
+        Media::Protobuf => {}
+    }
 }
 
 /// A bookmark: everything at or below its version was sent. The one that ends an initial state says so (`k8s.io/initial-events-end` of
 /// the API concepts page, "Streaming lists"); informers wait for it.
-pub(super) fn put_bookmark(type_meta: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
-    let annotations = if ends_initial_events { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
-    let TypeMeta { kind, api_version } = type_meta;
+pub(super) fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
+    let TypeMeta { kind, api_version } = of;
+    if media == Media::Protobuf {
+        let object = protobuf::bookmark(api_version, kind, version, ends_initial_events);
+        out.put_slice(&protobuf::watch_frame("BOOKMARK", &object));
+        return;
+    }
+    let annotations = match ends_initial_events {
+        true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),
+        false => String::new(),
+    };
     // Kinds and group versions are names: nothing in them needs escaping.
     let line = format!(
         "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\
@@ -79,7 +96,8 @@ mod tests {
         };
         let line = |projection, ends| {
             let mut out = BytesMut::new();
-            put_bookmark(&TypeMeta::of(&Format::lines(projection), &resource), "7", ends, &mut out);
+            let format = Format::http(Media::Json, projection);
+            put_bookmark(Media::Json, &TypeMeta::of(&format, &resource), "7", ends, &mut out);
             let line: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
             line
         };
