@@ -16,7 +16,7 @@ use crate::{
         Media, ObjectKey, ResourceVersion,
         event::EventType as Kind,
         format::{Format, Wire},
-        object::Object,
+        object::{Object, ObjectParser},
     },
     proto::v1alpha1::{
         Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
@@ -195,17 +195,27 @@ pub enum Layout {
 
 impl Layout {
     /// The layout of a format, for objects of one resource.
-    pub fn of(format: &Format, resource: &ResolvedResource) -> Self {
+    pub fn of(format: &Format, resource: &ResolvedResource, parser: &ObjectParser) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource)),
+            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource, parser.tables())),
+        }
+    }
+
+    /// What the first event that a subscriber is sent says beyond those that all are sent: the columns of its tables.
+    pub fn columns(&self) -> Option<Bytes> {
+        match self {
+            Self::Http(_, http::TypeMeta { tables: Some((tables, _)), .. }) => Some(tables.definitions()),
+            Self::Grpc | Self::Http(..) => None,
         }
     }
 
     fn put_head(&self, head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
         match self {
             Self::Grpc => put_head(head, body, out),
-            Self::Http(media, _) => http::put_head(*media, head.kind, body.bytes.len(), out),
+            Self::Http(media, _) => {
+                http::put_head(*media, head.kind, Digits::of(head.version).as_str(), body.bytes.len(), out);
+            }
         }
     }
 

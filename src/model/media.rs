@@ -29,7 +29,23 @@ impl Media {
         match self {
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf",
+            Self::Table => Self::Json.content_type(),
+        }
+    }
+
+    /// What a request for an object or a list accepts.
+    pub const fn accept(self) -> &'static str {
+        match self {
+            Self::Json | Self::Protobuf => self.content_type(),
             Self::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+        }
+    }
+
+    /// What a request for a watch accepts.
+    pub const fn watch_accept(self) -> &'static str {
+        match self {
+            Self::Json | Self::Protobuf => self.watch_content_type(),
+            Self::Table => self.accept(),
         }
     }
 
@@ -47,7 +63,7 @@ impl Media {
             // Some servers and proxies know no parameters here, and need none.
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
-            Self::Table => Self::Table.content_type(),
+            Self::Table => Self::Json.watch_content_type(),
         }
     }
 }

@@ -218,7 +218,7 @@ impl Upstream {
     /// # Errors
     /// [`UpstreamError::Refused`] with 406 where the server has no such encoding of them, whatever it answers instead.
     pub async fn get_media(&self, verb: Verb, path_and_query: &str, media: Media) -> Result<Bytes, UpstreamError> {
-        let response = self.get_accept(verb, path_and_query, media.content_type()).await?;
+        let response = self.get_accept(verb, path_and_query, media.accept()).await?;
         check_media(response.headers(), media)?;
         Ok(response.into_body())
     }
@@ -228,7 +228,7 @@ impl Upstream {
     /// # Errors
     /// As [`Self::get_media`].
     pub async fn stream(&self, path_and_query: &str, media: Media) -> Result<BodyStream, UpstreamError> {
-        let send = self.send(Verb::Watch, path_and_query, media.watch_content_type());
+        let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
         let response = self.within_timeout(send).await?;
         check_media(response.headers(), media)?;
         let gzip = is_gzip(response.headers());

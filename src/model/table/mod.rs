@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    GroupVersionResource, ResourceVersion, human_duration::human_duration, projection::Projection, protobuf::kinds,
+    GroupVersionResource, format::Include, human_duration::human_duration, projection::Projection, protobuf::kinds,
 };
 
 /// Tells the time, for ages.
@@ -30,8 +30,14 @@ const CELLS: &str = r#"{"cells":"#;
 const CONDITIONS: &str = r#","conditions":"#;
 const OBJECT: &str = r#","object":"#;
 
-/// Where the columns stand in each event of a watch but the first, whose subscriber is told them.
-pub const NO_COLUMNS: &[u8] = br#""columnDefinitions":null"#;
+/// What begins a Table, and what comes between its metadata, its columns and its rows.
+pub const HEAD: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":""#;
+/// Before the columns.
+pub const COLUMNS: &str = r#"},"columnDefinitions":"#;
+/// Before the rows.
+pub const ROWS: &str = r#","rows":"#;
+/// In place of the columns, in each event of a watch but the first.
+pub const NO_COLUMNS: &str = "null";
 
 /// Built-in resources that have other times in their cells than their creation, and where: theirs come from upstream.
 const WITH_OTHER_TIMES: &[(&str, &str, &str)] = &[
@@ -54,30 +60,6 @@ pub enum TableError {
     /// Nobody could write the cell anew.
     #[error("its column {0:?} tells how long ago something was, and not of what")]
     Relative(String),
-}
-
-/// How much of its object a row has downstream (`includeObject` of `metav1.TableOptions`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Include {
-    /// Nothing.
-    None,
-    /// Its metadata.
-    #[default]
-    Metadata,
-    /// All.
-    Object,
-}
-
-impl Include {
-    /// As a query has it; `None` where the apiserver would refuse it.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "None" => Some(Self::None),
-            "" | "Metadata" => Some(Self::Metadata),
-            "Object" => Some(Self::Object),
-            _ => None,
-        }
-    }
 }
 
 /// A Table that was read.
@@ -330,24 +312,10 @@ impl Tables {
         self.empty_cells.get().map_or_else(|| format!("[{}]", unknown()).into(), |cells| Cow::Borrowed(&**cells))
     }
 
-    /// What begins a Table at a version, up to its rows: of a list or a single object with the columns, of an event without them.
-    pub fn head(&self, meta: &str, with_columns: bool) -> String {
-        let definitions = self.definitions();
-        let definitions = if with_columns { std::str::from_utf8(&definitions).unwrap_or_default() } else { "null" };
-        format!(
-            r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{{{meta}}},"columnDefinitions":{definitions},"rows":"#
-        )
-    }
-
     /// The rows of a table that has none: a nil slice, but for those that the built-in printers make.
     pub fn no_rows(&self) -> &'static str {
         if kinds::is_known(&self.gvr) { "[]" } else { "null" }
     }
-}
-
-/// The version, as the metadata of a Table has it.
-pub fn meta(version: ResourceVersion) -> String {
-    format!(r#""resourceVersion":"{version}""#)
 }
 
 fn malformed(error: serde_json::Error) -> TableError {
