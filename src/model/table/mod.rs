@@ -13,9 +13,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{
-    GroupVersionResource, format::Include, human_duration::human_duration, projection::Projection, protobuf::kinds,
-};
+use super::{GroupVersionResource, format::Include, human_duration::human_duration, projection::Projection};
 
 /// Tells the time, for ages.
 pub type Clock = fn() -> SystemTime;
@@ -146,6 +144,8 @@ struct Columns {
     count: usize,
     ages: Vec<usize>,
     restarts: Option<usize>,
+    /// They are those of a type that has no printer.
+    are_default: bool,
 }
 
 /// What is known of the tables of one cache: their columns, which the first of them tells, and the time that ages are counted by.
@@ -205,12 +205,14 @@ impl Tables {
         let ages = (0..columns.len()).filter(|at| tells_age(&columns[*at])).collect();
         let is_pod = self.gvr.group.is_empty() && self.gvr.resource == "pods";
         let restarts = columns.iter().position(|column| is_pod && column.name == "Restarts");
+        let are_default = columns.iter().any(|column| column.name == "Created At" && column.kind == "date");
         let definitions = Bytes::copy_from_slice(definitions.as_bytes());
         // Another reader of the same may have been first.
         let known = self.columns.get_or_init(|| Columns {
             count: columns.len(),
             ages,
             restarts,
+            are_default,
             definitions: definitions.clone(),
         });
         if known.definitions == definitions { Ok(()) } else { Err(TableError::Changed) }
@@ -312,9 +314,9 @@ impl Tables {
         self.empty_cells.get().map_or_else(|| format!("[{}]", unknown()).into(), |cells| Cow::Borrowed(&**cells))
     }
 
-    /// The rows of a table that has none: a nil slice, but for those that the built-in printers make.
+    /// The rows of a table that has none. Where there is no printer, `rest.NewDefaultTableConvertor` makes no list for them.
     pub fn no_rows(&self) -> &'static str {
-        if kinds::is_known(&self.gvr) { "[]" } else { "null" }
+        if self.columns.get().is_some_and(|columns| columns.are_default) { "null" } else { "[]" }
     }
 }
 
