@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::{Method, header::HeaderMap};
 use tokio::time::{Instant, timeout_at};
 
-use super::world::World;
+use super::{readable, world::World};
 
 /// Who must answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +77,16 @@ impl Answer {
         self.header("cache-status").starts_with("kubefan")
     }
 
+    /// Whether it is protobuf.
+    pub(super) fn is_protobuf(&self) -> bool {
+        self.header("content-type").starts_with(readable::CONTENT_TYPE)
+    }
+
     pub(super) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
+        match self.is_protobuf() {
+            true => readable::text(self.header("content-type"), &self.body),
+            false => String::from_utf8_lossy(&self.body).into_owned(),
+        }
     }
 }
 

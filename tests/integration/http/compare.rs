@@ -32,7 +32,7 @@ pub(super) fn differences(request: &Request, direct: &Answer, ours: &Answer) -> 
     let retries = |answer: &Answer| (!answer.header("retry-after").is_empty()).to_string();
     check("retry-after", retries(direct), retries(ours));
     let is_json = direct.header("content-type").starts_with("application/json");
-    if direct.status == 200 && !is_json {
+    if direct.status == 200 && !is_json && !direct.is_protobuf() {
         // What only upstream makes, of a state that changes while both make it, and nothing here can mask.
     } else if is_watch(request) && direct.status == 200 {
         check("events", events(direct).join("\n"), events(ours).join("\n"));
@@ -162,7 +162,7 @@ pub(super) fn shown(text: &str) -> String {
 /// The request that upstream answers with the very bytes of a list from the cache: at the version of that list. `None` where there is
 /// none.
 pub(super) fn at_its_version(request: &Request, ours: &Answer) -> Option<Request> {
-    let body: Value = serde_json::from_slice(&ours.body).ok()?;
+    let body: Value = serde_json::from_str(&ours.text()).ok()?;
     if ours.status != 200
         || !body["items"].is_array()
         || request.parameter("continue").is_some_and(|token| !token.is_empty())

@@ -6,6 +6,7 @@ mod compare;
 mod differential;
 mod generate;
 mod hostile;
+mod readable;
 mod table;
 mod world;
 

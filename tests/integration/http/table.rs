@@ -165,8 +165,13 @@ const ACCEPTS: &[(&str, bool, bool, bool)] = &[
     ),
     ("application/json;as=Nothing;g=meta.k8s.io;v=v1", false, false, false),
     ("application/yaml", false, false, false),
-    ("application/vnd.kubernetes.protobuf", false, false, false),
-    ("application/vnd.kubernetes.protobuf,application/json", false, false, false),
+    // From a cache of its own, where there is one and it is synced.
+    ("application/vnd.kubernetes.protobuf", true, true, true),
+    ("application/vnd.kubernetes.protobuf,application/json", true, true, true),
+    ("application/vnd.kubernetes.protobuf;stream=watch,application/json;stream=watch", true, true, true),
+    ("application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", true, false, false),
+    ("application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", false, true, true),
+    ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1", false, false, false),
     ("application/cbor", false, false, false),
     ("application/json;q=0.1,application/yaml;q=0.2", false, false, false),
     ("text/html", false, false, false),
@@ -219,7 +224,9 @@ fn of(resource: &Resource, world: &World) -> Vec<Request> {
             }
         }
         for (accept, list, single, watched) in ACCEPTS {
-            let expected = |made: bool| by(if made { Cache } else { Upstream });
+            // Custom resources have no protobuf, and upstream knows what it says to that.
+            let unknown = accept.contains("protobuf") && resource.is_custom();
+            let expected = |made: bool| by(if made && !unknown { Cache } else { Upstream });
             let query = "resourceVersion=0";
             all.push(Request::get(path(collection, query), expected(*list)).accepting(accept));
             all.push(

@@ -9,6 +9,10 @@ use std::{
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
+use super::{
+    ask::{By, Request},
+    readable,
+};
 use crate::harness::{
     apiserver::{ApiServer, Options},
     kubefan::Kubefan,
@@ -68,6 +72,11 @@ impl Resource {
     /// The same under the old `/watch/`.
     pub(super) fn old(&self, path: &str) -> String {
         path.replacen(self.prefix, &format!("{}/watch", self.prefix), 1)
+    }
+
+    /// Whether it is of a CustomResourceDefinition.
+    pub(super) fn is_custom(&self) -> bool {
+        self.prefix.contains(".example.com/")
     }
 
     /// The namespaces that are asked about.
@@ -169,7 +178,18 @@ impl World {
         let mut world = World { api, kubefan, then, now, passes_on: false, direct, clients, stopped: false.into() };
         let version = world.clients[0].get(world.url("/version")).send().await.unwrap();
         world.passes_on = version.status() == StatusCode::OK;
+        for resource in RESOURCES.iter().filter(|resource| resource.cached && !resource.is_custom()) {
+            world.has_protobuf(resource).await;
+        }
         world
+    }
+
+    /// Waits for a cache, which begins when it is first asked for.
+    async fn has_protobuf(&self, resource: &Resource) {
+        let path = format!("{}?resourceVersion=0", resource.collection(""));
+        let request = Request::get(path, By::Cache).accepting(readable::CONTENT_TYPE);
+        let asked = || async { self.ask_kubefan(&request, 0).await.is_cached().then_some(()) };
+        wait::until(&format!("{} as protobuf", resource.plural), wait::SOON, asked).await;
     }
 
     /// Of a path at kubefan.
