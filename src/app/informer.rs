@@ -363,17 +363,19 @@ impl Informer {
         let hub = &self.served.hub;
         // What came before the failure does not wait for what follows it.
         hub.wake();
+        if let ReflectorError::Object(ObjectError::Table(table)) = &error {
+            let resource = &self.served.gvr;
+            return Some(match table {
+                TableError::Changed => Stopped::Rewritten(format!("{resource} is shown in other columns")),
+                TableError::Malformed(_) | TableError::Relative(_) => {
+                    Stopped::NotAcceptable(format!("{resource} is not cached as tables: {table}"))
+                }
+            });
+        }
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
-        if let ReflectorError::Object(ObjectError::Table(table)) = &error {
-            let message = format!("{} is not cached as tables: {table}", self.served.gvr);
-            return Some(match table {
-                TableError::Changed => Stopped::Rewritten(message),
-                TableError::Malformed(_) | TableError::Relative(_) => Stopped::NotAcceptable(message),
-            });
-        }
         let retry_after = error.upstream().and_then(UpstreamError::retry_after);
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {

@@ -214,7 +214,11 @@ impl Registry {
             }
             Media::Table => (self.options.tables, "bytes of tables", "--cache-tables-bytes-max", &self.tables_bytes),
         };
-        let form = form.ok_or_else(|| Refusal::NotCached(format!("nothing is cached as {}", media.as_str())))?;
+        let off = match media {
+            Media::Json | Media::Protobuf => "nothing is cached as protobuf (--protobuf=off)",
+            Media::Table => "no tables are cached; start kubefan with --cache-tables",
+        };
+        let form = form.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         match media {
             Media::Json | Media::Protobuf => known_as_protobuf(gvr)?,
             Media::Table => known_as_table(gvr)?,

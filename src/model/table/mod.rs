@@ -13,7 +13,13 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{GroupVersionResource, format::Include, human_duration::human_duration, projection::Projection};
+use super::{
+    GroupVersionResource,
+    format::Include,
+    human_duration::human_duration,
+    projection::{PARTIAL_API_VERSION, PARTIAL_KIND, Projection},
+    protobuf::INITIAL_EVENTS_END,
+};
 
 /// Tells the time, for ages.
 pub type Clock = fn() -> SystemTime;
@@ -153,8 +159,15 @@ pub struct Tables {
     gvr: GroupVersionResource,
     now: Clock,
     columns: OnceLock<Columns>,
-    /// The cells of an object without anything, as bookmarks have them.
-    empty_cells: OnceLock<Box<str>>,
+    /// A row of an object without anything, as bookmarks have it.
+    empty: OnceLock<Empty>,
+}
+
+/// What upstream writes for nothing: the cells, and of the object what stands around its metadata.
+struct Empty {
+    cells: Box<str>,
+    before: Box<str>,
+    after: Box<str>,
 }
 
 impl fmt::Debug for Tables {
@@ -172,7 +185,7 @@ pub fn other_times(gvr: &GroupVersionResource) -> Option<&'static str> {
 impl Tables {
     /// Those of a resource, of which nothing is known yet.
     pub fn new(gvr: &GroupVersionResource, now: Clock) -> Self {
-        Self { gvr: gvr.clone(), now, columns: OnceLock::new(), empty_cells: OnceLock::new() }
+        Self { gvr: gvr.clone(), now, columns: OnceLock::new(), empty: OnceLock::new() }
     }
 
     /// Reads a Table, of a list or of an event, and takes its columns or compares them.
@@ -282,36 +295,44 @@ impl Tables {
 
     /// Remembers how upstream writes a row of nothing.
     pub fn note_bookmark(&self, row: &RawValue) {
-        if let Ok(Row { cells, .. }) = serde_json::from_str(row.get()) {
-            let cells: Vec<_> = cells.into_iter().map(RawValue::get).collect();
-            self.empty_cells.get_or_init(|| format!("[{}]", cells.join(",")).into());
+        #[derive(Deserialize)]
+        struct Object<'a> {
+            #[serde(borrow)]
+            metadata: &'a RawValue,
         }
+        let Ok(Row { cells, object, .. }) = serde_json::from_str(row.get()) else { return };
+        let Ok(Object { metadata }) = serde_json::from_str(object.get()) else { return };
+        let Some((before, after)) = object.get().split_once(metadata.get()) else { return };
+        let cells: Vec<_> = cells.into_iter().map(RawValue::get).collect();
+        self.empty.get_or_init(|| Empty {
+            cells: format!("[{}]", cells.join(",")).into(),
+            before: before.into(),
+            after: after.into(),
+        });
     }
 
     /// The row of a bookmark at a version; the one that ends the initial state says so in its object's metadata, whatever was asked for.
-    pub fn bookmark_row(
-        &self,
-        (kind, api_version): (&str, &str),
-        include: Include,
-        version: &str,
-        ends: bool,
-    ) -> String {
-        let cells = self.empty_cells();
-        let annotations = if ends { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
-        let (kind, api_version) = match include {
-            Include::Object => (kind, api_version),
-            Include::None if !ends => return format!(r#"{{"cells":{cells},"object":null}}"#),
-            Include::None | Include::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+    /// `of` is the kind and the group version of the objects.
+    pub fn bookmark_row(&self, of: (&str, &str), include: Include, version: &str, ends: bool) -> String {
+        let typed = |(kind, api_version)| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
+        let (before, after) = match (include, self.empty.get()) {
+            (Include::Object, Some(Empty { before, after, .. })) => (before.to_string(), &**after),
+            (Include::Object, None) => (typed(of), "}"),
+            (Include::None, _) if !ends => return format!(r#"{{"cells":{},"object":null}}"#, self.empty_cells()),
+            (Include::None | Include::Metadata, _) => (typed((PARTIAL_KIND, PARTIAL_API_VERSION)), "}"),
         };
-        format!(
-            r#"{{"cells":{cells},"object":{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{{"resourceVersion":"{version}"{annotations}}}}}}}"#
-        )
+        let annotations = match ends {
+            true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),
+            false => String::new(),
+        };
+        let cells = self.empty_cells();
+        format!(r#"{{"cells":{cells},"object":{before}{{"resourceVersion":"{version}"{annotations}}}{after}}}"#)
     }
 
     /// The cells of an object without anything, as far as they are known.
     fn empty_cells(&self) -> Cow<'_, str> {
         let unknown = || vec!["null"; self.columns.get().map_or(0, |columns| columns.count)].join(",");
-        self.empty_cells.get().map_or_else(|| format!("[{}]", unknown()).into(), |cells| Cow::Borrowed(&**cells))
+        self.empty.get().map_or_else(|| format!("[{}]", unknown()).into(), |empty| Cow::Borrowed(&*empty.cells))
     }
 
     /// The rows of a table that has none. Where there is no printer, `rest.NewDefaultTableConvertor` makes no list for them.
