@@ -23,7 +23,15 @@ use kubefan::{
         Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, TransferEntry, TransferHeader, TransferResponse,
         TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
     },
-    server::{call, request},
+    server::{
+        call,
+        http::{
+            accept,
+            options::{self, Options},
+            path::Path,
+        },
+        request,
+    },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
         Reflector, Upstream,
@@ -44,10 +52,11 @@ const CHUNK: u8 = 0xfe;
 type Check = fn(&[u8]);
 
 /// All checks, by the names of their targets and corpora.
-pub(crate) const ALL: [(&str, Check); 6] = [
+pub(crate) const ALL: [(&str, Check); 7] = [
     ("upstream", upstream),
     ("selectors", selectors),
     ("requests", requests),
+    ("http", http),
     ("encodings", encodings),
     ("projection", projection),
     ("peers", peers),
@@ -245,6 +254,26 @@ pub(crate) fn requests(data: &[u8]) {
         let selected = request::select(&Nothing, target, Media::Json).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
+}
+
+/// A request over HTTP: the path, [`PART`], the query, and [`CHUNK`] with what it accepts. What is read of it is said again in the same words.
+pub(crate) fn http(data: &[u8]) {
+    let (path, rest) = parts(data);
+    let mut rest = rest.splitn(2, |byte| *byte == CHUNK).map(String::from_utf8_lossy);
+    let (query, accept) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
+    if let Some(path) = Path::parse(&String::from_utf8_lossy(path)) {
+        let Path { group, version, resource, namespace, name, .. } = &path;
+        for part in [group, version, resource, namespace, name] {
+            assert!(!part.contains(['/', '%']), "{part:?} could mean another path upstream");
+        }
+        let _ = Options::read(&query, path.is_watch).map_err(|failure| failure.json());
+    }
+    let _ = options::read_get(&query);
+    for is_list in [false, true] {
+        let forms = accept::negotiate(&accept, is_list);
+        assert_eq!(forms, accept::negotiate(&accept, is_list));
+    }
+    let _ = accept::negotiate_failure(Some(&accept));
 }
 
 /// What a client is sent compressed: as a chunk of events, as a delta whose base it holds, and as two states between which a delta is made.

@@ -1,10 +1,14 @@
 """The Python client as it is: lists pods in every way, then watches them from that version on, until one of a given name has come.
 
     watch.py KUBECONFIG NAMESPACE UNTIL
+    watch.py DIRECTORY NAMESPACE UNTIL
+
+A directory holds what a pod is given of its service account: token and ca.crt. The environment names the server then.
 
 Prints "listed" when the watches may be given something to see, and at the end what was seen, as JSON."""
 
 import json
+import os
 import sys
 import threading
 
@@ -30,7 +34,11 @@ WATCHES = {
 
 def main():
     kubeconfig, namespace, until = sys.argv[1:]
-    config.load_kube_config(kubeconfig)
+    if os.path.isdir(kubeconfig):
+        files = {"token_filename": f"{kubeconfig}/token", "cert_filename": f"{kubeconfig}/ca.crt"}
+        config.incluster_config.InClusterConfigLoader(**files).load_and_set()
+    else:
+        config.load_kube_config(kubeconfig)
     api = client.CoreV1Api()
     seen = {"lists": {}, "watches": {}, "errors": {}}
     for name, options in LISTS.items():

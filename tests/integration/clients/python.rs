@@ -31,7 +31,21 @@ async fn the_python_client_sees_the_same() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let spawn = |server: &Server| {
         let mut command = Command::new(&python);
-        command.arg(Path::new(DIR).join("watch.py")).arg(&server.kubeconfig).args([&namespace, "last"]);
+        command.arg(Path::new(DIR).join("watch.py"));
+        match server.name {
+            "direct" => command.arg(&server.kubeconfig),
+            // As docs/ATTACH.md has it for a pod: two variables, the token, and the CA of kubefan.
+            _ => {
+                let account = dir.path().join("serviceaccount");
+                std::fs::create_dir(&account).unwrap();
+                std::fs::copy(api.ca_pem_path(), account.join("ca.crt")).unwrap();
+                std::fs::write(account.join("token"), api.admin_token()).unwrap();
+                let address = both.kubefan.grpc_addr;
+                command.env("KUBERNETES_SERVICE_HOST", address.ip().to_string());
+                command.env("KUBERNETES_SERVICE_PORT", address.port().to_string()).arg(account)
+            }
+        };
+        command.args([&namespace, "last"]);
         Process::spawn("the Python client", &mut command, &dir.path().join(server.name))
     };
     let mut processes = both.servers.each_ref().map(spawn);
