@@ -23,7 +23,7 @@ use crate::{
         ObjectKey, ResourceVersion,
         event::{EventType, Transition, WatchEvent},
         format::{Encoding, Format},
-        object::{Object, ObjectParser},
+        object::Object,
         table::Tables,
     },
     planted::{self, Bug},
@@ -122,10 +122,10 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format, for objects of one resource as `parser` reads them.
-    pub fn new(format: Format, resource: &ResolvedResource, parser: &ObjectParser, budgets: Budgets) -> Self {
-        let layout = Layout::of(&format, resource, parser);
-        Self { format, layout, tables: parser.tables().cloned(), budgets, ..Self::default() }
+    /// An encoder of one format, for objects of one resource; of `tables` where they are rows.
+    pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
+        let layout = Layout::of(&format, resource, tables);
+        Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
     }
 
     /// Where frames for one subscriber go, with room for so many bytes of heads and small bodies.
@@ -366,7 +366,7 @@ mod tests {
         let encoder = Encoder::new(
             Format::new(metadata, false, Encoding::Json).unwrap(),
             &ResolvedResource::default(),
-            &ObjectParser::new(&FieldTable::default()),
+            None,
             budgets.clone(),
         );
         let known = |pod: &Arc<Object>| lock(&encoder.projected).objects.contains_key(pod.key());

@@ -4,6 +4,8 @@
 //! cache: an event costs a hundred bytes per view, whatever its object weighs. Heads are written field by field, without the message
 //! types between: that is the path of every delivery.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::{
     Message,
@@ -16,7 +18,8 @@ use crate::{
         Media, ObjectKey, ResourceVersion,
         event::EventType as Kind,
         format::{Format, Wire},
-        object::{Object, ObjectParser},
+        object::Object,
+        table::Tables,
     },
     proto::v1alpha1::{
         Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
@@ -195,10 +198,10 @@ pub enum Layout {
 
 impl Layout {
     /// The layout of a format, for objects of one resource.
-    pub fn of(format: &Format, resource: &ResolvedResource, parser: &ObjectParser) -> Self {
+    pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource, parser.tables())),
+            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource, tables)),
         }
     }
 

@@ -3,6 +3,11 @@
 
 use std::time::Duration;
 
+use kubefan::{
+    app::{on_demand::Form, registry::RegistryOptions},
+    fanout::{Catalog, Refusal},
+    model::Media,
+};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
@@ -11,12 +16,14 @@ use crate::harness::{
     apiserver::ApiServer,
     kubefan::Kubefan,
     objects::{pod, version_of},
+    rig::{Rig, Setup},
     tests, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_cached_table_is_the_apiservers_to_the_byte, a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells,
         a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
+    paused: an_apiserver_without_tables_is_asked_once_a_minute;
 };
 
 /// As kubectl asks.
@@ -360,4 +367,23 @@ async fn tables_have_a_budget_of_their_own() {
     let (_, metrics) = servers.kubefan.admin("/metrics").await.unwrap();
     let is_of_tables = |line: &&str| line.starts_with("kubefan_cached_objects{") && line.contains("media=\"table\"");
     assert!(metrics.lines().filter(is_of_tables).all(|line| line.ends_with(" 0")), "{metrics}");
+}
+
+async fn an_apiserver_without_tables_is_asked_once_a_minute() {
+    let setup = Setup::of(&["pods"]);
+    let tables = Form { bytes_max: 1 << 20, idle_timeout: Duration::from_secs(600) };
+    let setup = Setup { registry: RegistryOptions { tables: Some(tables), ..setup.registry }, ..setup };
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="200",verb="watch"}"#);
+    let refused = async || match rig.registry.find("", "v1", "pods", "", Media::Table).await {
+        Err(Refusal::NotCached(message)) => message,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the simulator knows no tables"),
+    };
+    let before = asked();
+    assert!(refused().await.contains("no Table with an object in each row"), "{}", refused().await);
+    assert_eq!(asked(), before + 1.0, "asked once");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    refused().await;
+    assert_eq!(asked(), before + 2.0, "it may have been replaced by one that does");
 }

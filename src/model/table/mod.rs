@@ -43,6 +43,9 @@ pub const ROWS: &str = r#","rows":"#;
 /// In place of the columns, in each event of a watch but the first.
 pub const NO_COLUMNS: &str = "null";
 
+/// How an object begins of which a row has only the metadata.
+const PARTIAL: &str = r#"{"kind":"PartialObjectMetadata""#;
+
 /// Built-in resources that have other times in their cells than their creation, and where: theirs come from upstream.
 const WITH_OTHER_TIMES: &[(&str, &str, &str)] = &[
     ("", "events", "Last Seen and First Seen"),
@@ -243,6 +246,10 @@ impl Tables {
     pub fn keep(&self, row: &[u8]) -> Result<Vec<u8>, TableError> {
         let Row { cells, conditions, object } = serde_json::from_slice(row).map_err(malformed)?;
         let object = object.get();
+        // Selectors see the whole object, and so does who asks for it.
+        if object.starts_with(PARTIAL) {
+            return Err(TableError::Malformed("a row has only the metadata of its object".to_owned()));
+        }
         let columns =
             self.columns.get().ok_or_else(|| TableError::Malformed("a row came before the columns".to_owned()))?;
         if cells.len() != columns.count {
@@ -303,6 +310,9 @@ impl Tables {
         let Ok(Row { cells, object, .. }) = serde_json::from_str(row.get()) else { return };
         let Ok(Object { metadata }) = serde_json::from_str(object.get()) else { return };
         let Some((before, after)) = object.get().split_once(metadata.get()) else { return };
+        if self.columns.get().is_none_or(|columns| columns.count != cells.len()) {
+            return;
+        }
         let cells: Vec<_> = cells.into_iter().map(RawValue::get).collect();
         self.empty.get_or_init(|| Empty {
             cells: format!("[{}]", cells.join(",")).into(),
