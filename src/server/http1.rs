@@ -12,7 +12,7 @@ use tower::Service;
 
 use super::{
     call,
-    http::{self, Front, tunnel::Tunnel},
+    http::{self, Front, tunnel::Tunnel, websocket::Socket},
     limits,
     listen::Peer,
 };
@@ -31,11 +31,11 @@ pub async fn serve<C: Catalog>(
     drain: CancellationToken,
 ) -> Result<(), hyper::Error> {
     let tunnel = Tunnel::default();
-    let becomes = tunnel.clone();
+    let (becomes, ends) = (tunnel.clone(), drain.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(becomes.clone());
-        answer(request, front.clone(), router.clone())
+        answer(request, front.clone(), router.clone(), ends.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -68,6 +68,7 @@ async fn answer<C: Catalog>(
     request: Request<Incoming>,
     front: Front<C>,
     mut router: Router,
+    drain: CancellationToken,
 ) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(request.headers()) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
@@ -83,9 +84,16 @@ async fn answer<C: Catalog>(
         return router.call(request).await;
     }
     let line = Line::new();
+    // What is wrong with it is in the answer; and of what is answered here, only a watch is asked for so.
+    let socket = Socket::of(request.headers(), request.extensions()).ok().flatten();
     let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
-    Ok(match answer {
-        http::Answer::Read(response) | http::Answer::PassedOn(response) => response,
+    let response = match answer {
+        http::Answer::PassedOn(response) => return Ok(response),
+        http::Answer::Read(response) => response,
         http::Answer::Watch(opened) => front.body(opened, line),
+    };
+    Ok(match socket {
+        Some(socket) => front.socket(socket, response, drain),
+        None => response,
     })
 }

@@ -38,6 +38,7 @@ mod self_check;
 mod serve;
 mod staleness;
 mod tables;
+mod upstream_connections;
 mod upstream_faults;
 mod verify;
 
@@ -69,6 +70,7 @@ fn main() -> std::process::ExitCode {
         history::TESTS,
         http::TESTS,
         http::HOSTILE,
+        http::WEBSOCKET,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
@@ -84,6 +86,7 @@ fn main() -> std::process::ExitCode {
         serve::TESTS,
         staleness::TESTS,
         tables::TESTS,
+        upstream_connections::TESTS,
         upstream_faults::TESTS,
         verify::TESTS,
     ])

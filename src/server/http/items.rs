@@ -46,8 +46,7 @@ pub struct Items {
     format: Format,
     style: Style,
     tables: Option<Arc<Tables>>,
-    /// Without the `List`.
-    kind: String,
+    list_kind: String,
     api_version: String,
 }
 
@@ -73,8 +72,12 @@ impl Items {
             }
             Media::Json => Style::Whole,
         };
+        let list_kind = match is_identity {
+            true => served.list_kind.to_string(),
+            false => format!("{kind}List"),
+        };
         let tables = served.parser.tables().cloned();
-        Self { format, style, tables, kind, api_version }
+        Self { format, style, tables, list_kind, api_version }
     }
 
     /// Whether what comes before the items says how long they are.
@@ -87,11 +90,11 @@ impl Items {
         protobuf::item_len(self.message(object).len())
     }
 
-    /// What comes before the items, which take `items_len` bytes where they are measured and may be none, and after them; in the order of fields that the
-    /// apiserver has: typed lists by their declaration, all others by name.
+    /// What comes before the items, which take `items_len` bytes where they are measured and may be none, and after them; in the order of
+    /// fields that the apiserver has: typed lists by their declaration, all others by name.
     pub fn around(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining } = meta;
-        let Self { kind, api_version, .. } = self;
+        let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
             let meta = protobuf::ListMeta {
                 resource_version: version.to_string(),
@@ -99,14 +102,14 @@ impl Items {
                 remaining_item_count: remaining.map(|remaining| remaining as u64),
             };
             let mut head = BytesMut::new();
-            protobuf::put_list_head(api_version, &format!("{kind}List"), &meta, items_len, &mut head);
+            protobuf::put_list_head(api_version, list_kind, &meta, items_len, &mut head);
             return (head.freeze(), Bytes::from_static(protobuf::TAIL));
         }
         let remaining = remaining.map_or_else(String::new, |remaining| format!(",\"remainingItemCount\":{remaining}"));
         if self.style == Style::Whole && self.format.projection().is_identity() {
             let head = format!("{{\"apiVersion\":\"{api_version}\",\"items\":[");
             let tail = format!(
-                "],\"kind\":\"{kind}List\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
+                "],\"kind\":\"{list_kind}\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
                  \"resourceVersion\":\"{version}\"}}}}\n"
             );
             return (head.into(), tail.into());
@@ -121,7 +124,7 @@ impl Items {
             return (table_head(tables, &meta, begin).into(), Bytes::from_static(end.as_bytes()));
         }
         let head = format!(
-            "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
+            "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
              {continues}{remaining}}},\"items\":["
         );
         (head.into(), Bytes::from_static(b"]}\n"))

@@ -34,7 +34,7 @@ use crate::{
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// How a bearer token is sent where a browser cannot set headers (`apiserver/pkg/authentication/request/websocket`).
-const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+pub(super) const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Passes requests on.
 pub struct Proxy {
@@ -146,13 +146,15 @@ fn is_from_here(request: &Request<Body>, peer: Peer) -> bool {
     }
     let text = |name| request.headers().get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let host = request.uri().authority().map(|authority| authority.as_str()).or(text(header::HOST));
-    let is_local = |host: &str| {
-        let uri = host.parse::<Uri>().ok();
-        let name = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-        let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
-        name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
-    };
     host.is_some_and(is_local) && text(header::ORIGIN).is_none_or(is_local)
+}
+
+/// Whether a host or an origin names this machine.
+pub(super) fn is_local(host: &str) -> bool {
+    let uri = host.parse::<Uri>().ok();
+    let name = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 fn append_peer(headers: &mut HeaderMap, peer: Peer) {

@@ -8,7 +8,9 @@ mod generate;
 mod hostile;
 mod readable;
 mod table;
+mod websocket;
 mod world;
 
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
+pub(crate) use websocket::TESTS as WEBSOCKET;
