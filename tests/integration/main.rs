@@ -37,6 +37,7 @@ mod scopes;
 mod self_check;
 mod serve;
 mod staleness;
+mod tables;
 mod upstream_connections;
 mod upstream_faults;
 mod verify;
@@ -85,6 +86,7 @@ fn main() -> std::process::ExitCode {
         self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,
+        tables::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,
         verify::TESTS,
