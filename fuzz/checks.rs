@@ -228,6 +228,10 @@ impl Catalog for Nothing {
         std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
     }
 
+    fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {
+        false
+    }
+
     fn changes(&self) -> kubefan::watch::Receiver<u64> {
         kubefan::watch::Sender::new(0).subscribe()
     }

@@ -19,7 +19,10 @@ pub use options::ServeOptions;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
 
-use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
+use crate::{
+    model::selector::FieldSelector,
+    upstream::{passthrough::Credentials, settings::UpstreamSettings},
+};
 
 /// The least budget in which kubefan is of any use: what it takes with empty caches, and a little more.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -107,6 +110,8 @@ pub struct ServeConfig {
     pub connections_max: usize,
     /// Streams at a time, over all connections.
     pub subscribers_max: usize,
+    /// Lists and single objects answered from caches over HTTP at a time.
+    pub reads_max: usize,
     /// Streams at a time, per connection.
     pub max_concurrent_streams: u32,
     /// The longest request.
@@ -174,7 +179,7 @@ pub struct UpstreamConfig {
     /// Where it is.
     pub settings: UpstreamSettings,
     /// Narrows every list and watch.
-    pub field_selector: Option<String>,
+    pub field_selector: Option<FieldSelector>,
     /// How the initial state is read.
     pub watch_list: WatchListMode,
     /// Objects per page.
@@ -256,6 +261,7 @@ impl Default for ServeConfig {
             tls: None,
             connections_max: 50_000,
             subscribers_max: 50_000,
+            reads_max: 5_000,
             snapshots_max: 256,
             snapshot_queue_timeout: seconds(10),
             memory_bytes_max: None,
@@ -358,6 +364,7 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("admin_listen", default.admin_listen.to_string()),
         ("connections_max", default.connections_max.to_string()),
         ("subscribers_max", default.subscribers_max.to_string()),
+        ("reads_max", default.reads_max.to_string()),
         ("snapshots_max", default.snapshots_max.to_string()),
         ("snapshot_queue_timeout", span(default.snapshot_queue_timeout)),
         ("max_concurrent_streams", default.max_concurrent_streams.to_string()),

@@ -52,6 +52,10 @@ impl Catalog for Arc<Registry> {
         Box::pin(self.cache_of(served)?.prover.prove(patience)).await
     }
 
+    fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {
+        self.caches.iter().any(|cache| cache.key().media == media && cache.key().gvr == *gvr)
+    }
+
     fn changes(&self) -> watch::Receiver<u64> {
         Registry::changes(self)
     }

@@ -3,8 +3,8 @@
 //! A quiet resource's cache stands at the version of its last change, while every write to anything else moves the cluster's. So what is
 //! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
 //! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
-//! time and not more than once a second; who comes while it is asked waits for the next time, because an answer proves nothing about
-//! what was written after the question.
+//! time and not more than once a second, or 40 times where a look-up is enough; who comes while it is asked waits for the next time,
+//! because an answer proves nothing about what was written after the question.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -27,8 +27,11 @@ use crate::{
     watch,
 };
 
-/// Upstream is not asked more often.
+/// Upstream is not asked more often, where the last proof took a watch, or was none.
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
+/// The same where a look-up was enough: that is an empty list for at least one full one that upstream need not make, and those who have no
+/// time are to reach the next question.
+const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
 /// How long the cache's own watch is waited for before upstream is asked for a bookmark: on a busy resource it is a moment behind.
 const OWN_WATCH: Duration = Duration::from_millis(50);
 /// A resource that has told nothing for so long is a quiet one, which no look-up alone proves: its next change is far off, and upstream answers
@@ -66,8 +69,8 @@ pub(super) struct Prover {
 struct Inner {
     /// Somebody sees to it that those who wait are served.
     running: bool,
-    /// When upstream was last asked.
-    asked_at: Option<Instant>,
+    /// When upstream may be asked again; `None`: at once.
+    not_before: Option<Instant>,
     next: Option<Next>,
 }
 
@@ -114,7 +117,7 @@ impl Prover {
         let resource = &self.served.gvr;
         let unproved = |why: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {why}"));
         if !self.proves {
-            return Err(unproved("consistent reads of it are upstream's"));
+            return Err(unproved("consistent reads of it are upstream's; with resourceVersion=0 any state is given"));
         }
         let Some(sender) = self.join(patience) else {
             return Err(unproved("it is too quiet to be proved at once, or upstream was just asked"));
@@ -133,8 +136,8 @@ impl Prover {
     fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<Outcome>>>> {
         let age = self.served.hub.status().age;
         let mut inner = self.inner();
-        let soon = |asked_at: Instant| asked_at + PROOF_INTERVAL <= Instant::now() + patience.timeout();
-        let worth = age.is_some_and(|age| age <= BUSY) && inner.asked_at.is_none_or(soon);
+        let soon = |not_before: Instant| not_before <= Instant::now() + patience.timeout();
+        let worth = age.is_some_and(|age| age <= BUSY) && inner.not_before.is_none_or(soon);
         if patience == Patience::AtOnce && !worth {
             return None;
         }
@@ -150,7 +153,7 @@ impl Prover {
     /// Serves those who wait, one proof after the other, until nobody does.
     async fn run(self: Arc<Self>) {
         loop {
-            let not_before = self.inner().asked_at.map(|asked_at| asked_at + PROOF_INTERVAL);
+            let not_before = self.inner().not_before;
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
             }
@@ -160,7 +163,7 @@ impl Prover {
                 // Who waits holds it too; who does not wait any more needs no answer.
                 match inner.next.take().filter(|next| Arc::strong_count(&next.outcome) > 1) {
                     Some(next) => {
-                        inner.asked_at = Some(begun);
+                        inner.not_before = Some(begun + PROOF_INTERVAL);
                         next
                     }
                     None => {
@@ -173,6 +176,9 @@ impl Prover {
             let proof = proof.unwrap_or_else(|_| Err((Proof::Failed, format!("nothing within {PROOF_TIMEOUT:?}"))));
             let (Ok(result) | Err((result, _))) = &proof;
             self.served.hub.metrics().proof(*result, begun.elapsed());
+            if matches!(result, Proof::Held | Proof::CaughtUp) {
+                self.inner().not_before = Some(begun + LOOK_UP_INTERVAL);
+            }
             if let Err((_, why)) = &proof {
                 debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
             }

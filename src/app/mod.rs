@@ -99,7 +99,7 @@ pub struct App {
 pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
     let app = App::bind(config).await?;
     let (data, admin) = app.bound()?;
-    eprintln!("kubefan: serving gRPC on {data}");
+    eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
     eprintln!("kubefan: serving admin on {admin}");
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
@@ -238,7 +238,7 @@ fn registry(
             upstream_idle_timeout: config.upstream.idle_timeout,
             line_bytes_max: LINE_BYTES_MAX,
         },
-        upstream_field_selector: config.upstream.field_selector.clone().unwrap_or_default(),
+        upstream_field_selector: config.upstream.field_selector.as_ref().map(ToString::to_string).unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
         cache_compression: config.cache_compression == CacheCompression::Zstd,
         peers,

@@ -9,14 +9,17 @@ use super::{
     MEMORY_BYTES_MIN, OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, ProtobufMode,
     RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
-use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
+use crate::{
+    model::selector::FieldSelector,
+    upstream::{passthrough::Credentials, settings::UpstreamSettings},
+};
 
 /// What `kubefan serve` takes, as flags, environment and file; all optional. Keys in the file are the field names in camelCase.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServeOptions {
-    /// Where gRPC is served: IP:PORT, :PORT or unix:PATH. Port 0 lets the system choose.
+    /// Where gRPC and the Kubernetes API are served: IP:PORT, :PORT or unix:PATH. Port 0 lets the system choose.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_LISTEN", help_heading = "Serving", value_name = "ADDRESS"))]
     pub listen: Option<ListenAddress>,
     /// Where health and metrics are served.
@@ -28,7 +31,7 @@ pub struct ServeOptions {
     /// Serve an address that other machines can reach. Until authorization exists, whoever can reach it reads everything cached.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_INSECURE", help_heading = "Serving", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub insecure: Option<bool>,
-    /// Serve gRPC over TLS with this certificate chain (PEM).
+    /// Serve over TLS with this certificate chain (PEM).
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_TLS_CERT_FILE", help_heading = "Serving", value_name = "FILE")
@@ -46,12 +49,15 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_CONNECTIONS_MAX", help_heading = "Serving", value_name = "COUNT")
     )]
     pub connections_max: Option<usize>,
-    /// Streams served at a time; more are told to come back later.
+    /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are told to come back later (over HTTP 429).
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_SUBSCRIBERS_MAX", help_heading = "Serving", value_name = "COUNT")
     )]
     pub subscribers_max: Option<usize>,
+    /// Lists and single objects answered from caches over HTTP at a time; more are told to come back later (429).
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_READS_MAX", help_heading = "Serving", value_name = "COUNT"))]
+    pub reads_max: Option<usize>,
     /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
     #[cfg_attr(
         feature = "cli",
@@ -76,7 +82,8 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_KEEPALIVE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub keepalive_timeout: Option<Duration>,
-    /// A snapshot of which its reader takes nothing for this long ends, because it keeps old objects in memory.
+    /// A snapshot, a list or an answer that is passed on of which its reader takes nothing for this long ends, because it keeps memory or a
+    /// place; watches and logs wait.
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_SNAPSHOT_STALL_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
@@ -366,7 +373,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, protobuf, protobuf_bytes_max, cache_tables, cache_tables_bytes_max, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, reads_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, protobuf, protobuf_bytes_max, cache_tables, cache_tables_bytes_max, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -405,6 +412,7 @@ impl ServeOptions {
                 .memory_max
                 .map(|given| size("--memory-max", Some(given), MEMORY_BYTES_MIN, MEMORY_BYTES_MIN))
                 .transpose()?,
+            reads_max: at_least("--reads-max", self.reads_max, 1, default.reads_max)?,
             subscribers_max: at_least("--subscribers-max", self.subscribers_max, 1, default.subscribers_max)?,
             max_concurrent_streams: at_least(
                 "--max-concurrent-streams",
@@ -581,6 +589,12 @@ impl ServeOptions {
             ("--on-demand-idle-timeout", self.on_demand_idle_timeout.is_some()),
         ];
         let on_demand = self.on_demand.unwrap_or_else(|| listen.is_local());
+        if self.consistent_reads == Some(ConsistentReads::Upstream) && self.passthrough == Some(PassthroughMode::Off) {
+            return contradiction(
+                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them"
+                    .to_owned(),
+            );
+        }
         match limits.iter().find(|(_, given)| *given) {
             Some((flag, _)) if !on_demand => {
                 contradiction(format!("{flag} has no effect without --on-demand; give both or neither"))
@@ -681,19 +695,17 @@ fn is_namespace(name: &str) -> bool {
 }
 
 /// Checks the form only; which fields a resource has, the apiserver knows best.
-fn check_field_selector(selector: String) -> Result<String, ConfigError> {
+fn check_field_selector(selector: String) -> Result<FieldSelector, ConfigError> {
     let bad = selector.split(',').find(|term| {
         let field = term.split(['=', '!']).next().unwrap_or_default();
         field.trim().is_empty() || !(term.contains('='))
     });
-    match bad {
-        None => Ok(selector),
-        Some(term) => Err(ConfigError::Value {
-            flag: "--upstream-field-selector",
-            problem: format!("{term:?} is no term of a field selector; write it like spec.nodeName=node-1"),
-            value: selector,
-        }),
-    }
+    let problem = match (bad, FieldSelector::parse(&selector)) {
+        (Some(term), _) => format!("{term:?} is no term of a field selector; write it like spec.nodeName=node-1"),
+        (None, Err(error)) => error.to_string(),
+        (None, Ok(selector)) => return Ok(selector),
+    };
+    Err(ConfigError::Value { flag: "--upstream-field-selector", problem, value: selector })
 }
 
 #[cfg(test)]
@@ -793,6 +805,14 @@ mod tests {
             (
                 ServeOptions {
                     passthrough: Some(PassthroughMode::Off),
+                    consistent_reads: Some(ConsistentReads::Upstream),
+                    ..Default::default()
+                },
+                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none",
+            ),
+            (
+                ServeOptions {
+                    passthrough: Some(PassthroughMode::Off),
                     passthrough_max: Some(5),
                     ..Default::default()
                 },
@@ -837,6 +857,10 @@ mod tests {
             (
                 ServeOptions { upstream_field_selector: Some("spec.nodeName".into()), ..Default::default() },
                 "--upstream-field-selector \"spec.nodeName\": \"spec.nodeName\" is no term of a field selector",
+            ),
+            (
+                ServeOptions { upstream_field_selector: Some("spec.nodeName=a=b".into()), ..Default::default() },
+                "--upstream-field-selector \"spec.nodeName=a=b\": invalid field selector: unescaped character",
             ),
         ];
         for (options, expected) in cases {

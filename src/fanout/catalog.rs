@@ -85,6 +85,9 @@ pub trait Catalog: Send + Sync + 'static {
         asked: Instant,
     ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
 
+    /// Whether there is a cache of a resource, in any scope; starts nothing.
+    fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;
+
     /// Changes whenever a cache comes, goes or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;
 

@@ -18,7 +18,7 @@ use super::{
     call,
     connection::{Connection, Io},
     grpc::Service,
-    http::{Front, proxy::Proxy},
+    http::{Front, FrontOptions, proxy::Proxy},
     http1,
     limits::HANDSHAKE_TIMEOUT,
     listen::{Listener, Peer},
@@ -29,6 +29,7 @@ use super::{
 use crate::{
     config::ServeConfig,
     fanout::Catalog,
+    model::selector::FieldSelector,
     proto::v1alpha1::watch_service_server::WatchServiceServer,
     telemetry::metrics::{ConnectionEnd, Metrics},
 };
@@ -40,6 +41,8 @@ pub struct ServerOptions {
     pub connections_max: usize,
     /// Streams at a time, over all connections.
     pub subscribers_max: usize,
+    /// Lists and single objects over HTTP at a time.
+    pub reads_max: usize,
     /// Streams at a time, per connection.
     pub max_concurrent_streams: u32,
     /// The longest request.
@@ -52,6 +55,10 @@ pub struct ServerOptions {
     pub snapshot_stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
     pub consistent_list_bytes_min: usize,
+    /// The caches hold only what this selects.
+    pub narrowed_by: FieldSelector,
+    /// Whether a browser of this machine could be led here: over loopback, and without TLS.
+    pub is_guarded: bool,
 }
 
 impl From<&ServeConfig> for ServerOptions {
@@ -59,12 +66,15 @@ impl From<&ServeConfig> for ServerOptions {
         Self {
             connections_max: config.connections_max,
             subscribers_max: config.subscribers_max,
+            reads_max: config.reads_max,
             max_concurrent_streams: config.max_concurrent_streams,
             message_bytes_max: config.message_bytes_max,
             keepalive_interval: config.keepalive_interval,
             keepalive_timeout: config.keepalive_timeout,
             snapshot_stall_timeout: config.snapshot_stall_timeout,
             consistent_list_bytes_min: config.consistent_list_bytes_min,
+            narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
+            is_guarded: config.tls.is_none() && config.listen.is_local(),
         }
     }
 }
@@ -90,9 +100,15 @@ impl<C: Catalog> Server<C> {
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Arc<Self> {
-        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max));
-        let (stall_timeout, list_bytes_min) = (options.snapshot_stall_timeout, options.consistent_list_bytes_min);
-        let (service, front) = (Service::new(reader.clone()), Front::new(reader, proxy, stall_timeout, list_bytes_min));
+        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max, options.reads_max));
+        let front = FrontOptions {
+            stall_timeout: options.snapshot_stall_timeout,
+            consistent_list_bytes_min: options.consistent_list_bytes_min,
+            narrowed_by: options.narrowed_by.clone(),
+            is_guarded: options.is_guarded,
+        };
+        let service = Service::new(reader.clone(), metrics.clone());
+        let front = Front::new(reader, proxy, front, metrics.clone());
         let routed = WatchServiceServer::new(service.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let router = router.fallback(not_found).layer(MapResponseLayer::new(status::explain)).with_state(());
@@ -150,13 +166,16 @@ impl<C: Catalog> Server<C> {
     /// Serves one connection, whichever protocol it speaks.
     pub async fn serve<T: Io>(self: Arc<Self>, io: T, peer: Peer) -> ConnectionEnd {
         let (front, router, drain) = (self.front.clone(), self.router.clone(), self.drain.clone());
+        let stall_timeout = self.options.snapshot_stall_timeout;
         // In boxes, so that a connection at rest has the memory of its own protocol, and no more.
         match Box::pin(self.greet(io, peer)).await {
             Ok(Spoken::Http2(connection)) => connection.await,
-            Ok(Spoken::Http1(io)) => match Box::pin(http1::serve(io, peer, front, router, drain)).await {
-                Ok(()) => ConnectionEnd::Closed,
-                Err(_) => ConnectionEnd::Error,
-            },
+            Ok(Spoken::Http1(io)) => {
+                match Box::pin(http1::serve(io, peer, front, router, stall_timeout, drain)).await {
+                    Ok(()) => ConnectionEnd::Closed,
+                    Err(_) => ConnectionEnd::Error,
+                }
+            }
             Err(end) => end,
         }
     }
@@ -204,5 +223,6 @@ async fn not_found(request: Request<axum::body::Body>) -> Response {
     if call::is_any_grpc(request.headers()) {
         return status::no_such_method(request.uri().path()).into_http::<axum::body::Body>().into_response();
     }
-    (StatusCode::NOT_FOUND, "nothing is served here; kubefan speaks gRPC on this port\n").into_response()
+    (StatusCode::NOT_FOUND, "nothing is served here; kubefan speaks gRPC and the Kubernetes API on this port\n")
+        .into_response()
 }

@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc};
 
 use futures::{Stream, stream};
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::{
     reader::{Opened, Reader, Speech},
@@ -12,37 +12,49 @@ use super::{
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    fanout::{Bell, Catalog, Refusal, Served, Start, Terms},
     model::{Media, ObjectKey, format::Format, object::Object},
     proto::v1alpha1::{
         self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
         WatchRequest, WatchResponse, watch_service_server::WatchService,
+    },
+    telemetry::{
+        metrics::Metrics,
+        requests::{AnsweredBy, Counted, OTHER, Protocol},
     },
 };
 
 /// About how much a chunk of a list holds, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
+/// The verb of a watch, which may last as long as it likes.
+const WATCH: &str = "watch";
+
 /// The service.
 pub struct Service<C> {
     reader: Arc<Reader<C>>,
+    metrics: Arc<Metrics>,
 }
 
 impl<C> Clone for Service<C> {
     fn clone(&self) -> Self {
-        Self { reader: self.reader.clone() }
+        Self { reader: self.reader.clone(), metrics: self.metrics.clone() }
     }
 }
 
 impl<C: Catalog> Service<C> {
     /// A service of what `reader` reads.
-    pub fn new(reader: Arc<Reader<C>>) -> Self {
-        Self { reader }
+    pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
+        Self { reader, metrics }
+    }
+
+    fn begin(&self, verb: &'static str) -> Counted {
+        self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
     }
 
     /// Starts a watch; its bell rings when there is something to send.
     pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<Opened, Status> {
-        let reader = &self.reader;
+        let (reader, mut counted) = (&self.reader, self.begin(WATCH));
         let open = async {
             let permit = reader.admit()?;
             let version = request::version(&request.resource_version)?;
@@ -63,6 +75,7 @@ impl<C: Catalog> Service<C> {
             let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
+            answered(&mut counted, &served);
             Ok(Opened {
                 subscription,
                 bookmark_interval: Some(bookmark_interval),
@@ -71,7 +84,8 @@ impl<C: Catalog> Service<C> {
                 permit,
             })
         };
-        open.await.map_err(|refusal: Refusal| status::refused(&refusal))
+        let opened = open.await;
+        opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))
     }
 }
 
@@ -88,24 +102,27 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let reader = &self.reader;
-        let permit = reader.admit().map_err(|refusal| status::refused(&refusal))?;
+        let mut counted = self.begin("list");
         let request = request.into_inner();
-        let format = request::list_format(&request).map_err(|refusal| status::refused(&refusal))?;
-        let ListRequest { target, resource_version, .. } = request;
         let open = async {
+            let permit = self.reader.admit()?;
+            let format = request::list_format(&request)?;
+            let ListRequest { target, resource_version, .. } = request;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.reader.fresh(&selected, version).await?;
             let pass = selected.served.hub.gate().enter().await?;
             let (store, version) = selected.served.hub.snapshot()?;
-            Ok((selected, store, version, pass))
+            Ok((selected, store, version, (permit, pass), format))
         };
-        let (selected, store, version, pass) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
+        let opened = open.await;
+        let (selected, store, version, held, format) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        answered(&mut counted, &selected.served);
         let hub = &selected.served.hub;
         let begin = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
         let chunks = stream::unfold(Some((begin, None::<ObjectKey>)), move |place| {
-            let _held = (&permit, &pass);
+            let _held = (&held, &counted);
             let chunk = place.map(|(begin, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {
@@ -128,8 +145,10 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        let mut counted = self.begin("get");
         let request = request.into_inner();
-        let format = request::get_format(&request).map_err(|refusal| status::refused(&refusal))?;
+        let format =
+            request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
         let GetRequest { target, resource_version, .. } = request;
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
@@ -152,9 +171,13 @@ impl<C: Catalog> WatchService for Service<C> {
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected.served, store, version))
         };
-        let (served, store, version) = open.await.map_err(|refusal: Refusal| status::refused(&refusal))?;
+        let opened = open.await;
+        let (served, store, version) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
         let object = store.get(key.as_str());
-        let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()))?;
+        let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()));
+        counted.answered(&served.gvr.to_string(), code(&object), AnsweredBy::Cache);
+        let object = object?;
         Ok(Response::new(GetResponse {
             object: Some(message(object, &format)),
             resource_version: version.to_string(),
@@ -169,6 +192,21 @@ impl<C: Catalog> WatchService for Service<C> {
     ) -> Result<Response<ListResourcesResponse>, Status> {
         Ok(Response::new(ListResourcesResponse { resources: self.reader.catalog().list() }))
     }
+}
+
+/// Counts a request that was answered from a cache.
+fn answered(counted: &mut Counted, served: &Served) {
+    counted.answered(&served.gvr.to_string(), status::name(Code::Ok), AnsweredBy::Cache);
+}
+
+fn code<T>(result: &Result<T, Status>) -> &'static str {
+    status::name(result.as_ref().map_or_else(Status::code, |_| Code::Ok))
+}
+
+/// Counts one that was refused.
+fn refused(counted: &mut Counted, status: Status) -> Status {
+    counted.answered(OTHER, status::name(status.code()), AnsweredBy::Kubefan);
+    status
 }
 
 fn message(object: &Object, format: &Format) -> v1alpha1::Object {

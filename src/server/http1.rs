@@ -1,6 +1,6 @@
 //! HTTP/1.1 on the data port: the same router, served by hyper.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use ::http::{Request, Response, StatusCode, Version, header};
 use axum::{Router, response::IntoResponse};
@@ -15,6 +15,7 @@ use super::{
     http::{self, Front, tunnel::Tunnel, websocket::Socket},
     limits,
     listen::Peer,
+    stall::{Guarded, Sending},
 };
 use crate::fanout::{Bell, Catalog, Line};
 
@@ -22,20 +23,22 @@ use crate::fanout::{Bell, Catalog, Line};
 const WATCH: u32 = 1;
 
 /// Serves a connection until it ends, also where it becomes something else; once `drain` is cancelled, after the request that is under
-/// way.
+/// way. What is to be read without a pause ends the connection when that takes `stall_timeout`.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
     front: Front<C>,
     router: Router,
+    stall_timeout: Duration,
     drain: CancellationToken,
 ) -> Result<(), hyper::Error> {
-    let tunnel = Tunnel::default();
+    let (tunnel, sending) = (Tunnel::default(), Sending::default());
+    let io = Guarded::new(io, sending.clone(), stall_timeout);
     let (becomes, ends) = (tunnel.clone(), drain.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(becomes.clone());
-        answer(request, front.clone(), router.clone(), ends.clone())
+        answer(request, front.clone(), router.clone(), sending.clone(), ends.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -68,6 +71,7 @@ async fn answer<C: Catalog>(
     request: Request<Incoming>,
     front: Front<C>,
     mut router: Router,
+    sending: Sending,
     drain: CancellationToken,
 ) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(request.headers()) {
@@ -87,10 +91,17 @@ async fn answer<C: Catalog>(
     // What is wrong with it is in the answer; and of what is answered here, only a watch is asked for so.
     let socket = Socket::of(request.headers(), request.extensions()).ok().flatten();
     let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
+    sending.must_not_wait(matches!(answer, http::Answer::Read(_)));
+    // A tunnel may well end one side first.
+    sending.look_for_end(match &answer {
+        http::Answer::Watch(_) => socket.is_none(),
+        http::Answer::PassedOn(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
+        http::Answer::Read(_) => false,
+    });
     let response = match answer {
         http::Answer::PassedOn(response) => return Ok(response),
         http::Answer::Read(response) => response,
-        http::Answer::Watch(opened) => front.body(opened, line),
+        http::Answer::Watch(opened) => front.body(opened, line, sending),
     };
     Ok(match socket {
         Some(socket) => front.socket(socket, response, drain),

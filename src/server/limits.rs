@@ -8,8 +8,9 @@ use std::time::Duration;
 /// How long a TLS handshake and the first bytes of HTTP may take together.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The largest header list of a request, in bytes.
-pub const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+/// The largest header list of a request, its path and query included, in bytes. More is answered with 431. The apiserver takes 1 MiB, which
+/// is more than its own clients ever send, and every connection of a crowd could make kubefan keep as much.
+pub const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
 
 /// The window of a stream and of a connection for what peers send us, in bytes: requests are small.
 pub const RECEIVE_WINDOW_BYTES: u32 = 65_535;

@@ -22,6 +22,7 @@ pub mod payload;
 pub mod preface;
 pub mod reader;
 pub mod request;
+pub mod stall;
 pub mod status;
 pub mod stream;
 pub mod tls;

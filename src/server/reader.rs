@@ -66,13 +66,21 @@ pub struct Reader<C> {
     drain: CancellationToken,
     subscribers_max: usize,
     subscribers: Arc<Semaphore>,
+    reads_max: usize,
+    reads: Arc<Semaphore>,
 }
 
 impl<C: Catalog> Reader<C> {
     /// A reader of `catalog`; nobody is admitted any more when `drain` is cancelled.
-    pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize) -> Self {
-        let subscribers = Arc::new(Semaphore::new(subscribers_max.min(Semaphore::MAX_PERMITS)));
-        Self { catalog, drain, subscribers_max, subscribers }
+    pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize, reads_max: usize) -> Self {
+        let places = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
+        let (subscribers, reads) = (places(subscribers_max), places(reads_max));
+        Self { catalog, drain, subscribers_max, subscribers, reads_max, reads }
+    }
+
+    /// Cancelled when every stream is to end.
+    pub fn drain(&self) -> &CancellationToken {
+        &self.drain
     }
 
     /// What is read.
@@ -101,6 +109,14 @@ impl<C: Catalog> Reader<C> {
         self.subscribers.clone().try_acquire_owned().map_err(|_| {
             let limit = self.subscribers_max;
             Refusal::Exhausted(format!("{limit} streams are open, the most this kubefan serves (--subscribers-max)"))
+        })
+    }
+
+    /// A place for one read over HTTP, to be held until its answer has ended: a crowd of them must not take the places of watches.
+    pub fn admit_read(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.reads.clone().try_acquire_owned().map_err(|_| {
+            let limit = self.reads_max;
+            Refusal::Exhausted(format!("{limit} reads are being answered, the most at a time (--reads-max)"))
         })
     }
 

@@ -10,6 +10,7 @@ use prometheus::{
     Registry,
 };
 
+use super::requests::RequestMetrics;
 use crate::{
     fanout::StreamEnd,
     model::{GroupVersionResource, Media, Scope, event::EventType},
@@ -59,6 +60,7 @@ pub struct Metrics {
     upstream_watches: IntGaugeVec,
     upstream_watches_started: IntCounterVec,
     upstream_requests: IntCounterVec,
+    requests: RequestMetrics,
     connections: IntGauge,
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
@@ -431,6 +433,7 @@ impl Metrics {
             )?,
             passthrough_refused,
             gate,
+            requests: RequestMetrics::new(&registry)?,
             connections,
             connections_started,
             connections_finished,
@@ -575,6 +578,11 @@ impl Metrics {
     /// Somebody came to the port for peers and has not proved to be one.
     pub fn peer_refused(&self) {
         self.peers_refused.inc();
+    }
+
+    /// Those of requests.
+    pub fn requests(&self) -> &RequestMetrics {
+        &self.requests
     }
 
     /// Counts a request to upstream.

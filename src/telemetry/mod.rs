@@ -2,5 +2,6 @@
 
 pub mod metrics;
 pub mod process;
+pub mod requests;
 #[cfg(feature = "cli")]
 pub mod tracing;

@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         one_proof_serves_all_who_came_before_it,
         who_comes_during_a_proof_is_not_served_by_it,
         upstream_is_asked_once_a_second_at_most,
+        upstream_is_asked_again_soon_where_a_look_up_is_enough,
         who_has_no_time_goes_upstream_and_is_not_asked_for,
         what_its_own_watch_has_not_got_is_no_proof,
         an_apiserver_that_is_behind_is_no_proof,
@@ -178,6 +179,24 @@ async fn upstream_is_asked_once_a_second_at_most() {
     }
     assert!(look_ups(&rig.network) <= 31 && probes(&rig) <= 31.0, "{}, {}", look_ups(&rig.network), probes(&rig));
     assert!(proofs(&rig, "bookmark") >= 10.0);
+}
+
+async fn upstream_is_asked_again_soon_where_a_look_up_is_enough() {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    let begun = Instant::now();
+    let (mut round, mut asking) = (0, Vec::new());
+    while begun.elapsed() < Duration::from_secs(2) {
+        churn(&rig.sim, round, 1);
+        let (registry, served) = (rig.registry.clone(), served(&rig).await);
+        asking.push(tokio::spawn(async move { registry.prove(&served, Patience::AtOnce).await }));
+        sleep(Duration::from_millis(5)).await;
+        round += 1;
+    }
+    let answers = join_all(asking).await;
+    let proved = answers.iter().filter(|answer| matches!(answer, Ok(Ok(())))).count();
+    assert!(proved * 4 >= answers.len() * 3, "{proved} of {} need not go upstream", answers.len());
+    assert!(look_ups(&rig.network) <= 82, "{}", look_ups(&rig.network));
+    assert_eq!(probes(&rig), 0.0);
 }
 
 async fn who_has_no_time_goes_upstream_and_is_not_asked_for() {

@@ -71,6 +71,7 @@ fn main() -> std::process::ExitCode {
         http::TESTS,
         http::HOSTILE,
         http::WEBSOCKET,
+        http::LIMITS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

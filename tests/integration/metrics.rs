@@ -296,6 +296,7 @@ async fn no_label_names_a_client() {
     let mut watch = rig.watch_all("pods").await;
     let version = rig.sim.update(&pods(), pod("a", "x")).unwrap();
     watch.until(version).await;
+    assert!(rig.watch(target("nope"), "").await.is_err());
     let before = series(&rig);
     let mut watches = Vec::new();
     for n in 0..100 {

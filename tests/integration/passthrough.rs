@@ -459,7 +459,7 @@ async fn requests_and_responses_pass_to_the_byte() {
         let kubefan = scripted.kubefan(prefix, &["--resource=pods"]).await;
         let path = "/api/v1/../%2e%2E//x/?labelSelector=a='b'&c=%zz&&d";
         let request = format!(
-            "PATCH {path} HTTP/1.1\r\nHost: kubefan.example\r\nAuthorization: Bearer mine\r\nImpersonate-User: other\r\n\
+            "PATCH {path} HTTP/1.1\r\nHost: 10.1.2.3\r\nAuthorization: Bearer mine\r\nImpersonate-User: other\r\n\
              User-Agent: test/1\r\nAccept-Encoding: br, gzip\r\nX-Twice: 1\r\nX-Twice: 2\r\nConnection: X-Hop, close\r\nX-Hop: 1\r\n\
              Keep-Alive: timeout=5\r\nTE: trailers\r\nProxy-Authorization: Basic eA==\r\nUpgrade: h2c\r\nX-Forwarded-For: 10.0.0.1\r\n\
              Content-Length: 2\r\n\r\n{{}}"
@@ -513,7 +513,7 @@ async fn both_bodies_come_as_they_are_sent() {
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller = send(
         kubefan.grpc_addr,
-        "POST /api/v1/namespaces/a/pods/p/proxy/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /api/v1/namespaces/a/pods/p/proxy/ HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
     )
     .await;
     let (_, mut upstream) = scripted.next().await;
@@ -540,7 +540,8 @@ async fn a_broken_response_is_not_a_whole_one() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller =
-        send(kubefan.grpc_addr, "GET /api/v1/namespaces/a/pods/p/log?follow=1 HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        send(kubefan.grpc_addr, "GET /api/v1/namespaces/a/pods/p/log?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .await;
     let (_, mut upstream) = scripted.next().await;
     upstream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n").await.unwrap();
     read_head(&mut caller).await;
@@ -555,7 +556,7 @@ const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
 fn upgrade(path: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\nContent-Length: 0\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\nContent-Length: 0\r\n\r\n"
     )
 }
 
@@ -585,6 +586,11 @@ async fn an_upgrade_becomes_a_tunnel() {
     let client = Client::builder().no_proxy().build().unwrap();
     let refused = client.post(url(&kubefan, "/x")).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    // Either side may end first.
+    caller.shutdown().await.unwrap();
+    assert_eq!(upstream.read(&mut [0; 8]).await.unwrap(), 0);
+    upstream.write_all(b"late").await.unwrap();
+    read_exactly(&mut caller, "late").await;
     drop(upstream);
     assert_eq!(caller.read(&mut [0; 8]).await.unwrap_or(0), 0);
     drop(caller);
@@ -596,7 +602,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     upstream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
     assert!(read_head(&mut caller).await.starts_with("HTTP/1.1 403 Forbidden\r\n"));
     read_exactly(&mut caller, "no").await;
-    caller.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    caller.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let (head, _) = scripted.next().await;
     assert!(head.starts_with("GET /version HTTP/1.1\r\n"), "{head}");
 }
@@ -618,7 +624,7 @@ async fn an_upgrade_is_refused_unless_it_is_allowed() {
 async fn too_many_requests_are_told_to_come_back() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-max=2"]).await;
-    let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: x\r\n\r\n";
+    let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let mut first = send(kubefan.grpc_addr, request).await;
     let (_, mut upstream) = scripted.next().await;
     let _second = send(kubefan.grpc_addr, request).await;

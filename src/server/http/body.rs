@@ -11,6 +11,7 @@ use bytes::{Buf, Bytes};
 use futures::future::FutureExt;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::status;
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
         clocks::{Clocks, Tick},
         limits::BATCH_BYTES_MAX,
         reader::Opened,
+        stall::Sending,
     },
 };
 
@@ -28,13 +30,22 @@ pub struct WatchBody {
     line: Arc<Line>,
     clocks: Clocks,
     alarm: Pin<Box<Sleep>>,
+    drain: Pin<Box<WaitForCancellationFutureOwned>>,
+    sending: Sending,
 }
 
 impl WatchBody {
-    pub(super) fn new(opened: Opened, line: Arc<Line>, stall_timeout: Duration) -> Self {
+    pub(super) fn new(
+        opened: Opened,
+        line: Arc<Line>,
+        stall_timeout: Duration,
+        drain: CancellationToken,
+        sending: Sending,
+    ) -> Self {
         let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let alarm = Box::pin(sleep_until(Instant::now()));
-        Self { opened: Some(opened), line, clocks, alarm }
+        let drain = Box::pin(drain.cancelled_owned());
+        Self { opened: Some(opened), line, clocks, alarm, drain, sending }
     }
 
     /// Says why it ends, if there is something to say.
@@ -50,6 +61,11 @@ impl WatchBody {
         self.line.rung(&mut Rung::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
+            if self.drain.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(self.end(StreamEnd::Draining));
+            }
+            // A snapshot pins state; a watch that is not read keeps its place and no more.
+            self.sending.must_not_wait(opened.subscription.in_prelude());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     self.clocks.sent(Instant::now());

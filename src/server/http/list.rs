@@ -15,7 +15,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
 use serde::{Deserialize, Serialize};
-use tokio::{task::yield_now, time::Instant};
+use tokio::{sync::OwnedSemaphorePermit, task::yield_now, time::Instant};
 
 use super::{
     Front, Otherwise, Read,
@@ -124,16 +124,17 @@ impl<C: Catalog> Front<C> {
         &self,
         Read { path, selected, format }: Read<'_>,
         options: ListOptions,
+        place: Option<OwnedSemaphorePermit>,
     ) -> Result<Response<Body>, Otherwise> {
         let ListOptions { freshness, limit, continues, .. } = options;
-        let permit = self.reader.admit()?;
         let Selected { served, selection } = selected;
         let hub = served.hub.clone();
         let mut last = None;
         let (store, version) = match continues.is_empty() {
             true => {
                 let patience = match freshness {
-                    Freshness::Consistent => patience(&hub, &selection, limit, self.consistent_list_bytes_min),
+                    Freshness::Consistent if self.proxy.is_none() => Patience::Bookmark,
+                    Freshness::Consistent => patience(&hub, &selection, limit, self.options.consistent_list_bytes_min),
                     _ => Patience::AtOnce,
                 };
                 self.freshen(&served, freshness, patience).await?;
@@ -178,7 +179,7 @@ impl<C: Catalog> Front<C> {
         let listing = Listing { served, store, selection, items, last, left, begun: false, head, tail };
         let media = listing.served.parser.media();
         let chunks = stream::unfold(Some(listing), move |listing| {
-            let _held = (&permit, &pass);
+            let _held = (&place, &pass);
             std::future::ready(listing.map(|mut listing| {
                 let (chunk, complete) = listing.next();
                 (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))
@@ -192,15 +193,11 @@ impl<C: Catalog> Front<C> {
         Read { path, selected, format }: Read<'_>,
         freshness: Freshness,
     ) -> Result<Response<Body>, Otherwise> {
-        // One object upstream finds sooner than any proof comes that ours is the newest.
-        if freshness == Freshness::Consistent {
-            return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
-        }
-        self.freshen(&selected.served, freshness, Patience::AtOnce).await?;
+        self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
         let (store, _) = selected.served.hub.snapshot()?;
         let key = ObjectKey::new(&path.namespace, &path.name);
         let Some(object) = store.get(key.as_str()) else {
-            return Err(Failure::no_object(&selected.served.gvr, &path.name).into());
+            return Err(self.not_held(&selected.served.gvr, path).into());
         };
         let (bytes, media) = (object.bytes(), selected.served.parser.media());
         let bytes = format.bytes_of(&bytes, selected.served.parser.tables().map(|tables| &**tables)).unwrap_or(bytes);

@@ -6,12 +6,15 @@
 
 pub mod accept;
 pub mod body;
+pub mod door;
 pub mod hop_by_hop;
 pub mod items;
 pub mod list;
 pub mod options;
+mod partial;
 pub mod path;
 pub mod proxy;
+mod sent;
 pub mod status;
 pub mod tunnel;
 pub mod verb;
@@ -44,20 +47,22 @@ use super::{
     listen::Peer,
     reader::{FRESHNESS_TIMEOUT, Opened, Reader},
     request::Selected,
+    stall::Sending,
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
-    model::{Media, ResourceVersion, format::Format},
+    model::{Media, ResourceVersion, format::Format, selector::FieldSelector},
     proto::v1alpha1::Target,
+    telemetry::metrics::Metrics,
 };
 
 /// What a request comes to.
 pub enum Answer {
     /// A watch that has begun; whoever drives the connection sends it.
     Watch(Opened),
-    /// A whole response, from the cache. It pins state while it is sent.
+    /// A whole response, which is to be read without a pause: it pins state of the cache, or keeps a place on the way upstream.
     Read(Response<Body>),
-    /// Upstream's response, which may take as long as its reader likes.
+    /// Upstream's response that goes on for as long as its reader likes: a watch, a log.
     PassedOn(Response<Body>),
 }
 
@@ -111,16 +116,28 @@ pub struct Front<C> {
     watches: Arc<AtomicU32>,
     /// `None`: nothing is passed on.
     proxy: Option<Arc<Proxy>>,
-    stall_timeout: Duration,
+    options: Arc<FrontOptions>,
+    metrics: Arc<Metrics>,
+}
+
+/// What an operator may change of the door.
+#[derive(Debug, Clone)]
+pub struct FrontOptions {
+    /// A snapshot that makes no progress for so long ends, and what else is to be read without a pause.
+    pub stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
-    consistent_list_bytes_min: usize,
+    pub consistent_list_bytes_min: usize,
+    /// The caches hold only what this selects.
+    pub narrowed_by: FieldSelector,
+    /// Whether requests that a browser could be led to send are refused: see [`door`].
+    pub is_guarded: bool,
 }
 
 impl<C> Clone for Front<C> {
     fn clone(&self) -> Self {
-        let Self { reader, pages, watches, proxy, .. } = self;
+        let Self { reader, pages, watches, proxy, options, metrics } = self;
         let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
-        Self { reader, pages, watches, proxy, ..*self }
+        Self { reader, pages, watches, proxy, options: options.clone(), metrics: metrics.clone() }
     }
 }
 
@@ -158,20 +175,19 @@ struct Read<'a> {
 }
 
 impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads, and by `proxy` to all else; a snapshot that makes no progress for `stall_timeout` ends, and a
-    /// consistent list of `consistent_list_bytes_min` or more waits for a proof that takes a second or two.
+    /// The door to what `reader` reads, and by `proxy` to all else.
     pub fn new(
         reader: Arc<Reader<C>>,
         proxy: Option<Arc<Proxy>>,
-        stall_timeout: Duration,
-        consistent_list_bytes_min: usize,
+        options: FrontOptions,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let (pages, watches) = Default::default();
-        Self { reader, pages, watches, proxy, stall_timeout, consistent_list_bytes_min }
+        Self { reader, pages, watches, proxy, options: Arc::new(options), metrics }
     }
 
-    /// Answers a request. A watch rings `bell` when there is something to send.
-    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+    /// Answers a request of which the door has nothing to say.
+    async fn answer_admitted(&self, request: Request<Body>, bell: Bell) -> Answer {
         let (parts, body) = request.into_parts();
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
@@ -184,10 +200,7 @@ impl<C: Catalog> Front<C> {
         };
         let Some(proxy) = &self.proxy else {
             let media = accept::negotiate_failure(accepts(&parts.headers));
-            let response: Response<Body> = failure.response(media);
-            // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.
-            let is_head = parts.method == Method::HEAD;
-            return Answer::PassedOn(if is_head { response.map(|_| Body::empty()) } else { response });
+            return Answer::PassedOn(failure.response(media));
         };
         let peer = parts.extensions.get::<Peer>().copied().unwrap_or_default();
         // In a box: most requests are not passed on, and need not have the room for it.
@@ -214,6 +227,11 @@ impl<C: Catalog> Front<C> {
             true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
             false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
         };
+        self.check_part(&path, &asked)?;
+        // One object upstream finds sooner than any proof comes that ours is the newest.
+        if matches!(asked, Asked::One(Freshness::Consistent)) && self.proxy.is_some() {
+            return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
+        }
         let is_list = matches!(asked, Asked::Many(Options::List(_)));
         let is_watch = matches!(asked, Asked::Many(Options::Watch(_)));
         if hop_by_hop::upgrade(&request.headers).is_some() {
@@ -230,17 +248,19 @@ impl<C: Catalog> Front<C> {
             return Err(Otherwise::Upstream(Failure::bad_request(message)));
         }
         let header = accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?;
-        let is_pretty = !is_watch && is_pretty(request);
+        // What nobody else can be asked for is not refused for its looks.
+        let is_pretty = !is_watch && self.proxy.is_some() && is_pretty(request);
         let forms = accept::negotiate(header, is_list);
         let include = options::include_object(query);
         // Nobody reads protobuf for its looks.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
+        let place = (!is_watch).then(|| self.reader.admit_read()).transpose()?;
         let formats = forms.map(|form| form.made(include));
         let (selected, format) = self.select(&path, selectors, formats, is_watch).await?;
         let read = Read { path: &path, selected, format };
         let response = match asked {
             Asked::Many(Options::Watch(options)) => return self.watch(read, options, bell).await,
-            Asked::Many(Options::List(options)) => self.list(read, options).await?,
+            Asked::Many(Options::List(options)) => self.list(read, options, place).await?,
             Asked::One(freshness) => self.get(read, freshness).await?,
         };
         Ok(Answer::Read(response))
@@ -271,7 +291,8 @@ impl<C: Catalog> Front<C> {
         Err(Otherwise::Upstream(first.unwrap_or_else(not_made)))
     }
 
-    /// What a path and selectors select in an encoding, as long as the cache serves it.
+    /// What a path and selectors select in an encoding, as long as the cache serves it. Only a watch starts the cache of a resource: it
+    /// goes on to use it, while a list or a single object upstream gives sooner, where it may be asked.
     async fn select_in(
         &self,
         media: Media,
@@ -279,6 +300,10 @@ impl<C: Catalog> Front<C> {
         (label_selector, field_selector): (&str, &str),
         is_watch: bool,
     ) -> Result<Selected, Otherwise> {
+        let is_cached = |media| self.is_cached(path, media);
+        if !is_watch && self.proxy.is_some() && !is_cached(Media::Json) && !is_cached(media) {
+            return Err(Otherwise::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
+        }
         let target = Target {
             group: path.group.clone(),
             version: path.version.clone(),
@@ -344,15 +369,16 @@ impl<C: Catalog> Front<C> {
     }
 
     /// The body of a watch that nobody else drives.
-    pub fn body(&self, opened: Opened, line: Arc<Line>) -> Response<Body> {
-        let media = opened.speech.media();
-        response(media.watch_content_type(), Body::new(body::WatchBody::new(opened, line, self.stall_timeout)))
+    pub fn body(&self, opened: Opened, line: Arc<Line>, sending: Sending) -> Response<Body> {
+        let (media, drain) = (opened.speech.media(), self.reader.drain().clone());
+        let watch = body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending);
+        response(media.watch_content_type(), Body::new(watch))
     }
 
     /// The same as a websocket's messages, until `drain`; where a watch did not come about, the response stays as it is.
     pub fn socket(&self, socket: Socket, response: Response<Body>, drain: CancellationToken) -> Response<Body> {
         match response.status() {
-            StatusCode::OK => socket.carry(response, self.stall_timeout, drain),
+            StatusCode::OK => socket.carry(response, self.options.stall_timeout, drain),
             _ => response,
         }
     }

@@ -4,7 +4,6 @@
 //! what cannot be passed on (a client certificate) is said and not silently left out, and no caller can fill the way for all others.
 
 use std::{
-    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -12,13 +11,13 @@ use std::{
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tower::BoxError;
 
-use super::{hop_by_hop, status::Failure, tunnel::Tunnel, verb};
+use super::{door, hop_by_hop, status::Failure, tunnel::Tunnel, verb};
 use crate::{
     model::Media,
     server::listen::Peer,
@@ -35,6 +34,10 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// How a bearer token is sent where a browser cannot set headers (`apiserver/pkg/authentication/request/websocket`).
 pub(super) const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// In the extensions of a response: it is upstream's.
+#[derive(Debug, Clone, Copy)]
+pub struct ByUpstream;
 
 /// Passes requests on.
 pub struct Proxy {
@@ -73,6 +76,7 @@ impl Proxy {
             Err(error) => return unanswered(&error).response(Media::Json),
         };
         passed_on.answered(response.status());
+        response.extensions_mut().insert(ByUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -141,20 +145,9 @@ fn has_token(headers: &HeaderMap) -> bool {
 /// Whether a request is from a program of this machine, and not from a page that a browser here has loaded: that could name any host which
 /// resolves to a loopback address, and would act as kubefan.
 fn is_from_here(request: &Request<Body>, peer: Peer) -> bool {
-    if peer.address.is_none() {
-        return true;
-    }
-    let text = |name| request.headers().get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
-    let host = request.uri().authority().map(|authority| authority.as_str()).or(text(header::HOST));
-    host.is_some_and(is_local) && text(header::ORIGIN).is_none_or(is_local)
-}
-
-/// Whether a host or an origin names this machine.
-pub(super) fn is_local(host: &str) -> bool {
-    let uri = host.parse::<Uri>().ok();
-    let name = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-    let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
-    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
+    let is_local = door::is_loopback;
+    peer.address.is_none()
+        || door::host(request).is_some_and(is_local) && door::text(request, &header::ORIGIN).is_none_or(is_local)
 }
 
 fn append_peer(headers: &mut HeaderMap, peer: Peer) {

@@ -24,6 +24,31 @@ pub fn of<B>(request: &Request<B>) -> &'static str {
     }
 }
 
+/// Whether a request of this verb lasts for as long as its caller likes (`BasicLongRunningRequestCheck` of the apiserver, as kube-apiserver
+/// sets it up).
+pub fn is_long_running(verb: &str, path: &str) -> bool {
+    matches!(verb, "watch" | "connect")
+        || matches!(subresource(path), Some("attach" | "exec" | "log" | "portforward" | "proxy"))
+}
+
+/// What follows the name of an object.
+fn subresource(path: &str) -> Option<&str> {
+    let mut parts = path.strip_prefix('/')?.split('/');
+    let above = match parts.next()? {
+        "api" => 1,
+        "apis" => 2,
+        _ => return None,
+    };
+    let rest: Vec<_> = parts.skip(above).take(5).collect();
+    match *rest {
+        ["namespaces", _, _, _, subresource] => Some(subresource),
+        ["namespaces", ..] => None,
+        ["proxy", ..] => Some("proxy"),
+        [_, _, subresource, ..] => Some(subresource),
+        _ => None,
+    }
+}
+
 fn watches(path: &str, query: &str) -> bool {
     let asks = form_urlencoded::parse(query.as_bytes())
         .any(|(name, value)| name == "watch" && matches!(&*value, "1" | "t" | "T" | "true" | "TRUE" | "True"));
@@ -33,6 +58,25 @@ fn watches(path: &str, query: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_lasts_is_told_by_verb_and_subresource() {
+        for (verb, path, lasts) in [
+            ("watch", "/api/v1/pods", true),
+            ("connect", "/apis/x/v1/things", true),
+            ("get", "/api/v1/namespaces/a/pods/p/log", true),
+            ("create", "/api/v1/namespaces/a/pods/p/proxy/some/where", true),
+            ("get", "/api/v1/nodes/n/proxy/metrics", true),
+            ("get", "/api/v1/namespaces/a/pods/log", false),
+            ("get", "/api/v1/namespaces/a/pods/p/status", false),
+            ("get", "/apis/apps/v1/namespaces/a/deployments/d/scale", false),
+            ("get", "/api/v1/namespaces/proxy", false),
+            ("list", "/api/v1/pods", false),
+            ("get", "/version", false),
+        ] {
+            assert_eq!(is_long_running(verb, path), lasts, "{verb} {path}");
+        }
+    }
 
     #[test]
     fn verbs_are_the_apiservers() {

@@ -27,7 +27,7 @@ use tokio_tungstenite::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{hop_by_hop, proxy, status::Failure, tunnel::Tunnel};
+use super::{door, hop_by_hop, proxy, status::Failure, tunnel::Tunnel};
 use crate::model::Media;
 
 /// The longest message of a client. Upstream reads more, and forgets it as well.
@@ -130,7 +130,7 @@ fn check_origin(headers: &HeaderMap) -> Result<(), Failure> {
     let Some(origin) = text(header::ORIGIN) else {
         return Err(Failure::forbidden("a websocket needs an Origin, as the apiserver has it".to_owned()));
     };
-    if proxy::is_local(origin) || text(header::HOST).is_some_and(|host| is_same(origin, host)) {
+    if door::is_loopback(origin) || text(header::HOST).is_some_and(|host| is_same(origin, host)) {
         return Ok(());
     }
     let message = format!("a page of {origin:.256} may open no websocket here, but one of the host that it is sent to");

@@ -49,7 +49,7 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a program, by way of `launcher`, which is this program, and waits for the line on its stderr that ends in `marker` and an
+    /// Starts a program, by way of `launcher`, which is this program, and waits for the line on its stderr that has `marker` and ends in an
     /// address.
     pub(super) async fn start<A: AsRef<OsStr>>(
         name: &str,
@@ -91,8 +91,9 @@ async fn find(lines: &mut Lines<impl tokio::io::AsyncBufRead + Unpin>, marker: &
     let mut last = String::from("it ended without a word");
     for _ in 0..LINES_MAX {
         let Ok(Some(line)) = lines.next_line().await else { return Err(last) };
-        if let Some((_, address)) = line.split_once(marker) {
-            return address.trim().parse().map_err(|_| format!("no address in {line:?}"));
+        if let Some((_, rest)) = line.split_once(marker) {
+            let address = rest.trim_end().rsplit(' ').next().unwrap_or_default();
+            return address.parse().map_err(|_| format!("no address in {line:?}"));
         }
         last = line.strip_prefix("error: ").unwrap_or(&line).to_owned();
     }

@@ -136,7 +136,7 @@ impl Stage<'_> {
             args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);
         }
         let name = &self.contender.name;
-        let process = ServerProcess::start(name, self.program, program, args, "kubefan: serving gRPC on ").await?;
+        let process = ServerProcess::start(name, self.program, program, args, "kubefan: serving gRPC ").await?;
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: process.address, tls };
         let pid = process.pid;

@@ -50,8 +50,12 @@ impl Kubefan {
         let outcome = wait::try_until(wait::SOON, || {
             let printed = process.log();
             let address = |what| printed.lines().find_map(|line| line.strip_prefix(what)?.trim().parse().ok());
-            let unix = || printed.contains("serving gRPC on unix:").then(|| SocketAddr::from(([0, 0, 0, 0], 0)));
-            let data = address("kubefan: serving gRPC on ").or_else(unix);
+            let unix = || {
+                printed
+                    .contains("serving gRPC and the Kubernetes API on unix:")
+                    .then(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+            };
+            let data = address("kubefan: serving gRPC and the Kubernetes API on ").or_else(unix);
             let listening = data.zip(address("kubefan: serving admin on ")).map(Ok);
             let ended = process.exited().map(|status| Err(format!("ended with {status}")));
             async { listening.or(ended) }

@@ -55,12 +55,12 @@ fn case(name: &'static str, gets: Gets, bytes: impl Into<Vec<u8>>) -> Case {
 
 /// With a request line.
 fn line(name: &'static str, gets: Gets, line: &str) -> Case {
-    case(name, gets, format!("{line}\r\nHost: x\r\n\r\n"))
+    case(name, gets, format!("{line}\r\nHost: localhost\r\n\r\n"))
 }
 
 /// A GET with headers.
 fn with(name: &'static str, gets: Gets, headers: &str) -> Case {
-    case(name, gets, format!("GET {LIST} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n"))
+    case(name, gets, format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n"))
 }
 
 /// A GET of a path.
@@ -70,12 +70,12 @@ fn get(name: &'static str, gets: Gets, path: &str) -> Case {
 
 /// A POST with a body, which must not become a request.
 fn body(name: &'static str, gets: Gets, headers: &str, body: &str) -> Case {
-    case(name, gets, format!("POST /api/v1/pods HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{body}"))
+    case(name, gets, format!("POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{body}"))
 }
 
 fn cases() -> Vec<Case> {
-    let hidden = format!("GET {LIST} HTTP/1.1\r\nHost: hidden\r\n\r\n");
-    let one = format!("GET {LIST} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let hidden = format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let one = format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut all = vec![
         // Request lines.
@@ -91,12 +91,17 @@ fn cases() -> Vec<Case> {
         line("CONNECT", Any, "CONNECT 127.0.0.1:22 HTTP/1.1"),
         line("OPTIONS *", Any, "OPTIONS * HTTP/1.1"),
         line("TRACE", Any, &format!("TRACE {LIST} HTTP/1.1")),
-        line("absolute form", Codes(&[200]), &format!("GET http://elsewhere.example.com{LIST} HTTP/1.1")),
+        line("absolute form", Codes(&[200]), &format!("GET http://localhost{LIST} HTTP/1.1")),
+        line(
+            "absolute form of another host",
+            Codes(&[403]),
+            &format!("GET http://elsewhere.example.com{LIST} HTTP/1.1"),
+        ),
         line("absolute form of another scheme", Any, "GET gopher://elsewhere/api/v1/pods HTTP/1.1"),
         line("spaces in the path", Refused, "GET /api/v1/po ds HTTP/1.1"),
         case("HTTP/1.0 without a host", Codes(&[200]), format!("GET {LIST} HTTP/1.0\r\n\r\n")),
         case("HTTP/1.1 without a host", Refused, format!("GET {LIST} HTTP/1.1\r\n\r\n")),
-        case("line ends without returns", Any, format!("GET {LIST} HTTP/1.1\nHost: x\n\n")),
+        case("line ends without returns", Any, format!("GET {LIST} HTTP/1.1\nHost: localhost\n\n")),
         case("the half of HTTP/2's preface", Refused, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"),
         case("a TLS handshake", Refused, [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &random[..500]].concat()),
         // Paths and queries.
@@ -109,7 +114,7 @@ fn cases() -> Vec<Case> {
         case(
             "bytes that are no text in the path",
             Any,
-            b"GET /api/v1/pods/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+            b"GET /api/v1/pods/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         ),
         get("a path of 200 KiB", Refused, &format!("/api/v1/pods/{}", "x".repeat(200 << 10))),
         get("a query of 200 KiB", Refused, &format!("{LIST}&x={}", "y".repeat(200 << 10))),
@@ -131,6 +136,14 @@ fn cases() -> Vec<Case> {
         get("a limit beyond numbers", Any, &format!("{LIST}&limit=99999999999999999999999999")),
         // Headers.
         with("two hosts", Refused, "Host: y"),
+        case("a host that only DNS knows", Codes(&[403]), format!("GET {LIST} HTTP/1.1\r\nHost: evil.example\r\n\r\n")),
+        case("a host with a port", Codes(&[200]), format!("GET {LIST} HTTP/1.1\r\nHost: [::1]:7443\r\n\r\n")),
+        with("a page of another host", Codes(&[403]), "Origin: https://evil.example"),
+        with("a page of no host", Codes(&[403]), "Origin: null"),
+        with("a page of this machine", Codes(&[200]), "Origin: http://localhost:3000"),
+        with("a header of 40 KiB", Codes(&[200]), &format!("X-A: {}", "b".repeat(40 << 10))),
+        with("a header of 100 KiB", Codes(&[431]), &format!("X-A: {}", "b".repeat(100 << 10))),
+        get("a query of 40 KiB", Codes(&[200]), &format!("{LIST}&x={}", "y".repeat(40 << 10))),
         with("a space before the colon", Refused, "Accept : application/json"),
         with("a header in two lines", Refused, "X-A: b\r\n c"),
         with("a null in a header", Refused, "X-A: b\0c"),
@@ -192,14 +205,14 @@ fn cases() -> Vec<Case> {
         case(
             "a GET whose body is a request",
             Codes(&[200]),
-            format!("GET {LIST} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{hidden}", hidden.len()),
+            format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{hidden}", hidden.len()),
         ),
         case("three requests at once", Codes(&[200, 200, 200]), one.repeat(3)),
         // While bytes wait to be read, nobody sees that a client has gone: such a watch lasts until its own end, or the next event.
         case(
             "a request behind a watch",
             Codes(&[200]),
-            format!("GET {LIST}&watch=1&timeoutSeconds=2 HTTP/1.1\r\nHost: x\r\n\r\n{hidden}"),
+            format!("GET {LIST}&watch=1&timeoutSeconds=2 HTTP/1.1\r\nHost: localhost\r\n\r\n{hidden}"),
         ),
         case("a request and rubbish", Any, [one.as_bytes(), &random[..100]].concat()),
         // Nothing tells it from one that has gone.
@@ -207,11 +220,14 @@ fn cases() -> Vec<Case> {
     ];
     for (name, bytes) in [
         ("gone in the request line", "GET /api/v1/po".to_owned()),
-        ("gone in the headers", format!("GET {LIST} HTTP/1.1\r\nHost: x\r\nAcc")),
-        ("gone in the body", "POST /api/v1/pods HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{".to_owned()),
+        ("gone in the headers", format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nAcc")),
+        (
+            "gone in the body",
+            "POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{".to_owned(),
+        ),
         (
             "gone in a chunk",
-            "POST /api/v1/pods HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc".to_owned(),
+            "POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc".to_owned(),
         ),
     ] {
         all.push(Case { half_closes: true, ..case(name, Any, bytes) });
@@ -299,7 +315,7 @@ async fn early_disconnects_leave_nothing_behind(kubefan: &Kubefan) {
     for round in 0..100 {
         let mut stream = TcpStream::connect(kubefan.grpc_addr).await.expect("kubefan listens");
         let watch = if round % 2 == 0 { "&watch=1" } else { "" };
-        let request = format!("GET {LIST}{watch} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let request = format!("GET {LIST}{watch} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("it takes a request");
         let mut some = vec![0; round * 7];
         let _ = timeout(SILENCE, stream.read_exact(&mut some)).await;

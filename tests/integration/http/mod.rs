@@ -6,6 +6,7 @@ mod compare;
 mod differential;
 mod generate;
 mod hostile;
+mod limits;
 mod readable;
 mod table;
 mod websocket;
@@ -13,4 +14,5 @@ mod world;
 
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
+pub(crate) use limits::TESTS as LIMITS;
 pub(crate) use websocket::TESTS as WEBSOCKET;

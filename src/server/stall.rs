@@ -1,0 +1,192 @@
+//! The socket of an HTTP/1.1 connection: it ends when its peer does not read what must not wait, or has gone in the middle of a watch.
+//!
+//! A body is only asked for more when there is room, so nothing above the socket sees that a list is not read: it would pin the state that it is
+//! of for as long as the peer likes. And hyper does not look for the peer's end while bytes wait that the peer has sent already, the
+//! next request, say; of a quiet watch nobody would ever learn that it is read no more.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+use tokio_util::io::poll_read_buf;
+
+/// What is read before it is asked for, in bytes; of a peer that sends more during a watch, its end is seen by the next event.
+const AHEAD_BYTES_MAX: usize = 16 << 10;
+
+/// What is being sent; for whoever makes it and the socket it is sent by.
+#[derive(Debug, Clone, Default)]
+pub struct Sending(Arc<Flags>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    must_not_wait: AtomicBool,
+    looks_for_end: AtomicBool,
+}
+
+impl Sending {
+    /// Whether what is sent from now on is to be read without a pause.
+    pub fn must_not_wait(&self, must: bool) {
+        self.0.must_not_wait.store(must, Ordering::Relaxed);
+    }
+
+    /// Whether the peer's end is looked for, though it may have sent more.
+    pub fn look_for_end(&self, look: bool) {
+        self.0.looks_for_end.store(look, Ordering::Relaxed);
+    }
+}
+
+/// A socket with a limit.
+pub struct Guarded<Io> {
+    io: Io,
+    sending: Sending,
+    stall_timeout: Duration,
+    /// While there is no room.
+    alarm: Option<Pin<Box<Sleep>>>,
+    ahead: BytesMut,
+}
+
+impl<Io> Guarded<Io> {
+    /// It ends when what must not wait is not read for `stall_timeout`.
+    pub fn new(io: Io, sending: Sending, stall_timeout: Duration) -> Self {
+        Self { io, sending, stall_timeout, alarm: None, ahead: BytesMut::new() }
+    }
+
+    /// Fails where there was no room for too long.
+    fn in_time<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() || !self.sending.0.must_not_wait.load(Ordering::Relaxed) {
+            self.alarm = None;
+            return written;
+        }
+        let stall_timeout = self.stall_timeout;
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep(stall_timeout)));
+        ready!(alarm.as_mut().poll(cx));
+        self.alarm = None;
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing was read for {stall_timeout:?}"))))
+    }
+}
+
+impl<Io: AsyncRead + Unpin> Guarded<Io> {
+    /// Fails where the peer has gone.
+    fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.ahead.len() < AHEAD_BYTES_MAX {
+            match poll_read_buf(Pin::new(&mut self.io), cx, &mut self.ahead) {
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for Guarded<Io> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.ahead.is_empty() {
+            return Pin::new(&mut self.io).poll_read(cx, buffer);
+        }
+        let len = self.ahead.len().min(buffer.remaining());
+        buffer.put_slice(&self.ahead[..len]);
+        self.ahead.advance(len);
+        if self.ahead.is_empty() {
+            self.ahead = BytesMut::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.in_time(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
+        self.in_time(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper comes by here whenever it is woken.
+        if self.sending.0.looks_for_end.load(Ordering::Relaxed) {
+            self.look_ahead(cx)?;
+        }
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.in_time(flushed, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_what_must_not_wait_ends_the_connection() {
+        let (near, mut far) = duplex(64);
+        let sending = Sending::default();
+        let mut io = Guarded::new(near, sending.clone(), STALL);
+        io.write_all(&[0; 64]).await.unwrap();
+        let later = tokio::time::timeout(2 * STALL, io.write_all(&[0; 64])).await;
+        assert!(later.is_err(), "a watch waits for as long as it takes");
+        sending.must_not_wait(true);
+        let error = io.write_all(&[0; 64]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        // Whoever reads, however slowly, goes on.
+        let reading = tokio::spawn(async move {
+            for _ in 0..20 {
+                tokio::time::sleep(STALL / 2).await;
+                far.read_exact(&mut [0; 8]).await.unwrap();
+            }
+            far
+        });
+        io.write_all(&[0; 160]).await.unwrap();
+        reading.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_peer_that_has_sent_more_is_seen_where_it_is_looked_for() {
+        let (near, mut far) = duplex(64);
+        let sending = Sending::default();
+        let mut io = Guarded::new(near, sending.clone(), STALL);
+        far.write_all(b"the next request").await.unwrap();
+        sending.look_for_end(true);
+        io.flush().await.unwrap();
+        let mut some = [0; 3];
+        io.read_exact(&mut some).await.unwrap();
+        assert_eq!(&some, b"the");
+        drop(far);
+        assert!(io.flush().await.is_err());
+        sending.look_for_end(false);
+        let mut rest = String::new();
+        io.read_to_string(&mut rest).await.unwrap();
+        assert_eq!(rest, " next request", "nothing of it is lost");
+    }
+}
