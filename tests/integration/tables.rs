@@ -67,8 +67,9 @@ impl Servers {
         Answer { status, is_cached, body: response.text().await.unwrap() }
     }
 
-    /// Waits until the cache answers.
+    /// Has a watch start the cache, and waits until that answers.
     async fn is_cached(&self, path: &str) {
+        self.ask(&format!("{path}&watch=1&timeoutSeconds=1"), false).await;
         wait::until(&format!("{path} from the cache"), wait::SOON, || async {
             self.ask(path, false).await.is_cached.then_some(())
         })
@@ -340,7 +341,12 @@ async fn what_cannot_be_kept_comes_from_upstream() {
     let api = &servers.api;
     let since = json!([{ "name": "Since", "type": "date", "jsonPath": ".status.at" }]);
     let group = create_crd(api, "relative", since).await;
+    let widget = json!({ "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": "one" } });
+    api.create(&format!("/apis/{group}/v1/namespaces/default/widgets"), &widget).await;
     for path in ["/apis/batch/v1/jobs", "/api/v1/events", &format!("/apis/{group}/v1/widgets")] {
+        // Which would start the cache.
+        let watch = servers.ask(&format!("{path}?resourceVersion=0&watch=1&timeoutSeconds=1"), false).await;
+        assert!(watch.status.is_success() && !watch.is_cached, "{path}: {}", watch.body);
         let answer = servers.ask(&format!("{path}?resourceVersion=0"), false).await;
         assert!(answer.status.is_success() && !answer.is_cached, "{path}: {}", answer.body);
         assert!(answer.body.starts_with("{\"kind\":\"Table\""), "{}", answer.body);

@@ -59,7 +59,9 @@ impl<C: Catalog> Front<C> {
     fn resource(&self, path: &str) -> String {
         let parents = std::iter::successors(Some(path), |path| path.rsplit_once('/').map(|(parent, _)| parent));
         let named = parents.take(SUBPATH_PARTS_MAX).find_map(Path::parse);
-        let is_cached = |path: &Path| self.is_cached(path, Media::Json) || self.is_cached(path, Media::Protobuf);
+        let is_cached = |path: &Path| {
+            [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.is_cached(path, media))
+        };
         match named.filter(is_cached) {
             Some(Path { group, version, resource, .. }) => {
                 GroupVersionResource::new(&group, &version, &resource).to_string()
