@@ -34,7 +34,7 @@ use crate::{
     telemetry::metrics::Metrics,
     upstream::{
         backoff::Backoff,
-        discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
+        discovery::{Custom, DiscoveryError, ResourceInfo, SchemaFingerprint},
     },
     watch,
 };
@@ -103,6 +103,8 @@ pub(super) struct Cache {
 pub(super) struct Resolved {
     pub(super) info: ResourceInfo,
     pub(super) fields: Arc<FieldTable>,
+    /// The kind that its lists name.
+    pub(super) list_kind: Arc<str>,
     /// The schema that the fields are of, or an older one; `None` where it could not be had.
     pub(super) schema: Option<SchemaFingerprint>,
 }
@@ -327,7 +329,7 @@ impl Registry {
         parser: ObjectParser,
         on_demand: bool,
     ) -> Arc<Cache> {
-        let Resolved { info, fields, .. } = resolved;
+        let Resolved { info, fields, list_kind, .. } = resolved;
         let gvr = &info.gvr;
         let resource = ResolvedResource {
             group: gvr.group.clone(),
@@ -342,6 +344,7 @@ impl Registry {
             gvr: gvr.clone(),
             namespaced: info.namespaced,
             fields: fields.clone(),
+            list_kind: list_kind.clone(),
             hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
             parser,
             scope: scope.clone(),
@@ -437,11 +440,14 @@ impl Registry {
     async fn is_same(&self, served: &Served) -> bool {
         let GroupVersionResource { group, version, resource } = &served.gvr;
         self.shared.discovery.doubt();
-        let Ok(Resolved { info, fields, .. }) = self.resolve(group, version, resource).await else {
+        let Ok(Resolved { info, fields, list_kind, .. }) = self.resolve(group, version, resource).await else {
             // The list that follows will tell.
             return true;
         };
-        info.kind == served.hub.resource().kind && info.namespaced == served.namespaced && fields == served.fields
+        info.kind == served.hub.resource().kind
+            && info.namespaced == served.namespaced
+            && fields == served.fields
+            && list_kind == served.list_kind
     }
 
     /// Finds a resource, by any name kubectl takes where group and version are empty, and the fields it can be selected by.
@@ -453,9 +459,10 @@ impl Registry {
         };
         // Before the fields are read, so that a change in between is noticed as one.
         let schema = discovery.schema_fingerprint(&info.gvr.group, &info.gvr.version).await.ok();
-        let selectable = discovery.selectable_fields(&info.gvr, &info.kind).await?;
-        let fields = Arc::new(FieldTable::new(&info.gvr, info.namespaced, &selectable));
-        Ok(Resolved { info, fields, schema })
+        let Custom { selectable_fields, list_kind } = discovery.custom(&info.gvr, &info.kind).await?;
+        let fields = Arc::new(FieldTable::new(&info.gvr, info.namespaced, &selectable_fields));
+        let list_kind = list_kind.unwrap_or_else(|| format!("{}List", info.kind)).into();
+        Ok(Resolved { info, fields, list_kind, schema })
     }
 
     /// Whether every configured resource is answered for, and a line for each.

@@ -23,6 +23,8 @@ pub struct Served {
     pub scope: Scope,
     /// The fields that selectors may name.
     pub fields: Arc<FieldTable>,
+    /// The kind that its lists name, which a CRD may choose.
+    pub list_kind: Arc<str>,
     /// How its objects are read, and in which encoding.
     pub parser: Arc<ObjectParser>,
     /// State, history and views.

@@ -12,7 +12,7 @@ use tower::Service;
 
 use super::{
     call,
-    http::{self, Front, tunnel::Tunnel},
+    http::{self, Front, tunnel::Tunnel, websocket::Socket},
     limits,
     listen::Peer,
     stall::{Guarded, Sending},
@@ -34,11 +34,11 @@ pub async fn serve<C: Catalog>(
 ) -> Result<(), hyper::Error> {
     let (tunnel, sending) = (Tunnel::default(), Sending::default());
     let io = Guarded::new(io, sending.clone(), stall_timeout);
-    let becomes = tunnel.clone();
+    let (becomes, ends) = (tunnel.clone(), drain.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(becomes.clone());
-        answer(request, front.clone(), router.clone(), sending.clone())
+        answer(request, front.clone(), router.clone(), sending.clone(), ends.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -72,6 +72,7 @@ async fn answer<C: Catalog>(
     front: Front<C>,
     mut router: Router,
     sending: Sending,
+    drain: CancellationToken,
 ) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(request.headers()) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
@@ -87,16 +88,23 @@ async fn answer<C: Catalog>(
         return router.call(request).await;
     }
     let line = Line::new();
+    // What is wrong with it is in the answer; and of what is answered here, only a watch is asked for so.
+    let socket = Socket::of(request.headers(), request.extensions()).ok().flatten();
     let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
     sending.must_not_wait(matches!(answer, http::Answer::Read(_)));
     // A tunnel may well end one side first.
     sending.look_for_end(match &answer {
-        http::Answer::Watch(_) => true,
+        http::Answer::Watch(_) => socket.is_none(),
         http::Answer::PassedOn(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
         http::Answer::Read(_) => false,
     });
-    Ok(match answer {
-        http::Answer::Read(response) | http::Answer::PassedOn(response) => response,
+    let response = match answer {
+        http::Answer::PassedOn(response) => return Ok(response),
+        http::Answer::Read(response) => response,
         http::Answer::Watch(opened) => front.body(opened, line, sending),
+    };
+    Ok(match socket {
+        Some(socket) => front.socket(socket, response, drain),
+        None => response,
     })
 }

@@ -308,23 +308,16 @@ impl Discovery {
         })
     }
 
-    /// The `selectableFields` of a custom resource, such as `.spec.color`, as the apiserver publishes them in OpenAPI v3
-    /// (`x-kubernetes-selectable-fields`). Empty for built-in types, and where schemas may not be read.
-    pub async fn selectable_fields(
-        &self,
-        gvr: &GroupVersionResource,
-        kind: &str,
-    ) -> Result<Vec<String>, UpstreamError> {
+    /// What the apiserver publishes in OpenAPI v3 of a custom resource, and its discovery does not tell. The defaults for built-in types,
+    /// and where schemas may not be read.
+    pub async fn custom(&self, gvr: &GroupVersionResource, kind: &str) -> Result<Custom, UpstreamError> {
         // A CRD's group has a dot; of the built-in groups those without one have the large documents.
         if !gvr.group.contains('.') {
-            return Ok(Vec::new());
+            return Ok(Custom::default());
         }
         let path = format!("/openapi/v3/apis/{}/{}", gvr.group, gvr.version);
         let document: Option<OpenApiSchemas> = self.get_where_allowed(&path).await?;
-        let schemas = document.into_iter().flat_map(|document| document.components.schemas.into_values());
-        let of_kind = |schema: &OpenApiSchema| schema.kinds.iter().any(|k| k.kind == kind && k.group == gvr.group);
-        let fields = schemas.filter(of_kind).flat_map(|schema| schema.selectable_fields);
-        Ok(fields.map(|field| field.field_path).collect())
+        Ok(document.map(|document| document.custom(&gvr.group, kind)).unwrap_or_default())
     }
 
     async fn get_where_allowed<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, UpstreamError> {
@@ -402,10 +395,40 @@ impl OpenApi {
     }
 }
 
+/// What a CRD may say of its objects beyond their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Custom {
+    /// The `selectableFields`, such as `.spec.color` (`x-kubernetes-selectable-fields`).
+    pub selectable_fields: Vec<String>,
+    /// The `listKind`; `None` where nothing tells it, and it is the kind with `List` after it, as it is by default.
+    pub list_kind: Option<String>,
+}
+
 #[derive(Deserialize)]
 struct OpenApiSchemas {
     #[serde(default)]
     components: OpenApiComponents,
+}
+
+impl OpenApiSchemas {
+    fn custom(self, group: &str, kind: &str) -> Custom {
+        let schemas = self.components.schemas;
+        let of_group =
+            |schema: &OpenApiSchema| schema.kinds.iter().find(|of| of.group == group).map(|of| of.kind.clone());
+        let Some((name, schema)) = schemas.iter().find(|(_, schema)| of_group(schema).is_some_and(|of| of == kind))
+        else {
+            return Custom::default();
+        };
+        let reference = format!("#/components/schemas/{name}");
+        let is_list = |schema: &OpenApiSchema| {
+            schema.properties.items.pointer("/items/$ref").is_some_and(|items| *items == reference)
+        };
+        let list = schemas.values().find(|schema| is_list(schema));
+        Custom {
+            selectable_fields: schema.selectable_fields.iter().map(|field| field.field_path.clone()).collect(),
+            list_kind: list.and_then(of_group),
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -420,6 +443,15 @@ struct OpenApiSchema {
     kinds: Vec<OpenApiKind>,
     #[serde(default, rename = "x-kubernetes-selectable-fields")]
     selectable_fields: Vec<SelectableField>,
+    #[serde(default)]
+    properties: OpenApiProperties,
+}
+
+/// Of all properties, the one that a list has. Others may have one of that name too, of any form.
+#[derive(Deserialize, Default)]
+struct OpenApiProperties {
+    #[serde(default)]
+    items: serde_json::Value,
 }
 
 #[derive(Deserialize)]

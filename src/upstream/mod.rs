@@ -10,6 +10,7 @@ pub mod identity;
 pub mod lines;
 pub mod metadata;
 pub mod passthrough;
+mod pool;
 pub mod reflector;
 mod renewal;
 pub mod resource_index;

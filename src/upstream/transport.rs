@@ -5,7 +5,7 @@ use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
-use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper_util::client::legacy;
 use kube_client::{
     Config,
@@ -17,6 +17,7 @@ use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::Box
 
 use super::{
     error::{UpstreamError, shorten},
+    pool::Pool,
     settings::SettingsError,
     token_file::TokenFile,
 };
@@ -53,14 +54,14 @@ pub(super) fn build(
 ) -> Result<HttpService, SettingsError> {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    let client = client(config, connect_timeout, user_agent).map_err(failed)?;
+    // Once: an exec plugin is not to run again for one more connection.
+    let tls = tls_config(config).map_err(failed)?;
+    let (of, user_agent) = (config.clone(), user_agent.to_owned());
+    let pool = Pool::new(move || client(&of, tls.clone(), connect_timeout, &user_agent)).map_err(failed)?;
+    let pool = Arc::new(pool);
     let send = service_fn(move |request: http::Request<reqwest::Body>| {
-        let client = client.clone();
-        async move {
-            let response = client.execute(request.try_into()?).await?;
-            let response = http::Response::<reqwest::Body>::from(response);
-            Ok::<_, BoxError>(response.map(|body| body.map_err(BoxError::from).boxed_unsync()))
-        }
+        let pool = pool.clone();
+        async move { pool.send(request).await }
     });
     let authenticated = authenticated(config, send)?;
     Ok(BoxCloneSyncService::new(
@@ -114,8 +115,12 @@ fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
     (config, path.map(|path| Arc::new(TokenFile::new(path.into()))))
 }
 
-fn client(config: &Config, connect_timeout: Duration, user_agent: &str) -> Result<reqwest::Client, String> {
-    let mut tls = tls_config(config)?;
+fn client(
+    config: &Config,
+    mut tls: rustls::ClientConfig,
+    connect_timeout: Duration,
+    user_agent: &str,
+) -> Result<reqwest::Client, String> {
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let mut builder = reqwest::Client::builder()
         .tls_backend_preconfigured(tls)

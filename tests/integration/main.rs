@@ -37,6 +37,7 @@ mod scopes;
 mod self_check;
 mod serve;
 mod staleness;
+mod upstream_connections;
 mod upstream_faults;
 mod verify;
 
@@ -69,6 +70,7 @@ fn main() -> std::process::ExitCode {
         http::TESTS,
         http::HOSTILE,
         http::LIMITS,
+        http::WEBSOCKET,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
@@ -83,6 +85,7 @@ fn main() -> std::process::ExitCode {
         self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,
+        upstream_connections::TESTS,
         upstream_faults::TESTS,
         verify::TESTS,
     ])

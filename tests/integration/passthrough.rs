@@ -365,7 +365,7 @@ async fn gone(kubefan: &Kubefan) {
 async fn a_websocket_watch_passes_where_it_may() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("websocket").await;
-    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough-upgrades"]).await;
+    let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false", "--passthrough-upgrades"]).await;
     let mut stream = TcpStream::connect(kubefan.grpc_addr).await.unwrap();
     let key = STANDARD.encode([7; 16]);
     let head = format!(

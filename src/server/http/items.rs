@@ -40,8 +40,7 @@ enum Style {
 pub struct Items {
     format: Format,
     style: Style,
-    /// Without the `List`.
-    kind: String,
+    list_kind: String,
     api_version: String,
 }
 
@@ -66,7 +65,11 @@ impl Items {
             }
             Media::Json => Style::Whole,
         };
-        Self { format, style, kind, api_version }
+        let list_kind = match is_identity {
+            true => served.list_kind.to_string(),
+            false => format!("{kind}List"),
+        };
+        Self { format, style, list_kind, api_version }
     }
 
     /// Whether what comes before the items says how long they are.
@@ -83,7 +86,7 @@ impl Items {
     /// apiserver has: typed lists by their declaration, all others by name.
     pub fn around(&self, meta: &ListMeta, items_len: usize) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining } = meta;
-        let Self { kind, api_version, .. } = self;
+        let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
             let meta = protobuf::ListMeta {
                 resource_version: version.to_string(),
@@ -91,14 +94,14 @@ impl Items {
                 remaining_item_count: remaining.map(|remaining| remaining as u64),
             };
             let mut head = BytesMut::new();
-            protobuf::put_list_head(api_version, &format!("{kind}List"), &meta, items_len, &mut head);
+            protobuf::put_list_head(api_version, list_kind, &meta, items_len, &mut head);
             return (head.freeze(), Bytes::from_static(protobuf::TAIL));
         }
         let remaining = remaining.map_or_else(String::new, |remaining| format!(",\"remainingItemCount\":{remaining}"));
         if self.style == Style::Whole && self.format.projection().is_identity() {
             let head = format!("{{\"apiVersion\":\"{api_version}\",\"items\":[");
             let tail = format!(
-                "],\"kind\":\"{kind}List\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
+                "],\"kind\":\"{list_kind}\",\"metadata\":{{\"continue\":\"{continues}\"{remaining},\
                  \"resourceVersion\":\"{version}\"}}}}\n"
             );
             return (head.into(), tail.into());
@@ -108,7 +111,7 @@ impl Items {
             token => format!(",\"continue\":\"{token}\""),
         };
         let head = format!(
-            "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
+            "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
              {continues}{remaining}}},\"items\":["
         );
         (head.into(), Bytes::from_static(b"]}\n"))

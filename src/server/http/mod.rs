@@ -19,6 +19,7 @@ pub mod status;
 pub mod tunnel;
 pub mod verb;
 mod watch;
+pub mod websocket;
 
 use std::{
     sync::{
@@ -30,7 +31,8 @@ use std::{
 
 use axum::body::Body;
 use futures::FutureExt;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use tokio_util::sync::CancellationToken;
 
 use self::{
     accept::Form,
@@ -38,6 +40,7 @@ use self::{
     path::Path,
     proxy::Proxy,
     status::Failure,
+    websocket::Socket,
 };
 use super::{
     call,
@@ -220,10 +223,6 @@ impl<C: Catalog> Front<C> {
         };
         let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
         let query = uri.query().unwrap_or_default();
-        // As a websocket.
-        if hop_by_hop::upgrade(&request.headers).is_some() {
-            return Err(Otherwise::Upstream(nothing()));
-        }
         let asked = match path.name.is_empty() || path.is_watch {
             true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
             false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
@@ -235,6 +234,11 @@ impl<C: Catalog> Front<C> {
         }
         let is_list = matches!(asked, Asked::Many(Options::List(_)));
         let is_watch = matches!(asked, Asked::Many(Options::Watch(_)));
+        if hop_by_hop::upgrade(&request.headers).is_some() {
+            // Nothing else here can be one.
+            let socket = if is_watch { Socket::of(&request.headers, &request.extensions)? } else { None };
+            socket.ok_or_else(|| Otherwise::Upstream(nothing()))?;
+        }
         let selectors = match &asked {
             Asked::Many(options) => options.selectors(),
             Asked::One(_) => ("", ""),
@@ -367,6 +371,14 @@ impl<C: Catalog> Front<C> {
         let (media, drain) = (opened.speech.media(), self.reader.drain().clone());
         let watch = body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending);
         response(media.watch_content_type(), Body::new(watch))
+    }
+
+    /// The same as a websocket's messages, until `drain`; where a watch did not come about, the response stays as it is.
+    pub fn socket(&self, socket: Socket, response: Response<Body>, drain: CancellationToken) -> Response<Body> {
+        match response.status() {
+            StatusCode::OK => socket.carry(response, self.options.stall_timeout, drain),
+            _ => response,
+        }
     }
 }
 

@@ -33,7 +33,7 @@ use crate::{
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// How a bearer token is sent where a browser cannot set headers (`apiserver/pkg/authentication/request/websocket`).
-const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+pub(super) const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// In the extensions of a response: it is upstream's.
 #[derive(Debug, Clone, Copy)]

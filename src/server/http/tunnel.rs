@@ -27,7 +27,12 @@ impl Tunnel {
                 Err(error) => tracing::debug!(%error, "a tunnel did not come about"),
             }
         });
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(copying);
+        self.becomes(copying);
+    }
+
+    /// Does `next`, once HTTP is over.
+    pub fn becomes(&self, next: BoxFuture<'static, ()>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
     }
 
     /// What is to be done, if anything.

@@ -148,3 +148,37 @@ async fn a_changed_schema_changes_the_fingerprint_and_what_is_forbidden_is_none(
     server.set("/openapi/v3", json!(500));
     assert!(discovery.schema_fingerprint("example.com", "v1").await.is_err());
 }
+
+#[tokio::test]
+async fn a_custom_resource_names_its_lists_and_the_fields_it_is_selected_by() {
+    let of = |kind: &str| json!([{ "group": "example.com", "version": "v1", "kind": kind }]);
+    let items =
+        |name: &str| json!({ "items": { "items": { "$ref": format!("#/components/schemas/{name}") } }, "kind": {} });
+    let schemas = json!({ "components": { "schemas": {
+        "com.example.v1.Widget": {
+            "x-kubernetes-group-version-kind": of("Widget"), "x-kubernetes-selectable-fields": [{ "fieldPath": ".spec.color" }],
+            "properties": { "spec": { "properties": { "items": { "items": {} } } } },
+        },
+        "com.example.v1.BoxOfWidgets": {
+            "x-kubernetes-group-version-kind": of("BoxOfWidgets"), "properties": items("com.example.v1.Widget"),
+        },
+        "com.example.v1.GadgetList": {
+            "x-kubernetes-group-version-kind": of("GadgetList"), "properties": items("com.example.v1.Gadget"),
+        },
+        "com.example.v1.Gadget": { "x-kubernetes-group-version-kind": of("Gadget"), "properties": { "items": { "type": "string" } } },
+        "io.k8s.ListMeta": { "properties": { "remainingItemCount": {} } },
+    } } });
+    let server = server();
+    server.set("/openapi/v3/apis/example.com/v1", schemas);
+    let discovery = server.discovery();
+    let custom = async |group: &str, kind: &str| {
+        discovery.custom(&GroupVersionResource::new(group, "v1", "x"), kind).await.unwrap()
+    };
+    let widget =
+        Custom { selectable_fields: vec![".spec.color".to_owned()], list_kind: Some("BoxOfWidgets".to_owned()) };
+    assert_eq!(custom("example.com", "Widget").await, widget);
+    assert_eq!(custom("example.com", "Gadget").await.list_kind.as_deref(), Some("GadgetList"));
+    assert_eq!(custom("example.com", "Gone").await, Custom::default());
+    assert_eq!(custom("other.com", "Widget").await, Custom::default(), "no schemas");
+    assert_eq!(custom("apps", "Deployment").await, Custom::default(), "a built-in type");
+}

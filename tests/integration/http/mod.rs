@@ -9,8 +9,10 @@ mod hostile;
 mod limits;
 mod readable;
 mod table;
+mod websocket;
 mod world;
 
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
 pub(crate) use limits::TESTS as LIMITS;
+pub(crate) use websocket::TESTS as WEBSOCKET;

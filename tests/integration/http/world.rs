@@ -285,7 +285,8 @@ async fn create_widgets(api: &ApiServer) {
     let definition = json!({
         "metadata": { "name": format!("widgets.{GROUP}") },
         "spec": {
-            "group": GROUP, "scope": "Namespaced", "names": { "plural": "widgets", "singular": "widget", "kind": "Widget" },
+            "group": GROUP, "scope": "Namespaced",
+            "names": { "plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "BoxOfWidgets" },
             "versions": [{
                 "name": "v1", "served": true, "storage": true, "selectableFields": [{ "jsonPath": ".spec.color" }],
                 "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": spec } } },

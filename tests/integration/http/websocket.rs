@@ -1,0 +1,382 @@
+//! Watches as websockets, held against a real kube-apiserver: the same messages, by a client that knows frames and nothing else. And
+//! clients that break the protocol.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use kubefan::sim::apiserver::SimOptions;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::harness::{
+    Test,
+    apiserver::{ApiServer, Options},
+    kubefan::Kubefan,
+    objects::version_of,
+    simulated::Simulated,
+    tests,
+    wait::{SOON, until},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_websocket_watch_says_what_the_apiservers_says, a_websocket_is_refused_as_the_apiserver_refuses_it;
+    local: who_breaks_the_protocol_is_told_and_let_go, a_websocket_ends_with_kubefan, one_that_is_not_read_is_let_go;
+};
+
+/// The longest that anything may take.
+const AT_MOST: Duration = Duration::from_secs(30);
+
+const TEXT: u8 = 1;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+const PING: u8 = 9;
+const PONG: u8 = 10;
+
+/// What a frame carries: the opcode and the payload.
+type Frame = (u8, Vec<u8>);
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Headers of a request: names and values; without a value, the header is left out.
+type Headers<'a> = &'a [(&'a str, &'a str)];
+
+/// A client of one websocket.
+struct Client {
+    stream: Box<dyn Stream>,
+    /// The response's head.
+    head: String,
+}
+
+impl Client {
+    /// Sends a request that asks for a websocket, with `headers` in place of its own.
+    async fn ask(stream: Box<dyn Stream>, path: &str, headers: Headers<'_>) -> Client {
+        let key = STANDARD.encode([7; 16]);
+        let mut all = vec![
+            ("Host", "localhost"),
+            ("Origin", "http://localhost"),
+            ("Connection", "Upgrade"),
+            ("Upgrade", "websocket"),
+            ("Sec-WebSocket-Version", "13"),
+            ("Sec-WebSocket-Key", &key),
+        ];
+        for (name, value) in headers {
+            all.retain(|(known, _)| known != name);
+            all.push((name, value));
+        }
+        let headers = all.iter().filter(|(_, value)| !value.is_empty());
+        let headers: String = headers.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let mut client = Client { stream, head: String::new() };
+        client.stream.write_all(format!("GET {path} HTTP/1.1\r\n{headers}\r\n").as_bytes()).await.unwrap();
+        while !client.head.ends_with("\r\n\r\n") {
+            let byte = timeout(AT_MOST, client.stream.read_u8()).await.expect("a head in time").unwrap();
+            client.head.push(char::from(byte));
+        }
+        client
+    }
+
+    /// The header's value, without the case that the server writes.
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.find_map(|(known, value)| known.eq_ignore_ascii_case(name).then_some(value))
+    }
+
+    fn code(&self) -> u16 {
+        self.head[9..12].parse().expect("a code")
+    }
+
+    async fn read(&mut self) -> Option<Frame> {
+        let read = async {
+            let (first, second) = (self.stream.read_u8().await.ok()?, self.stream.read_u8().await.ok()?);
+            assert_eq!(first & 0xf0, 0x80, "whole messages, nothing reserved");
+            let length = match second {
+                126 => u64::from(self.stream.read_u16().await.ok()?),
+                127 => self.stream.read_u64().await.ok()?,
+                length => u64::from(length),
+            };
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            self.stream.read_exact(&mut payload).await.ok()?;
+            Some((first & 0x0f, payload))
+        };
+        timeout(AT_MOST, read).await.expect("a frame or an end in time")
+    }
+
+    /// All that comes until the end.
+    async fn rest(&mut self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        while let Some(frame) = self.read().await {
+            frames.push(frame);
+        }
+        frames
+    }
+
+    /// Writes a frame; the mask is nothing but zeros, so that the payload is as it is.
+    async fn write(&mut self, first: u8, payload: &[u8]) {
+        let mut frame = vec![first, 0x80 | 127];
+        frame.extend_from_slice(&(payload.len() as u64).to_be_bytes());
+        frame.extend_from_slice(&[0; 4]);
+        if payload.len() < 126 {
+            frame = vec![first, 0x80 | payload.len() as u8, 0, 0, 0, 0];
+        }
+        // The other side may close in the middle of it.
+        let _ = self.stream.write_all(&frame).await;
+        let _ = self.stream.write_all(payload).await;
+    }
+}
+
+async fn to_kubefan(address: SocketAddr) -> Box<dyn Stream> {
+    Box::new(TcpStream::connect(address).await.unwrap())
+}
+
+async fn to_apiserver(api: &ApiServer) -> Box<dyn Stream> {
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = std::fs::read(api.ca_pem_path()).unwrap();
+    let ca = rustls::pki_types::pem::PemObject::from_pem_slice(&ca).unwrap();
+    roots.add(ca).unwrap();
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let (_, authority) = api.url().split_once("://").unwrap();
+    let stream = TcpStream::connect(authority).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    Box::new(tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap())
+}
+
+/// Asks both for the same; the apiserver first.
+async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: Headers<'_>) -> [Client; 2] {
+    let token = format!("Bearer {}", api.admin_token());
+    let headers = [headers, &[("Authorization", &token)]].concat();
+    [
+        Client::ask(to_apiserver(api).await, path, &headers).await,
+        Client::ask(to_kubefan(kubefan.grpc_addr).await, path, &headers).await,
+    ]
+}
+
+/// Without bookmarks: their versions and their times are each server's own.
+fn events(frames: Vec<Frame>) -> Vec<Frame> {
+    let is_bookmark = |payload: &[u8]| payload[..payload.len().min(20)].windows(8).any(|part| part == b"BOOKMARK");
+    frames.into_iter().filter(|(_, payload)| !is_bookmark(payload)).collect()
+}
+
+/// How the messages of two servers are alike.
+#[derive(Clone, Copy, PartialEq)]
+enum Alike {
+    /// The same in the same order.
+    Exactly,
+    /// The initial state is in no order.
+    InAnyOrder,
+    /// Each names the versions that it holds.
+    Expired,
+}
+
+async fn a_websocket_watch_says_what_the_apiservers_says() {
+    let api = ApiServer::start(Options::default()).await;
+    let ns = api.namespace("sockets").await;
+    let path = format!("/api/v1/namespaces/{ns}/configmaps");
+    let make = async |name: &str, stage: &str| {
+        let text = "<ü&>".repeat(20_000);
+        let object = json!({ "metadata": { "name": name, "labels": { "stage": stage } }, "data": { "text": text } });
+        version_of(&api.create(&path, &object).await)
+    };
+    make("a", "on").await;
+    // What was before is forgotten, in its watch cache too.
+    api.compact_etcd(make("b", "off").await).await;
+    api.restart().await;
+    let then = make("c", "off").await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough=off"]).await;
+    let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
+    use Alike::{Exactly, Expired, InAnyOrder};
+    let after = format!("{path}?watch=1&timeoutSeconds=6&resourceVersion={then}");
+    let state = format!("{path}?watch=1&timeoutSeconds=6");
+    let cases: [(String, Headers, Alike); 9] = [
+        (after.clone(), &[], Exactly),
+        (format!("{after}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[], Exactly),
+        (after.clone(), &[("Accept", partial)], Exactly),
+        (after, &[protobuf], Exactly),
+        (format!("{state}&resourceVersion=0"), &[("Sec-WebSocket-Protocol", "base64.channel.k8s.io")], InAnyOrder),
+        (state.clone(), &[("Sec-WebSocket-Protocol", "x"), ("Connection", "keep-alive, upgrade")], InAnyOrder),
+        (state.clone(), &[protobuf], InAnyOrder),
+        (format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=6"), &[], InAnyOrder),
+        (format!("{state}&resourceVersion=1"), &[], Expired),
+    ];
+    // The cache of protobuf begins when it is asked for.
+    until("protobuf to be cached", SOON, || async {
+        let [_, mine] = both(&api, &kubefan, &state, &[protobuf]).await;
+        (mine.code() == 101).then_some(())
+    })
+    .await;
+    let mut watches = Vec::new();
+    for (path, headers, _) in &cases {
+        let clients = both(&api, &kubefan, path, headers).await;
+        assert_eq!(clients[1].header("cache-status"), Some("kubefan; hit"), "{path}: {}", clients[1].head);
+        for name in ["upgrade", "connection", "sec-websocket-accept", "sec-websocket-protocol"] {
+            assert_eq!(clients[1].header(name), clients[0].header(name), "{path} {headers:?}");
+        }
+        watches.push(clients);
+    }
+    make("d", "on").await;
+    api.patch(&format!("{path}/b"), &json!({ "metadata": { "labels": { "stage": "on" } } })).await;
+    api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "off" } } })).await;
+    api.delete(&format!("{path}/d")).await;
+    let mut seen = 0;
+    for ((path, headers, alike), [mut direct, mut mine]) in cases.iter().zip(watches) {
+        let (direct, mine) = tokio::join!(direct.rest(), mine.rest());
+        let [mut direct, mut mine] = [events(direct), events(mine)];
+        let opcode = if headers.contains(&protobuf) { BINARY } else { TEXT };
+        let opcodes: Vec<_> = mine.iter().map(|(opcode, _)| *opcode).collect();
+        assert_eq!(opcodes, [&vec![opcode; mine.len() - 1][..], &[CLOSE]].concat(), "{path} {headers:?}");
+        seen += mine.len();
+        if *alike == Expired {
+            for all in [&direct, &mine] {
+                let text = String::from_utf8(all[0].1.clone()).unwrap();
+                let is = text.contains("too old resource version: 1 (") && text.contains(r#""code":410"#);
+                assert!(is && text.ends_with("\n") && all.len() == 2, "{text}");
+            }
+            continue;
+        }
+        if *alike == InAnyOrder {
+            direct.sort();
+            mine.sort();
+        }
+        let text = |frames: &[Frame]| {
+            let texts = frames.iter().map(|(opcode, payload)| (*opcode, String::from_utf8_lossy(payload).into_owned()));
+            texts.map(|(opcode, text)| format!("{opcode} {text:.300}")).collect::<Vec<_>>().join("\n")
+        };
+        let (theirs, ours) = (text(&direct), text(&mine));
+        assert!(mine == direct, "{path} {headers:?}\nthe apiserver:\n{theirs}\nkubefan:\n{ours}");
+    }
+    println!("{seen} messages, the same from both");
+}
+
+async fn a_websocket_is_refused_as_the_apiserver_refuses_it() {
+    let api = ApiServer::shared().await;
+    let ns = api.namespace("no-sockets").await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps"]).await;
+    let path = format!("/api/v1/namespaces/{ns}/configmaps?watch=1");
+    let cases: [(Headers, &str, u16); 8] = [
+        (&[("Origin", "")], "", 403),
+        (&[("Origin", "null")], "", 403),
+        (&[("Sec-WebSocket-Key", "")], "", 400),
+        (&[("Sec-WebSocket-Version", "8")], "", 400),
+        (&[("Sec-WebSocket-Version", "")], "", 400),
+        (&[("Sec-WebSocket-Protocol", "one, two")], "", 400),
+        (&[], "&labelSelector=%3D%3D", 403),
+        (&[], "&resourceVersion=x", 403),
+    ];
+    for (headers, query, code) in cases {
+        let [direct, mine] = both(&api, &kubefan, &format!("{path}{query}"), headers).await;
+        assert_eq!(mine.code(), code, "{headers:?}{query}: {}", mine.head);
+        match query {
+            "" => assert_eq!(direct.code(), code, "{headers:?}: {}", direct.head),
+            // What upstream would have to say, and no upgrade is passed on.
+            _ => assert_ne!(direct.code(), 101, "{query}: {}", direct.head),
+        }
+    }
+    // One that upstream would take from anybody.
+    let [direct, mine] = both(&api, &kubefan, &path, &[("Origin", "https://evil.example")]).await;
+    assert_eq!((direct.code(), mine.code()), (101, 403));
+    // What is no watch is no websocket there either, and here as ever.
+    let [direct, mine] = both(&api, &kubefan, &format!("/api/v1/namespaces/{ns}/configmaps"), &[]).await;
+    assert_eq!((direct.code(), mine.code()), (200, 403));
+}
+
+/// Waits until kubefan has no watch any more.
+async fn gone(kubefan: &Kubefan) {
+    until("every stream to be gone", SOON, || async {
+        let (_, metrics) = kubefan.admin("/metrics").await?;
+        let streams = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
+        let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        (open == 0.0).then_some(())
+    })
+    .await;
+}
+
+const WATCH: &str = "/api/v1/pods?watch=1&resourceVersion=0";
+
+async fn who_breaks_the_protocol_is_told_and_let_go() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    // What a client says is forgotten, in pieces too; a ping is answered.
+    let mut client = open(&kubefan, 3).await;
+    client.write(0x80 | TEXT, b"{}").await;
+    client.write(TEXT, b"one").await;
+    client.write(0x80, b" message").await;
+    client.write(0x80 | PING, b"hello").await;
+    assert_eq!(client.read().await.unwrap(), (PONG, b"hello".to_vec()));
+    simulated.create("later");
+    assert!(String::from_utf8(client.read().await.unwrap().1).unwrap().contains(r#""name":"later""#));
+    client.write(0x80 | CLOSE, &1000u16.to_be_bytes()).await;
+    assert_eq!(client.rest().await, [(CLOSE, 1000u16.to_be_bytes().to_vec())]);
+    gone(&kubefan).await;
+
+    let first_of = |code: u16| Some((CLOSE, code.to_be_bytes().to_vec()));
+    let cases: [(&str, u16, &[u8]); 8] = [
+        ("an unmasked frame", 1002, b"\x81\x02hi"),
+        ("another protocol", 1002, b"GET /api/v1/pods HTTP/1.1\r\nHost: x\r\n\r\n"),
+        ("an opcode that is none", 1002, b"\x83\x80\0\0\0\0"),
+        ("reserved bits", 1002, b"\xf1\x80\0\0\0\0"),
+        ("a piece of nothing", 1002, b"\x80\x80\0\0\0\0"),
+        ("a ping in pieces", 1002, b"\x09\x80\0\0\0\0"),
+        ("text that is none", 1007, b"\x81\x82\0\0\0\0\xff\xff"),
+        ("a frame of eight exabytes", 1009, b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
+    ];
+    for (name, code, bytes) in cases {
+        let mut client = open(&kubefan, 4).await;
+        client.stream.write_all(bytes).await.unwrap();
+        let said = client.rest().await;
+        assert_eq!(said.first().cloned(), first_of(code), "{name}: {said:?}");
+    }
+    // A message that is too long, in pieces that are not.
+    let mut client = open(&kubefan, 4).await;
+    client.write(TEXT, &[b'x'; 60_000]).await;
+    client.write(0x80, &[b'x'; 60_000]).await;
+    assert_eq!(client.rest().await.first().cloned(), first_of(1009));
+    // Gone at every point, with half a frame or without a word.
+    for bytes in [&b""[..], b"\x81", b"\x81\xfe\0", b"\x81\x85\0\0\0\0he"] {
+        let mut client = open(&kubefan, 4).await;
+        client.stream.write_all(bytes).await.unwrap();
+    }
+    let _ = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
+    simulated.create("last");
+    gone(&kubefan).await;
+}
+
+/// A watch that has told of the pods there are.
+async fn open(kubefan: &Kubefan, pods: usize) -> Client {
+    let mut client = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
+    assert_eq!(client.code(), 101, "{}", client.head);
+    for _ in 0..pods {
+        assert_eq!(client.read().await.unwrap().0, TEXT);
+    }
+    client
+}
+
+async fn a_websocket_ends_with_kubefan() {
+    let simulated = Simulated::start().await;
+    let mut kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let mut client = open(&kubefan, 3).await;
+    kubefan.process.terminate();
+    let end = client.read().await;
+    assert_eq!(end, Some((CLOSE, 1001u16.to_be_bytes().to_vec())), "going away");
+    client.write(0x80 | CLOSE, &1001u16.to_be_bytes()).await;
+    assert_eq!(client.rest().await, []);
+    assert!(kubefan.process.ended(AT_MOST).await.success());
+}
+
+async fn one_that_is_not_read_is_let_go() {
+    let simulated = Simulated::with(SimOptions::default()).await;
+    let text = "x".repeat(100 << 10);
+    // More than the sockets between them hold.
+    for number in 0..200 {
+        let pod: Value = json!({ "metadata": { "namespace": "default", "name": format!("p-{number}"), "annotations": { "text": text } } });
+        simulated.sim.create(&crate::harness::rig::pods(), pod).unwrap();
+    }
+    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
+    let client = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
+    assert_eq!(client.code(), 101);
+    gone(&kubefan).await;
+    drop(client);
+}
