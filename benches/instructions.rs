@@ -163,6 +163,7 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
     let encoder = Encoder::new(
         Format::new(Projection::default(), false, encoding).expect("a format"),
         &ResolvedResource::default(),
+        None,
         Budgets::default(),
     );
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);

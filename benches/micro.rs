@@ -358,7 +358,7 @@ mod frames {
     #[divan::bench(sample_size = 20)]
     fn whole(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (
-            Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default()),
+            Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
             Cache::new(100, SMALL).entries(BATCH),
         );
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
@@ -374,7 +374,7 @@ mod frames {
     #[divan::bench(sample_size = 20)]
     fn in_pieces(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (
-            Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default()),
+            Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
             Cache::new(100, SMALL).entries(BATCH),
         );
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
@@ -428,7 +428,7 @@ mod snapshot {
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
         let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
-        let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), Budgets::default());
+        let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
             let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))

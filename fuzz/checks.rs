@@ -2,7 +2,13 @@
 //!
 //! The fuzz targets call them with bytes that the fuzzer makes up, and a unit test of kubefan calls them with `corpus/`, on every compiler.
 
-use std::{collections::HashMap, convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    future::Future,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
@@ -14,9 +20,11 @@ use kubefan::{
     model::{
         GroupVersionResource, Media, ResourceVersion, Scope,
         fields::FieldTable,
+        format::Include,
         object::{Object, ObjectParser},
         projection::{Parts, Projection},
         selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+        table::Tables,
     },
     peer::{CacheIdentity, Decoder, Encoder},
     proto::v1alpha1::{
@@ -103,9 +111,10 @@ pub(crate) fn upstream(data: &[u8]) {
     let client = Upstream::from_service(BoxCloneSyncService::new(service), &base, options);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let table = FieldTable::new(&gvr, true, &[]);
-    let parser = match protobuf {
-        true => ObjectParser::protobuf(&gvr, &table).expect("pods are built in"),
-        false => ObjectParser::new(&table),
+    let parser = match (protobuf, flags & 16 != 0) {
+        (true, _) => ObjectParser::protobuf(&gvr, &table).expect("pods are built in"),
+        (false, true) => ObjectParser::table(Tables::new(&gvr, || SystemTime::UNIX_EPOCH), &table),
+        (false, false) => ObjectParser::new(&table),
     };
     let parser = Arc::new(parser.of("Pod", "v1"));
     let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).expect("a new registry")).cache(
@@ -154,6 +163,10 @@ fn reads_back(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
     assert!(moved.is_seen_as(object));
     let remnant = object.remnant(parser);
     let read = parser.parse(&remnant.bytes()).expect("what is left of an object");
+    if let Some(tables) = parser.tables() {
+        let row = tables.row(&object.bytes(), Include::Object);
+        serde_json::from_slice::<&RawValue>(&row).expect("a row that is sent is JSON");
+    }
     assert!(remnant.is_seen_as(object) && read.is_seen_as(object), "{:?}", remnant.bytes());
 }
 

@@ -153,7 +153,9 @@ pub struct ServeConfig {
     /// How requests that are not answered from the cache go on; `None` where they do not.
     pub passthrough: Option<PassthroughConfig>,
     /// Limits of what is cached as protobuf; `None` where nothing is.
-    pub protobuf: Option<ProtobufConfig>,
+    pub protobuf: Option<FormConfig>,
+    /// Limits of the tables that are cached; `None` where none are.
+    pub tables: Option<FormConfig>,
     /// Other replicas.
     pub peer: PeerConfig,
     /// How log lines look.
@@ -233,13 +235,20 @@ pub struct PassthroughConfig {
     pub upgrades: bool,
 }
 
-/// Limits of what is cached as protobuf.
+/// Limits of what is cached in another form than JSON.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ProtobufConfig {
+pub struct FormConfig {
     /// Bytes of all objects of all resources.
     pub bytes_max: u64,
     /// Unused for so long, a resource is let go: as long as one that is cached on demand.
     pub idle_timeout: time::Duration,
+}
+
+/// Of each form.
+impl Default for FormConfig {
+    fn default() -> Self {
+        Self { bytes_max: 512 << 20, idle_timeout: time::Duration::from_secs(10 * 60) }
+    }
 }
 
 /// The one place that names the defaults.
@@ -301,7 +310,9 @@ impl Default for ServeConfig {
                 requests_max: 1000,
                 upgrades: false,
             }),
-            protobuf: Some(ProtobufConfig { bytes_max: 512 << 20, idle_timeout: seconds(10 * 60) }),
+            protobuf: Some(FormConfig::default()),
+            // Who has an apiserver to spare reads tables there: they cost a third copy of the objects.
+            tables: None,
             peer: PeerConfig {
                 listen: None,
                 peers: None,
@@ -381,7 +392,9 @@ pub fn default_texts() -> Vec<(&'static str, String)> {
         ("passthrough", "caller".to_owned()),
         ("passthrough_max", passthrough.requests_max.to_string()),
         ("protobuf", "on".to_owned()),
-        ("protobuf_bytes_max", ByteSize(default.protobuf.map_or(0, |protobuf| protobuf.bytes_max)).to_string()),
+        ("protobuf_bytes_max", ByteSize(FormConfig::default().bytes_max).to_string()),
+        ("cache_tables", default.tables.is_some().to_string()),
+        ("cache_tables_bytes_max", ByteSize(FormConfig::default().bytes_max).to_string()),
         ("peer_timeout", span(default.peer.timeout)),
         ("log_format", "text".to_owned()),
         ("log_level", default.log_level),

@@ -8,7 +8,7 @@ use super::registry::{Cache, CacheId, Registry};
 use crate::{
     cache::Backfill,
     fanout::{Catalog, Patience, Phase, Refusal, Served},
-    model::{GroupVersionResource, Media, ResourceVersion, Scope, protobuf::kinds},
+    model::{GroupVersionResource, Media, ResourceVersion, Scope, protobuf::kinds, table},
     proto::v1alpha1::{ResourceState, ResourceStatus},
     upstream::discovery::DiscoveryError,
     watch,
@@ -27,9 +27,9 @@ impl Catalog for Arc<Registry> {
         if let Some(served) = self.by_name(group, version, resource, namespace, media)? {
             return Ok(served);
         }
-        if media == Media::Protobuf && !version.is_empty() {
-            // Before discovery is asked, for those who ask for protobuf first of whatever there is.
-            known_as_protobuf(&GroupVersionResource::new(group, version, resource))?;
+        if media != Media::Json && !version.is_empty() {
+            // Before discovery is asked, for those who ask for it first of whatever there is.
+            self.may_have(&GroupVersionResource::new(group, version, resource), media)?;
         }
         // In a box: it is rare and large, and every request would have room for it.
         Box::pin(self.look_up(group, version, resource, namespace, media)).await
@@ -61,7 +61,7 @@ impl Catalog for Arc<Registry> {
     }
 
     fn list(&self) -> Vec<ResourceStatus> {
-        // A cache in protobuf is a second form of one that is listed, for clients that speak no gRPC.
+        // A cache in another form than JSON is a second one of what is listed, for clients that speak no gRPC.
         let caches = self.caches.iter().filter(|cache| cache.key().media == Media::Json);
         let mut all: Vec<_> = caches.map(|cache| status(&cache)).collect();
         all.extend(self.missing.iter().map(|missing| ResourceStatus {
@@ -157,6 +157,16 @@ impl Registry {
                 "namespace {namespace:?} is not cached (only {known}); start kubefan with --namespace {namespace}"
             ))),
         }
+    }
+}
+
+/// Whether the tables of a resource can be kept, as far as its name tells.
+pub(super) fn known_as_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
+    match table::other_times(gvr) {
+        None => Ok(()),
+        Some(columns) => Err(Refusal::NotCached(format!(
+            "{gvr} is not cached as tables: {columns} would stand as of its last change, because kubefan has no printers"
+        ))),
     }
 }
 

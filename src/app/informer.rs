@@ -19,7 +19,7 @@ use super::{
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
-    model::{GroupVersionResource, Media, ResourceVersion},
+    model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError},
     peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -112,8 +112,10 @@ pub enum Stopped {
     NotFound(String),
     /// It holds more than it may.
     TooLarge(String),
-    /// The apiserver does not give it in this encoding.
+    /// The apiserver does not give it in this encoding, or not as it could be kept.
     NotAcceptable(String),
+    /// What is held is written in another way now: whoever reads on begins anew.
+    Rewritten(String),
 }
 
 /// A running list and watch, and the cache it feeds.
@@ -361,6 +363,15 @@ impl Informer {
         let hub = &self.served.hub;
         // What came before the failure does not wait for what follows it.
         hub.wake();
+        if let ReflectorError::Object(ObjectError::Table(table)) = &error {
+            let resource = &self.served.gvr;
+            return Some(match table {
+                TableError::Changed => Stopped::Rewritten(format!("{resource} is shown in other columns")),
+                TableError::Malformed(_) | TableError::Relative(_) => {
+                    Stopped::NotAcceptable(format!("{resource} is not cached as tables: {table}"))
+                }
+            });
+        }
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
@@ -377,10 +388,11 @@ impl Informer {
                 }
             }
             Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
-            Some(UpstreamError::Refused { code: 406, message }) if self.media() == Media::Protobuf => {
+            Some(UpstreamError::Refused { code: 406, message }) if self.media() != Media::Json => {
                 let resource = &self.served.gvr;
                 return Some(Stopped::NotAcceptable(format!(
-                    "the apiserver does not give {resource} as protobuf: {message}"
+                    "the apiserver does not give {resource} as {}: {message}",
+                    self.media().as_str()
                 )));
             }
             _ => {

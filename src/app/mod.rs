@@ -23,12 +23,12 @@ use tracing::{info, warn};
 
 use self::{
     informer::Shared,
-    on_demand::{OnDemand, Protobuf, SizeLimits},
+    on_demand::{Form, OnDemand, SizeLimits},
     registry::{Registry, RegistryOptions},
 };
 use crate::{
     cache::RingLimits,
-    config::{CacheCompression, ConsistentReads, PassthroughConfig, ServeConfig, WatchListMode},
+    config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
     peer::{PeerError, Peers},
     proto::DESCRIPTORS,
@@ -228,6 +228,7 @@ fn registry(
     stop: &CancellationToken,
 ) -> Arc<Registry> {
     let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let form = |form: FormConfig| Form { bytes_max: limit(form.bytes_max), idle_timeout: form.idle_timeout };
     let shared = Shared {
         upstream: upstream.clone(),
         discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
@@ -265,10 +266,8 @@ fn registry(
             },
             on_demand_idle_timeout: on_demand.idle_timeout,
         }),
-        protobuf: config.protobuf.map(|protobuf| Protobuf {
-            protobuf_bytes_max: limit(protobuf.bytes_max),
-            protobuf_idle_timeout: protobuf.idle_timeout,
-        }),
+        protobuf: config.protobuf.map(form),
+        tables: config.tables.map(form),
     };
     Registry::new(shared, options, metrics.clone(), stop.clone())
 }

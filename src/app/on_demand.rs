@@ -1,9 +1,9 @@
 //! What readers start: which caches may come to be without having been configured, how much they may hold, and when they go again.
 //!
 //! An informer that any reader could start would be an attack on memory, so everything here is bounded: the number of resources, the
-//! objects of each, and the bytes of all together, before the first list, during it, and ever after. A cache in protobuf is always started
-//! by a reader, because only there it is known whether anyone speaks it; it is another form of what may be cached as JSON, within
-//! a budget of its own.
+//! objects of each, and the bytes of all together, before the first list, during it, and ever after. A cache in protobuf or of tables
+//! is always started by a reader, because only there it is known whether anyone asks for it; it is another form of what may be cached as
+//! JSON, within a budget of its own.
 
 use std::{
     collections::HashSet,
@@ -11,7 +11,7 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use serde::Deserialize;
@@ -19,20 +19,20 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use super::{
-    catalog::known_as_protobuf,
+    catalog::{known_as_protobuf, known_as_table},
     informer::{Shared, Stopped},
     registry::{Cache, CacheId, Ended, Registry, Resolved},
 };
 use crate::{
     fanout::{Phase, Refusal, Served, StreamEnd},
-    model::{GroupVersionResource, Media, Scope, object::ObjectParser},
+    model::{GroupVersionResource, Media, Scope, object::ObjectParser, table::Tables},
     upstream::client::{Verb, encode_query},
 };
 
 /// How long a reader waits for a cache that it has started.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for protobuf, where what is not synced by then can be had upstream: informers are to start within 3 s.
-const PROTOBUF_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for other forms than JSON, where what is not synced by then can be had upstream: informers are to start within 3 s.
+const FORM_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a resource that was too large, or not to be had, is refused before it is tried again.
 const REFUSED_MEMORY: Duration = Duration::from_secs(60);
 
@@ -47,14 +47,17 @@ pub struct OnDemand {
     pub on_demand_idle_timeout: Duration,
 }
 
-/// What may be cached as protobuf.
+/// What may be cached in another form than JSON.
 #[derive(Debug, Clone, Copy)]
-pub struct Protobuf {
+pub struct Form {
     /// Bytes of all objects of all resources together.
-    pub protobuf_bytes_max: usize,
+    pub bytes_max: usize,
     /// After so long without a reader a cache is dropped.
-    pub protobuf_idle_timeout: Duration,
+    pub idle_timeout: Duration,
 }
+
+/// The limits of a form, what its bytes are called, the flag that allows more, and the bytes of all its caches.
+type FormBudget = (Form, &'static str, &'static str, Arc<AtomicUsize>);
 
 /// What informers that readers have started may hold.
 #[derive(Debug, Clone, Copy)]
@@ -85,10 +88,9 @@ impl Allowance {
         Self { objects_max, bytes_max, what: "bytes", flag: "--on-demand-bytes-max", used, bytes: 0 }
     }
 
-    /// The same for protobuf.
-    fn protobuf(objects_max: usize, protobuf_bytes_max: usize, used: Arc<AtomicUsize>) -> Self {
-        let (what, flag) = ("bytes of protobuf", "--protobuf-bytes-max");
-        Self { objects_max, bytes_max: protobuf_bytes_max, what, flag, used, bytes: 0 }
+    /// The same for another form than JSON.
+    fn form(objects_max: usize, (form, what, flag, used): FormBudget) -> Self {
+        Self { objects_max, bytes_max: form.bytes_max, what, flag, used, bytes: 0 }
     }
 
     /// Notes what is held now; where that is more than may be, says so.
@@ -204,6 +206,26 @@ impl Registry {
         }
     }
 
+    /// Whether a resource may be cached in another form than JSON, as far as the configuration and its name tell; within which limits.
+    pub(super) fn may_have(&self, gvr: &GroupVersionResource, media: Media) -> Result<FormBudget, Refusal> {
+        let (form, what, flag, used) = match media {
+            Media::Json | Media::Protobuf => {
+                (self.options.protobuf, "bytes of protobuf", "--protobuf-bytes-max", &self.protobuf_bytes)
+            }
+            Media::Table => (self.options.tables, "bytes of tables", "--cache-tables-bytes-max", &self.tables_bytes),
+        };
+        let off = match media {
+            Media::Json | Media::Protobuf => "nothing is cached as protobuf (--protobuf=off)",
+            Media::Table => "no tables are cached; start kubefan with --cache-tables",
+        };
+        let form = form.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
+        match media {
+            Media::Json | Media::Protobuf => known_as_protobuf(gvr)?,
+            Media::Table => known_as_table(gvr)?,
+        }
+        Ok((form, what, flag, used.clone()))
+    }
+
     fn permit(&self, id: &CacheId) -> Result<Permit, Refusal> {
         let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr));
         if id.media == Media::Json {
@@ -211,14 +233,11 @@ impl Registry {
             let allowance = Allowance::on_demand(size, self.on_demand_bytes.clone());
             return Ok(Permit { allowance, resources_max: Some(on_demand_resources_max) });
         }
-        let Some(Protobuf { protobuf_bytes_max, .. }) = self.options.protobuf else {
-            return Err(Refusal::NotCached("nothing is cached as protobuf (--protobuf=off)".to_owned()));
-        };
-        known_as_protobuf(&id.gvr)?;
+        let form = self.may_have(&id.gvr, id.media)?;
         // Whoever has configured a resource wants it cached, in whatever form it is asked for.
         let on_demand = if self.is_configured(id) { None } else { Some(on_demand()?) };
         let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
-        let allowance = Allowance::protobuf(objects_max, protobuf_bytes_max, self.protobuf_bytes.clone());
+        let allowance = Allowance::form(objects_max, form);
         Ok(Permit { allowance, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
     }
 
@@ -238,7 +257,7 @@ impl Registry {
         let mut phase = cache.served.hub.phase();
         let sync_timeout = match id.media {
             Media::Json => FIRST_SYNC_TIMEOUT,
-            Media::Protobuf => PROTOBUF_SYNC_TIMEOUT,
+            Media::Protobuf | Media::Table => FORM_SYNC_TIMEOUT,
         };
         tokio::select! {
             biased;
@@ -259,6 +278,7 @@ impl Registry {
                 let parser = ObjectParser::protobuf(gvr, &resolved.fields);
                 parser.ok_or_else(|| Refusal::NotCached(format!("{gvr} has fields that are not known as protobuf")))?
             }
+            Media::Table => ObjectParser::table(Tables::new(gvr, wall_clock), &resolved.fields),
         };
         let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cache) = self.caches.get(id) {
@@ -299,7 +319,8 @@ impl Registry {
     /// After which silence what readers have started is let go; `None` where they start nothing.
     pub(super) fn idle_timeout(&self) -> Option<Duration> {
         let on_demand = self.options.on_demand.map(|on_demand| on_demand.on_demand_idle_timeout);
-        on_demand.or(self.options.protobuf.map(|protobuf| protobuf.protobuf_idle_timeout))
+        let form = self.options.protobuf.or(self.options.tables);
+        on_demand.or(form.map(|form| form.idle_timeout))
     }
 
     /// Drops what nobody has read for so long.
@@ -325,16 +346,22 @@ impl Registry {
     }
 }
 
+/// By which the ages in tables are told.
+#[expect(clippy::disallowed_methods, reason = "the wiring is where the time comes in; below it is passed")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
 fn not_cached(gvr: &GroupVersionResource) -> Refusal {
     Refusal::NotCached(format!(
         "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache what is asked for"
     ))
 }
 
-/// A limit stands against it. Protobuf is one of two forms: who cannot have it here asks elsewhere, and loses nothing.
+/// A limit stands against it. Other forms than JSON are second ones: who cannot have it here asks elsewhere, and loses nothing.
 fn exhausted(media: Media, message: String) -> Refusal {
     match media {
         Media::Json => Refusal::Exhausted(message),
-        Media::Protobuf => Refusal::NotCached(message),
+        Media::Protobuf | Media::Table => Refusal::NotCached(message),
     }
 }

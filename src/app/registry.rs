@@ -22,7 +22,7 @@ use super::{
     cluster_version::ClusterVersion,
     freshness::Prover,
     informer::{Informer, Shared, Stopped, schema_changed},
-    on_demand::{Allowance, OnDemand, Protobuf},
+    on_demand::{Allowance, Form, OnDemand},
     warm_start::HeldSchema,
 };
 use crate::{
@@ -55,7 +55,9 @@ pub struct RegistryOptions {
     /// `None`: only the configured resources.
     pub on_demand: Option<OnDemand>,
     /// `None`: nothing is cached as protobuf.
-    pub protobuf: Option<Protobuf>,
+    pub protobuf: Option<Form>,
+    /// `None`: no tables are cached.
+    pub tables: Option<Form>,
     /// How old the proof of a state may be that is read; `None`: as old as it gets.
     pub staleness_max: Option<Duration>,
     /// Whether reads that are to be consistent may be answered from caches, once those are proved to be fresh.
@@ -137,6 +139,8 @@ pub struct Registry {
     pub(super) on_demand_bytes: Arc<AtomicUsize>,
     /// The bytes of all that is cached as protobuf.
     pub(super) protobuf_bytes: Arc<AtomicUsize>,
+    /// The bytes of all rows of tables that are cached.
+    pub(super) tables_bytes: Arc<AtomicUsize>,
     /// Held while caches are started, so that the limit on their number holds and no two are for the same.
     pub(super) starting: Mutex<()>,
     changes: watch::Sender<u64>,
@@ -161,6 +165,7 @@ impl Registry {
             refused: DashMap::new(),
             on_demand_bytes: Arc::default(),
             protobuf_bytes: Arc::default(),
+            tables_bytes: Arc::default(),
             starting: Mutex::new(()),
             changes: watch::Sender::new(0),
             stop,
@@ -427,6 +432,11 @@ impl Registry {
                     hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
                     ended(Phase::NotFound, message, false)
                 }
+                Stopped::Rewritten(message) => {
+                    info!(resource = %served.gvr, message, "no longer cached");
+                    hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
+                    ended(Phase::Syncing, message, false)
+                }
                 Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
                     warn!(resource = %served.gvr, message, "not cached");
                     hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
@@ -523,7 +533,7 @@ impl Registry {
             let title = title(&cache.served.gvr.to_string(), &cache.served.scope);
             match cache.served.parser.media() {
                 Media::Json => title,
-                Media::Protobuf => format!("{title} (protobuf)"),
+                media => format!("{title} ({})", media.as_str()),
             }
         };
         self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()

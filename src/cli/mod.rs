@@ -8,7 +8,6 @@ mod completion;
 mod demo;
 #[cfg(feature = "client")]
 mod get;
-mod human_duration;
 #[cfg(feature = "server")]
 mod kubeconfig;
 #[cfg(feature = "client")]

@@ -6,8 +6,11 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{human_duration::human_duration, pod_status::pod_status, projection::ProjectionArgs};
-use crate::client::{Object, ResolvedResource};
+use super::{pod_status::pod_status, projection::ProjectionArgs};
+use crate::{
+    client::{Object, ResolvedResource},
+    model::human_duration::human_duration,
+};
 
 /// The least width of a column and the space between two, kubectl's own.
 const WIDTH_MIN: usize = 6;

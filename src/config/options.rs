@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf, time};
 use serde::Deserialize;
 
 use super::{
-    ByteSize, CacheCompression, ConfigError, ConsistentReads, Duration, ListenAddress, LogFormat, MEMORY_BYTES_MIN,
-    OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, ProtobufConfig, ProtobufMode,
+    ByteSize, CacheCompression, ConfigError, ConsistentReads, Duration, FormConfig, ListenAddress, LogFormat,
+    MEMORY_BYTES_MIN, OnDemandConfig, PassthroughConfig, PassthroughMode, PeerConfig, PeersName, ProtobufMode,
     RingConfig, ServeConfig, TlsFiles, UpstreamConfig, WatchListMode,
 };
 use crate::{
@@ -297,6 +297,16 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_PROTOBUF_BYTES_MAX", help_heading = "On demand", value_name = "SIZE")
     )]
     pub protobuf_bytes_max: Option<ByteSize>,
+    /// Cache what `kubectl get` prints too, as the apiserver's own tables, once a client asks for it: one more watch and copy of the objects
+    /// for each such resource. Without it such requests go upstream.
+    #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_CACHE_TABLES", help_heading = "On demand", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub cache_tables: Option<bool>,
+    /// Bytes that all cached tables may have; requests for what finds no room go upstream.
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, env = "KUBEFAN_CACHE_TABLES_BYTES_MAX", help_heading = "On demand", value_name = "SIZE")
+    )]
+    pub cache_tables_bytes_max: Option<ByteSize>,
     /// Where other replicas may take over what is cached, over mutual TLS: IP:PORT or :PORT. Off unless given.
     #[cfg_attr(
         feature = "cli",
@@ -363,7 +373,7 @@ macro_rules! overlay {
 impl ServeOptions {
     /// These options, completed by `lower` where they are not set. A list replaces a list.
     pub fn overlay(self, lower: Self) -> Self {
-        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, reads_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, protobuf, protobuf_bytes_max, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
+        overlay!(self over lower: listen, admin_listen, insecure, tls_cert_file, tls_private_key_file, connections_max, subscribers_max, reads_max, max_concurrent_streams, max_message_size, keepalive_interval, keepalive_timeout, snapshot_stall_timeout, snapshots_max, snapshot_queue_timeout, memory_max, drain_timeout, coalesce_max, max_staleness, consistent_reads, consistent_list_bytes_min, kubeconfig, context, upstream_field_selector, watch_list, page_size, upstream_idle_timeout, request_timeout, schema_check_interval, self_check_interval, require_upstream, resources, namespaces, cache_compression, ring_bytes_max, ring_events_max, ring_age_max, residue_bytes_max, on_demand, on_demand_resources_max, on_demand_objects_max, on_demand_bytes_max, on_demand_idle_timeout, protobuf, protobuf_bytes_max, cache_tables, cache_tables_bytes_max, passthrough, passthrough_max, passthrough_upgrades, peer_listen, peers, cold, peer_cert_file, peer_key_file, peer_ca_file, peer_timeout, peer_transfer_bytes_max, log_format, log_level, file_api_version, file_kind)
     }
 
     /// Completes the options by the defaults and checks them.
@@ -479,12 +489,17 @@ impl ServeOptions {
                 idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, limits.idle_timeout)?,
             }),
             passthrough,
-            protobuf: match (self.protobuf.unwrap_or(ProtobufMode::On), default.protobuf) {
-                (ProtobufMode::On, Some(protobuf)) => Some(ProtobufConfig {
-                    bytes_max: size("--protobuf-bytes-max", self.protobuf_bytes_max, 1, protobuf.bytes_max)?,
-                    idle_timeout: span("--on-demand-idle-timeout", self.on_demand_idle_timeout, protobuf.idle_timeout)?,
-                }),
-                _ => None,
+            protobuf: match self.protobuf.unwrap_or(ProtobufMode::On) {
+                ProtobufMode::On => {
+                    Some(form("--protobuf-bytes-max", self.protobuf_bytes_max, self.on_demand_idle_timeout)?)
+                }
+                ProtobufMode::Off => None,
+            },
+            tables: match self.cache_tables {
+                Some(true) => {
+                    Some(form("--cache-tables-bytes-max", self.cache_tables_bytes_max, self.on_demand_idle_timeout)?)
+                }
+                Some(false) | None => None,
             },
             peer: PeerConfig {
                 listen: self.peer_listen,
@@ -559,6 +574,9 @@ impl ServeOptions {
             (None, Some(_)) => return contradiction("--tls-private-key-file needs --tls-cert-file".to_owned()),
             _ => {}
         }
+        if self.cache_tables != Some(true) && self.cache_tables_bytes_max.is_some() {
+            return contradiction("--cache-tables-bytes-max has no effect without --cache-tables; add it".to_owned());
+        }
         if self.protobuf == Some(ProtobufMode::Off) && self.protobuf_bytes_max.is_some() {
             return contradiction(
                 "--protobuf-bytes-max has no effect with --protobuf=off; give only one of them".to_owned(),
@@ -602,6 +620,19 @@ fn at_least<T: PartialOrd + std::fmt::Display>(
 
 fn size(flag: &'static str, given: Option<ByteSize>, least: u64, default: u64) -> Result<u64, ConfigError> {
     at_least(flag, given, ByteSize(least), ByteSize(default)).map(|size| size.0)
+}
+
+/// The limits of another form than JSON; it is let go like what is cached on demand.
+fn form(
+    flag: &'static str,
+    bytes_max: Option<ByteSize>,
+    idle_timeout: Option<Duration>,
+) -> Result<FormConfig, ConfigError> {
+    let default = FormConfig::default();
+    Ok(FormConfig {
+        bytes_max: size(flag, bytes_max, 1, default.bytes_max)?,
+        idle_timeout: span("--on-demand-idle-timeout", idle_timeout, default.idle_timeout)?,
+    })
 }
 
 /// A duration that is waited for: shorter than a second it would be a busy loop or cut off every answer, longer than a day a timer's overflow.

@@ -8,12 +8,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use super::{
     budget::{Budget, Budgets, Share},
     frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
+    http::place_of_columns,
     log::{LogEntry, Seen},
+    pieces::Pieces,
 };
 use crate::{
     encoding::delta,
@@ -22,6 +24,7 @@ use crate::{
         event::{EventType, Transition, WatchEvent},
         format::{Encoding, Format},
         object::Object,
+        table::Tables,
     },
     planted::{self, Bug},
     proto::v1alpha1::{DeleteReason, ResolvedResource},
@@ -55,6 +58,8 @@ pub struct Written {
 pub struct Encoder {
     format: Format,
     layout: Layout,
+    /// Of a cache of rows.
+    tables: Option<Arc<Tables>>,
     budgets: Budgets,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
@@ -117,10 +122,10 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format, for objects of one resource.
-    pub fn new(format: Format, resource: &ResolvedResource, budgets: Budgets) -> Self {
-        let layout = Layout::of(&format, resource);
-        Self { format, layout, budgets, ..Self::default() }
+    /// An encoder of one format, for objects of one resource; of `tables` where they are rows.
+    pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
+        let layout = Layout::of(&format, resource, tables);
+        Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
     }
 
     /// Where frames for one subscriber go, with room for so many bytes of heads and small bodies.
@@ -206,8 +211,8 @@ impl Encoder {
 
     /// The bytes of an object as snapshots send them; remembered where they had to be made.
     pub fn snapshot_bytes(&self, object: &Arc<Object>) -> Bytes {
-        if self.format.projection().is_identity() {
-            return object.bytes();
+        if !self.remembers() {
+            return self.bytes(object);
         }
         let same = |(of, _): &&(Weak<Object>, Kept<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
         if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
@@ -218,10 +223,25 @@ impl Encoder {
         bytes
     }
 
+    /// Whether what is made of an object is worth being remembered, and may be: the object's own bytes are there anyway, and the ages in a
+    /// row pass.
+    fn remembers(&self) -> bool {
+        !self.format.projection().is_identity() && self.format.is_timeless()
+    }
+
+    /// The first message of a subscriber's stream says what the ones that all share do not: see [`Layout::columns`].
+    pub fn begin(&self, pieces: &mut Pieces) {
+        if let Some(columns) = self.layout.columns()
+            && let Some(place) = place_of_columns(pieces.chunk())
+        {
+            pieces.replace(place, columns);
+        }
+    }
+
     /// The bytes of the object that an event brings, in this format.
     fn event_bytes(&self, event: &WatchEvent) -> Bytes {
-        if self.format.projection().is_identity() {
-            return event.object().bytes();
+        if !self.remembers() {
+            return self.bytes(&event.object());
         }
         if let Some(known) = recall(&lock(&self.recent).projected, event.version()) {
             return known.value.clone();
@@ -237,7 +257,7 @@ impl Encoder {
     /// The bytes of an object in this format.
     pub fn bytes(&self, object: &Object) -> Bytes {
         let json = object.bytes();
-        self.format.bytes_of(&json).unwrap_or(json)
+        self.format.bytes_of(&json, self.tables.as_deref()).unwrap_or(json)
     }
 
     fn event(
@@ -273,7 +293,7 @@ impl Encoder {
             // As the apiserver sends it: what it was, at the version of the event.
             (Transition::Leave, _) if self.format.projection().keeps_version() => {
                 let bytes = event.left_bytes();
-                self.format.bytes_of(&bytes).unwrap_or(bytes)
+                self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
             // Inside a gap a delete has the version of the object that is gone, which another event may have.
@@ -346,6 +366,7 @@ mod tests {
         let encoder = Encoder::new(
             Format::new(metadata, false, Encoding::Json).unwrap(),
             &ResolvedResource::default(),
+            None,
             budgets.clone(),
         );
         let known = |pod: &Arc<Object>| lock(&encoder.projected).objects.contains_key(pod.key());

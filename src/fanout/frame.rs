@@ -4,6 +4,8 @@
 //! cache: an event costs a hundred bytes per view, whatever its object weighs. Heads are written field by field, without the message
 //! types between: that is the path of every delivery.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::{
     Message,
@@ -17,6 +19,7 @@ use crate::{
         event::EventType as Kind,
         format::{Format, Wire},
         object::Object,
+        table::Tables,
     },
     proto::v1alpha1::{
         Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
@@ -195,17 +198,27 @@ pub enum Layout {
 
 impl Layout {
     /// The layout of a format, for objects of one resource.
-    pub fn of(format: &Format, resource: &ResolvedResource) -> Self {
+    pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource)),
+            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource, tables)),
+        }
+    }
+
+    /// What the first event that a subscriber is sent says beyond those that all are sent: the columns of its tables.
+    pub fn columns(&self) -> Option<Bytes> {
+        match self {
+            Self::Http(_, http::TypeMeta { tables: Some((tables, _)), .. }) => Some(tables.definitions()),
+            Self::Grpc | Self::Http(..) => None,
         }
     }
 
     fn put_head(&self, head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
         match self {
             Self::Grpc => put_head(head, body, out),
-            Self::Http(media, _) => http::put_head(*media, head.kind, body.bytes.len(), out),
+            Self::Http(media, _) => {
+                http::put_head(*media, head.kind, Digits::of(head.version).as_str(), body.bytes.len(), out);
+            }
         }
     }
 

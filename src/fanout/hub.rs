@@ -503,7 +503,7 @@ impl Hub {
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
-                let encoder = views.encoder(&key.format, &self.resource, &self.view_bytes.kept);
+                let encoder = views.encoder(&key.format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
                 Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
             }
         };

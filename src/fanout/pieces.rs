@@ -2,7 +2,7 @@
 //!
 //! A piece is never copied on its way to the socket: what a thousand subscribers are sent is in memory once.
 
-use std::{collections::VecDeque, io::IoSlice};
+use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
 use bytes::{Buf, Bytes};
 
@@ -35,6 +35,23 @@ impl Pieces {
         self.push(other.first);
         other.rest.into_iter().for_each(|piece| self.push(piece));
         self.messages += other.messages;
+    }
+
+    /// Puts other bytes in the place of some that lie in the first piece; nothing is copied.
+    pub fn replace(&mut self, place: Range<usize>, with: Bytes) {
+        if place.is_empty() || place.end > self.first.len() {
+            return;
+        }
+        self.remaining = self.remaining - place.len() + with.len();
+        let after = self.first.split_off(place.end);
+        self.first.truncate(place.start);
+        // An empty piece would hide those behind it.
+        for piece in [after, with].into_iter().filter(|piece| !piece.is_empty()) {
+            self.rest.push_front(piece);
+        }
+        if self.first.is_empty() {
+            self.first = self.rest.pop_front().unwrap_or_default();
+        }
     }
 
     /// Counts messages in, whose bytes were added.

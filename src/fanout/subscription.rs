@@ -43,6 +43,8 @@ pub struct Subscription {
     pass: Option<Arc<Pass>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
+    /// Something was sent.
+    begun: bool,
     /// A gap was begun and not ended: what was sent is the state at no version.
     inside_gap: bool,
     on_lag: OnLag,
@@ -89,6 +91,7 @@ impl Subscription {
             prelude,
             pass,
             resume,
+            begun: false,
             inside_gap,
             on_lag,
             on_expired,
@@ -99,6 +102,19 @@ impl Subscription {
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
     /// when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+        let pieces = self.take_shared(bytes_max)?;
+        Ok(pieces.map(|pieces| self.begin(pieces)))
+    }
+
+    /// What goes out first is not only what all are sent.
+    fn begin(&mut self, mut pieces: Pieces) -> Pieces {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.view.encoder().begin(&mut pieces);
+        }
+        pieces
+    }
+
+    fn take_shared(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
         loop {
             if let Some(prelude) = &mut self.prelude {
                 match prelude.take(bytes_max, &self.hub, &self.view, self.holds) {
@@ -183,7 +199,7 @@ impl Subscription {
             self.resume = Some(head);
             let mut frames = self.view.encoder().writer(0);
             frames.message(&control::bookmark(head));
-            frames.finish()
+            self.begin(frames.finish())
         })
     }
 

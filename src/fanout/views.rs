@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cache::{Expired, Gap, Record},
-    model::format::Format,
+    model::{format::Format, table::Tables},
     proto::v1alpha1::ResolvedResource,
 };
 
@@ -54,13 +54,18 @@ impl Views {
         self.ids.get(key).map(|id| &self.slots[*id].view)
     }
 
-    /// The one encoder of a format, for objects of this resource; what it keeps is within `kept`.
-    pub(super) fn encoder(&mut self, format: &Format, resource: &ResolvedResource, kept: &Budgets) -> Arc<Encoder> {
+    /// The one encoder of a format, for objects of this resource, or rows of its tables; what it keeps is within `kept`.
+    pub(super) fn encoder(
+        &mut self,
+        format: &Format,
+        (resource, tables): (&ResolvedResource, Option<&Arc<Tables>>),
+        kept: &Budgets,
+    ) -> Arc<Encoder> {
         if let Some(encoder) = self.encoders.get(format).and_then(Weak::upgrade) {
             return encoder;
         }
         self.encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(format.clone(), resource, kept.clone()));
+        let encoder = Arc::new(Encoder::new(format.clone(), resource, tables, kept.clone()));
         self.encoders.insert(format.clone(), Arc::downgrade(&encoder));
         encoder
     }

@@ -1,9 +1,12 @@
 //! How a subscriber wants objects: what of them, when, and in which encoding. Equal formats compare equal, so that their subscribers
 //! share views, frames and snapshots.
 
+#[cfg(feature = "server")]
 use bytes::Bytes;
 
-use super::{media::Media, projection::Projection, protobuf};
+use super::{media::Media, projection::Projection};
+#[cfg(feature = "server")]
+use super::{protobuf, table::Tables};
 
 /// How objects are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -34,6 +37,30 @@ impl Encoding {
     }
 }
 
+/// How much of its object a row has downstream (`includeObject` of `metav1.TableOptions`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Include {
+    /// Nothing.
+    None,
+    /// Its metadata.
+    #[default]
+    Metadata,
+    /// All.
+    Object,
+}
+
+impl Include {
+    /// As a query has it; `None` where the apiserver would refuse it.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "None" => Some(Self::None),
+            "" | "Metadata" => Some(Self::Metadata),
+            "Object" => Some(Self::Object),
+            _ => None,
+        }
+    }
+}
+
 /// How messages are laid out, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Wire {
@@ -51,6 +78,8 @@ pub struct Format {
     only_changes: bool,
     encoding: Encoding,
     wire: Wire,
+    /// Of tables.
+    include: Include,
 }
 
 /// `only_changes` with bytes that hold the version: they change with every change.
@@ -68,13 +97,31 @@ impl Format {
         if only_changes && projection.is_identity() {
             return Err(ChangesEverything);
         }
-        Ok(Self { projection, only_changes, encoding, wire: Wire::Grpc })
+        Ok(Self { projection, only_changes, encoding, ..Self::default() })
     }
 
     /// The form of the Kubernetes API over HTTP, for a cache of this encoding. Of protobuf there are two projections: all of an object, and
     /// its `PartialObjectMetadata`.
     pub fn http(media: Media, projection: Projection) -> Self {
         Self { projection, wire: Wire::Http(media), ..Self::default() }
+    }
+
+    /// The form of tables over HTTP, for a cache of rows.
+    pub fn table(include: Include) -> Self {
+        Self { include, ..Self::http(Media::Table, Projection::default()) }
+    }
+
+    /// How much of its object a row has.
+    pub fn include(&self) -> Include {
+        self.include
+    }
+
+    /// The encoding of the cache that it is made from.
+    pub fn media(&self) -> Media {
+        match self.wire {
+            Wire::Grpc => Media::Json,
+            Wire::Http(media) => media,
+        }
     }
 
     /// How messages are laid out.
@@ -102,16 +149,22 @@ impl Format {
         self.encoding
     }
 
-    /// The bytes that go out for an object with these; `None` where they are the object's own, which are then shared.
-    pub fn bytes_of(&self, object: &[u8]) -> Option<Bytes> {
-        if self.projection.is_identity() {
-            return None;
-        }
-        match self.wire {
+    /// The bytes that go out for an object with these; `None` where they are the object's own, which are then shared. A row goes out as
+    /// its `tables` write it now.
+    #[cfg(feature = "server")]
+    pub fn bytes_of(&self, object: &[u8], tables: Option<&Tables>) -> Option<Bytes> {
+        match (self.wire, tables) {
+            (Wire::Http(Media::Table), Some(tables)) => Some(tables.row(object, self.include)),
+            _ if self.projection.is_identity() => None,
             // It was read before it was cached.
-            Wire::Http(Media::Protobuf) => protobuf::partial_metadata(object).ok(),
-            Wire::Grpc | Wire::Http(Media::Json) => Some(self.projection.apply(object)),
+            (Wire::Http(Media::Protobuf), _) => protobuf::partial_metadata(object).ok(),
+            _ => Some(self.projection.apply(object)),
         }
+    }
+
+    /// Whether what goes out for an object is the same at all times.
+    pub fn is_timeless(&self) -> bool {
+        self.media() != Media::Table
     }
 }
 
@@ -123,7 +176,7 @@ mod tests {
     #[test]
     fn deltas_are_made_of_the_canonical_form_and_of_nothing_else() {
         let json = br#"{"metadata":{"name":"a","resourceVersion":"7","managedFields":[{}]}}"#;
-        let of = |encoding| Format::new(Projection::default(), false, encoding).unwrap().bytes_of(json);
+        let of = |encoding| Format::new(Projection::default(), false, encoding).unwrap().bytes_of(json, None);
         assert_eq!(of(Encoding::Json), None);
         assert_eq!(of(Encoding::Zstd), None);
         assert_eq!(of(Encoding::ZstdDelta).unwrap(), br#"{"metadata":{"name":"a"}}"#.as_slice());

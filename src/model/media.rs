@@ -10,6 +10,8 @@ pub enum Media {
     Json,
     /// Kubernetes' protobuf, which built-in types have: messages in an envelope that names their type.
     Protobuf,
+    /// Rows of the apiserver's own Tables, each with its object: what kubectl prints, as JSON.
+    Table,
 }
 
 impl Media {
@@ -18,6 +20,7 @@ impl Media {
         match self {
             Self::Json => "json",
             Self::Protobuf => "protobuf",
+            Self::Table => "table",
         }
     }
 
@@ -26,6 +29,31 @@ impl Media {
         match self {
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf",
+            Self::Table => Self::Json.content_type(),
+        }
+    }
+
+    /// What a request for an object or a list accepts.
+    pub const fn accept(self) -> &'static str {
+        match self {
+            Self::Json | Self::Protobuf => self.content_type(),
+            Self::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+        }
+    }
+
+    /// What a request for a watch accepts.
+    pub const fn watch_accept(self) -> &'static str {
+        match self {
+            Self::Json | Self::Protobuf => self.watch_content_type(),
+            Self::Table => self.accept(),
+        }
+    }
+
+    /// What a request for it says in its query, beside the media type: that a row holds its whole object.
+    pub const fn query(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Json | Self::Protobuf => None,
+            Self::Table => Some(("includeObject", "Object")),
         }
     }
 
@@ -35,6 +63,7 @@ impl Media {
             // Some servers and proxies know no parameters here, and need none.
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+            Self::Table => Self::Json.watch_content_type(),
         }
     }
 }

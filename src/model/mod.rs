@@ -4,6 +4,8 @@
 pub mod event;
 pub mod fields;
 pub mod format;
+#[cfg(any(feature = "server", feature = "cli"))]
+pub(crate) mod human_duration;
 mod media;
 #[cfg(feature = "server")]
 pub mod object;
@@ -16,6 +18,8 @@ pub mod resource;
 #[cfg(feature = "server")]
 pub mod selection;
 pub mod selector;
+#[cfg(feature = "server")]
+pub mod table;
 pub mod version;
 
 pub use media::Media;

@@ -7,7 +7,8 @@
 //! At rest an object may be packed: a new object with its JSON compressed, whose uid, labels and fields are read as before, from a
 //! small text of their own. An object never changes, so reading one takes no lock.
 //!
-//! The same holds for objects in protobuf: the bytes are the envelope that a watch sends, and what is looked at are spans of those.
+//! The same holds for objects in protobuf: the bytes are the envelope that a watch sends, and what is looked at are spans of those. And for
+//! rows of tables: the bytes are the row, and the object is in it.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -24,6 +25,7 @@ use super::{
     fields::{FieldRef, FieldTable},
     packer::Packer,
     protobuf::{Malformed, at_version, enveloped, is_enveloped},
+    table::{TableError, Tables},
 };
 
 /// An object as the cache holds it.
@@ -56,6 +58,9 @@ pub enum ObjectError {
     /// Not protobuf in Kubernetes' envelope.
     #[error("object cannot be read: {0}")]
     Protobuf(#[from] Malformed),
+    /// Not the row of a Table.
+    #[error("its table cannot be kept: {0}")]
+    Table(#[from] TableError),
     /// A field that every object must have.
     #[error("object has no usable metadata.{0}")]
     Metadata(&'static str),
@@ -179,13 +184,39 @@ pub struct ObjectParser {
 /// By names or by numbers.
 #[derive(Debug)]
 enum Reads {
-    Json {
-        root: Node,
-        /// For each field, the slots that may hold it, in order of preference.
-        fields: Vec<Vec<usize>>,
-        slots: usize,
-    },
+    Json(JsonFields),
     Protobuf(ProtobufFields),
+    /// By names too, in the rows of tables.
+    Table {
+        object: JsonFields,
+        tables: Arc<Tables>,
+    },
+}
+
+/// Where in JSON what is looked at lies.
+#[derive(Debug)]
+struct JsonFields {
+    root: Node,
+    /// For each field, the slots that may hold it, in order of preference.
+    fields: Vec<Vec<usize>>,
+    slots: usize,
+}
+
+impl JsonFields {
+    /// In objects that lie at a path.
+    fn new(table: &FieldTable, at: &[&str]) -> Self {
+        let (mut root, mut slots) = (Node::default(), 0);
+        let mut insert = |path: &[&str]| root.insert(&[at, path].concat(), &mut slots);
+        for name in METADATA {
+            insert(&["metadata", name]);
+        }
+        for name in ["kind", "apiVersion"] {
+            insert(&[name]);
+        }
+        let mut path = |path: &Vec<String>| insert(&path.iter().map(String::as_str).collect::<Vec<_>>());
+        let fields = table.fields().iter().map(|field| field.paths.iter().map(&mut path).collect()).collect();
+        Self { root, fields, slots }
+    }
 }
 
 /// A tree of field names; a leaf's value is kept as the span of its JSON.
@@ -223,21 +254,18 @@ impl Node {
 impl ObjectParser {
     /// A parser for the objects of a resource with these selectable fields, as JSON.
     pub fn new(table: &FieldTable) -> Self {
-        let (mut root, mut slots) = (Node::default(), 0);
-        for name in METADATA {
-            root.insert(&["metadata", name], &mut slots);
-        }
-        for name in ["kind", "apiVersion"] {
-            root.insert(&[name], &mut slots);
-        }
-        let fields = table.fields().iter();
-        let fields = fields.map(|f| f.paths.iter().map(|path| root.insert(path, &mut slots)).collect()).collect();
-        Self::reading(Reads::Json { root, fields, slots }, table)
+        Self::reading(Reads::Json(JsonFields::new(table, &[])), table)
     }
 
     /// The same for objects in protobuf; `None` for a resource of which it is not known where its fields lie.
     pub fn protobuf(gvr: &GroupVersionResource, table: &FieldTable) -> Option<Self> {
         Some(Self::reading(Reads::Protobuf(ProtobufFields::new(gvr, table)?), table))
+    }
+
+    /// The same for objects in the rows of tables.
+    pub fn table(tables: Tables, table: &FieldTable) -> Self {
+        let (object, tables) = (JsonFields::new(table, &["object"]), Arc::new(tables));
+        Self::reading(Reads::Table { object, tables }, table)
     }
 
     fn reading(reads: Reads, table: &FieldTable) -> Self {
@@ -249,9 +277,23 @@ impl ObjectParser {
     /// In which encoding objects are read.
     pub fn media(&self) -> Media {
         match self.reads {
-            Reads::Json { .. } => Media::Json,
+            Reads::Json(_) => Media::Json,
             Reads::Protobuf(_) => Media::Protobuf,
+            Reads::Table { .. } => Media::Table,
         }
+    }
+
+    /// What is known of the tables whose rows are read.
+    pub fn tables(&self) -> Option<&Arc<Tables>> {
+        match &self.reads {
+            Reads::Table { tables, .. } => Some(tables),
+            Reads::Json(_) | Reads::Protobuf(_) => None,
+        }
+    }
+
+    /// The kind and the group version of the objects.
+    pub fn type_meta(&self) -> (&str, &str) {
+        (&self.kind, &self.api_version)
     }
 
     /// The same for objects of this type.
@@ -261,20 +303,25 @@ impl ObjectParser {
 
     /// An object from the bytes of a watch event or a GET. They are copied, so that a network buffer is not kept alive.
     pub fn parse(&self, bytes: &[u8]) -> Result<Object, ObjectError> {
-        let bytes = Bytes::copy_from_slice(bytes);
         match &self.reads {
-            Reads::Json { root, fields, slots } => Ok(parse_json((root, fields, *slots), bytes)?.0),
-            Reads::Protobuf(fields) => fields.parse(bytes),
+            Reads::Json(fields) => Ok(parse_json(fields, Bytes::copy_from_slice(bytes))?.0),
+            Reads::Protobuf(fields) => fields.parse(Bytes::copy_from_slice(bytes)),
+            Reads::Table { object, tables } => {
+                let row = tables.keep(bytes)?.into_boxed_slice();
+                Ok(parse_json(object, Bytes::from(row))?.0)
+            }
         }
     }
 
-    /// An object from an item of a list: JSON gets `kind` and `api_version` in front where the item has none, protobuf its envelope.
+    /// An object from an item of a list: JSON gets `kind` and `api_version` in front where the item has none, protobuf its envelope;
+    /// a row is the same everywhere.
     pub fn from_list_item(&self, item: &[u8], kind: &str, api_version: &str) -> Result<Object, ObjectError> {
-        let (root, fields, slots) = match &self.reads {
-            Reads::Json { root, fields, slots } => (root, fields, *slots),
+        let fields = match &self.reads {
+            Reads::Json(fields) => fields,
             Reads::Protobuf(fields) => return fields.parse(enveloped(api_version, kind, item)),
+            Reads::Table { .. } => return self.parse(item),
         };
-        let (object, has_type) = parse_json((root, fields, slots), Bytes::copy_from_slice(item))?;
+        let (object, has_type) = parse_json(fields, Bytes::copy_from_slice(item))?;
         // Wherever they stand: the keys of a custom resource are sorted, and some sort before these.
         if has_type {
             return Ok(object);
@@ -284,7 +331,7 @@ impl ObjectParser {
         let comma = if body.starts_with(b"}") { "" } else { "," };
         let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\"{comma}");
         let canonical = [head.as_bytes(), body].concat().into_boxed_slice();
-        Ok(parse_json((root, fields, slots), Bytes::from(canonical))?.0)
+        Ok(parse_json(fields, Bytes::from(canonical))?.0)
     }
 
     /// The value that a field selector compares with.
@@ -296,7 +343,7 @@ impl ObjectParser {
                 let raw = object.texts().at(1 + 2 * object.label_count as usize + index).unwrap_or_default();
                 match &self.reads {
                     _ if raw.is_empty() => Cow::Borrowed(self.defaults.get(index).copied().unwrap_or_default()),
-                    Reads::Json { .. } => field_text(std::str::from_utf8(raw).unwrap_or_default()),
+                    Reads::Json(_) | Reads::Table { .. } => field_text(std::str::from_utf8(raw).unwrap_or_default()),
                     Reads::Protobuf(fields) => fields.text(index, raw),
                 }
             }
@@ -310,12 +357,9 @@ fn check_len(bytes: &[u8]) -> Result<(), ObjectError> {
 }
 
 /// The object, and whether it says its kind.
-fn parse_json(
-    (root, fields, slot_count): (&Node, &[Vec<usize>], usize),
-    bytes: Bytes,
-) -> Result<(Object, bool), ObjectError> {
+fn parse_json(JsonFields { root, fields, slots }: &JsonFields, bytes: Bytes) -> Result<(Object, bool), ObjectError> {
     check_len(&bytes)?;
-    let mut slots = vec![None; slot_count];
+    let mut slots = vec![None; *slots];
     let mut json = serde_json::Deserializer::from_slice(&bytes);
     Walk { node: root, slots: &mut slots }.deserialize(&mut json)?;
     json.end()?;

@@ -216,6 +216,6 @@ fn message(object: &Object, format: &Format) -> v1alpha1::Object {
         name: object.key().name().to_owned(),
         uid: object.uid().to_owned(),
         resource_version: object.version().to_string(),
-        object: format.bytes_of(&json).unwrap_or(json),
+        object: format.bytes_of(&json, None).unwrap_or(json),
     }
 }

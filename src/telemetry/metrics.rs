@@ -523,7 +523,7 @@ impl Metrics {
             objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
             object_bytes: int_gauge(
                 "kubefan_cached_object_bytes",
-                "Bytes of the objects cached, as JSON or protobuf.",
+                "Bytes of the objects cached, in the form that the cache holds.",
                 &CACHE,
             )?,
             object_memory: int_gauge(

@@ -218,7 +218,7 @@ impl Upstream {
     /// # Errors
     /// [`UpstreamError::Refused`] with 406 where the server has no such encoding of them, whatever it answers instead.
     pub async fn get_media(&self, verb: Verb, path_and_query: &str, media: Media) -> Result<Bytes, UpstreamError> {
-        let response = self.get_accept(verb, path_and_query, media.content_type()).await?;
+        let response = self.get_accept(verb, path_and_query, media.accept()).await?;
         check_media(response.headers(), media)?;
         Ok(response.into_body())
     }
@@ -228,7 +228,7 @@ impl Upstream {
     /// # Errors
     /// As [`Self::get_media`].
     pub async fn stream(&self, path_and_query: &str, media: Media) -> Result<BodyStream, UpstreamError> {
-        let send = self.send(Verb::Watch, path_and_query, media.watch_content_type());
+        let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
         let response = self.within_timeout(send).await?;
         check_media(response.headers(), media)?;
         let gzip = is_gzip(response.headers());
@@ -244,7 +244,7 @@ impl Upstream {
     ) -> Result<Lines<BodyStream>, UpstreamError> {
         let chunks = self.stream(path_and_query, media).await?;
         let framing = match media {
-            Media::Json => Framing::Lines,
+            Media::Json | Media::Table => Framing::Lines,
             Media::Protobuf => Framing::Lengths,
         };
         let options = LineOptions { gzip: chunks.gzip, framing, ..options };
@@ -400,7 +400,7 @@ pub fn encode_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
 fn check_media(headers: &HeaderMap, media: Media) -> Result<(), UpstreamError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
-    if media == Media::Json || essence.eq_ignore_ascii_case(media.content_type()) {
+    if media != Media::Protobuf || essence.eq_ignore_ascii_case(media.content_type()) {
         return Ok(());
     }
     let message = shorten(&format!("asked for {}, got {given:?}", media.content_type()));

@@ -33,14 +33,19 @@ impl Upstream {
     /// # Errors
     /// `Refused` where the server does not take the selector; whatever a request can meet.
     pub async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, UpstreamError> {
-        let Target { gvr, scope, namespaced, field_selector, .. } = target;
-        // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
-        let default = Scope::Namespace("default".to_owned());
-        let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
-        let comma = if field_selector.is_empty() { "" } else { "," };
-        let selector = format!("metadata.name={NO_NAME}{comma}{field_selector}");
-        let path = gvr.collection_path(scope) + &encode_query([("limit", "1"), ("fieldSelector", &selector)]);
-        let Head { metadata } = self.get_json(Verb::List, &path).await?;
+        let Head { metadata } = self.get_json(Verb::List, &version_path(target, None)).await?;
         metadata.resource_version.parse().map_err(UpstreamError::invalid)
     }
+}
+
+/// The list that tells it, with another parameter perhaps.
+pub(super) fn version_path(target: &Target, with: Option<(&str, &str)>) -> String {
+    let Target { gvr, scope, namespaced, field_selector, .. } = target;
+    // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
+    let default = Scope::Namespace("default".to_owned());
+    let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
+    let comma = if field_selector.is_empty() { "" } else { "," };
+    let selector = format!("metadata.name={NO_NAME}{comma}{field_selector}");
+    let query = [("limit", "1"), ("fieldSelector", selector.as_str())];
+    gvr.collection_path(scope) + &encode_query(query.into_iter().chain(with))
 }

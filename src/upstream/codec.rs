@@ -14,6 +14,7 @@ use crate::model::{
     event::EventType,
     object::{Object, ObjectError, ObjectParser},
     protobuf::{self, INITIAL_EVENTS_END, Malformed},
+    table::{Document, TableError, Tables},
 };
 
 /// A page of a list.
@@ -54,6 +55,12 @@ struct WatchLine<'a> {
 }
 
 #[derive(Deserialize)]
+struct TableRow<'a> {
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
 struct BookmarkObject {
     metadata: BookmarkMeta,
 }
@@ -70,8 +77,14 @@ struct BookmarkMeta {
 pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> Result<Page, ReflectorError> {
     let api_version = target.gvr.api_version();
     let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
+    if let Some(tables) = parser.tables() {
+        let Document { version, next, rows } = tables.read(body).map_err(ObjectError::from)?;
+        let version = parse_version(&version).map_err(ReflectorError::List)?;
+        let objects: Result<_, _> = rows.into_iter().map(|row| parser.parse(row.get().as_bytes())).collect();
+        return Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? });
+    }
     let (version, next, objects): (_, _, Result<_, ObjectError>) = match parser.media() {
-        Media::Json => {
+        Media::Json | Media::Table => {
             let ListPage { metadata, items } = parse(body).map_err(ReflectorError::List)?;
             let items = items.unwrap_or_default().into_iter().map(|item| item.get().as_bytes());
             (metadata.resource_version, metadata.next.unwrap_or_default(), items.map(object).collect())
@@ -90,7 +103,7 @@ pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
 /// Reads an event of a watch; of an ERROR event, the error.
 pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, ReflectorError> {
     let (kind, object) = match parser.media() {
-        Media::Json => {
+        Media::Json | Media::Table => {
             let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
             (kind, object.get().as_bytes())
         }
@@ -103,7 +116,7 @@ pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, Re
         "ADDED" => EventType::Added,
         "MODIFIED" => EventType::Modified,
         "DELETED" => EventType::Deleted,
-        "BOOKMARK" => return read_bookmark(parser.media(), object).map_err(ReflectorError::Watch),
+        "BOOKMARK" => return read_bookmark(parser, object),
         "ERROR" => {
             let status = Status::parse(object);
             let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
@@ -114,12 +127,34 @@ pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, Re
             return Err(ReflectorError::Watch(UpstreamError::invalid(format_args!("event type {other:?}"))));
         }
     };
-    Ok(Told::Event(kind, parser.parse(object)?))
+    match parser.tables() {
+        None => Ok(Told::Event(kind, parser.parse(object)?)),
+        Some(tables) => Ok(Told::Event(kind, parser.parse(only_row(tables, object)?.get().as_bytes())?)),
+    }
 }
 
-fn read_bookmark(media: Media, object: &[u8]) -> Result<Told, UpstreamError> {
+/// The row of a Table that is the object of an event.
+fn only_row<'a>(tables: &Tables, table: &'a [u8]) -> Result<&'a RawValue, ObjectError> {
+    let Document { rows, .. } = tables.read(table)?;
+    match rows[..] {
+        [row] => Ok(row),
+        _ => Err(TableError::Malformed(format!("an event with {} rows", rows.len())).into()),
+    }
+}
+
+fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<Told, ReflectorError> {
+    let Some(tables) = parser.tables() else {
+        return bookmark_of(parser.media(), object).map_err(ReflectorError::Watch);
+    };
+    let row = only_row(tables, object)?;
+    tables.note_bookmark(row);
+    let TableRow { object } = parse(row.get().as_bytes()).map_err(ReflectorError::Watch)?;
+    bookmark_of(Media::Json, object.get().as_bytes()).map_err(ReflectorError::Watch)
+}
+
+fn bookmark_of(media: Media, object: &[u8]) -> Result<Told, UpstreamError> {
     let (version, ends_initial_state) = match media {
-        Media::Json => {
+        Media::Json | Media::Table => {
             let BookmarkObject { metadata } = parse(object)?;
             let ends = metadata.annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
             (parse_version(&metadata.resource_version)?, ends)

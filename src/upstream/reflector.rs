@@ -1,6 +1,6 @@
 //! One list and watch of one resource and scope, as a state machine with one step function.
 //!
-//! The parser decides whether it is read as JSON or as protobuf. It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
+//! The parser decides whether it is read as JSON, as protobuf or as tables. It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
 //! every failure leaves it in the state that the next step can go on from, so that retrying is the caller's only decision. The
 //! rules are those of client-go's reflector (`tools/cache/reflector.go`).
 
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     client::{BodyStream, Upstream, Verb, encode_query},
+    cluster_version::version_path,
     codec::{Page, Told, read_event, read_page},
     error::UpstreamError,
     lines::{LineOptions, Lines},
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     cache::Update,
     model::{
-        GroupVersionResource, ResourceVersion, Scope,
+        GroupVersionResource, Media, ResourceVersion, Scope,
         event::EventType,
         object::{ObjectError, ObjectParser},
     },
@@ -387,7 +388,7 @@ impl<R: Rng> Reflector<R> {
         // What is looked at in the past is behind what the cache itself was told.
         if in_doubt && !self.question_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
-            match self.upstream.cluster_version(&self.target).await {
+            match self.cluster_version().await? {
                 Ok(reached) if reached < version => {
                     // Unlike a watch, a consistent read is never behind, whichever apiserver answers it.
                     self.state = State::Empty { reason: REWRITTEN };
@@ -422,6 +423,19 @@ impl<R: Rng> Reflector<R> {
                 Ok(Step::Watching { proven_at })
             }
             Err(error) => Err(self.watch_failed(version, error)),
+        }
+    }
+
+    /// How far the cluster is. In a table that also tells whether the columns are still those of the rows that are held: a quiet watch
+    /// would not.
+    async fn cluster_version(&mut self) -> Result<Result<ResourceVersion, UpstreamError>, ReflectorError> {
+        let media = self.parser.media();
+        if media != Media::Table {
+            return Ok(self.upstream.cluster_version(&self.target).await);
+        }
+        match self.upstream.get_media(Verb::List, &version_path(&self.target, media.query()), media).await {
+            Ok(body) => Ok(Ok(read_page(&self.parser, &self.target, &body)?.version)),
+            Err(error) => Ok(Err(error)),
         }
     }
 
@@ -484,7 +498,8 @@ impl<R: Rng> Reflector<R> {
     fn path(&self, query: &[(&str, &str)]) -> String {
         let Target { gvr, scope, field_selector, .. } = &self.target;
         let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
-        gvr.collection_path(scope) + &encode_query(query.iter().copied().chain(selector))
+        gvr.collection_path(scope)
+            + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
     }
 }
 

@@ -37,6 +37,7 @@ mod scopes;
 mod self_check;
 mod serve;
 mod staleness;
+mod tables;
 mod upstream_connections;
 mod upstream_faults;
 mod verify;
@@ -69,8 +70,8 @@ fn main() -> std::process::ExitCode {
         history::TESTS,
         http::TESTS,
         http::HOSTILE,
-        http::LIMITS,
         http::WEBSOCKET,
+        http::LIMITS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
@@ -85,6 +86,7 @@ fn main() -> std::process::ExitCode {
         self_check::TESTS,
         serve::TESTS,
         staleness::TESTS,
+        tables::TESTS,
         upstream_connections::TESTS,
         upstream_faults::TESTS,
         verify::TESTS,

@@ -8,7 +8,7 @@ use bytes::{BufMut, Bytes};
 use kubefan::{
     app::{
         informer::Shared,
-        on_demand::Protobuf,
+        on_demand::Form,
         registry::{Registry, RegistryOptions},
     },
     fanout::{Catalog, Phase, Refusal, Served},
@@ -48,7 +48,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
 };
 
-const PROTOBUF: Protobuf = Protobuf { protobuf_bytes_max: 512 << 20, protobuf_idle_timeout: Duration::from_secs(600) };
+const PROTOBUF: Form = Form { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
 
 /// The caches of a kubefan in front of the real apiserver.
 struct Caches {
@@ -109,7 +109,7 @@ fn anything() -> Setup {
 }
 
 /// With the configmaps of one namespace.
-fn configmaps_of(namespace: &str, protobuf: Protobuf) -> Setup {
+fn configmaps_of(namespace: &str, protobuf: Form) -> Setup {
     let setup = Setup::of(&["configmaps"]).namespaces(&[namespace]);
     Setup { registry: RegistryOptions { protobuf: Some(protobuf), ..setup.registry }, ..setup }
 }
@@ -455,7 +455,7 @@ async fn protobuf_has_a_budget_of_its_own() {
     for n in 0..10 {
         api.create(&path, &configmap(&format!("c{n}"), "new", 5000)).await;
     }
-    let few = Protobuf { protobuf_bytes_max: 40_000, ..PROTOBUF };
+    let few = Form { bytes_max: 40_000, ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let Err(Refusal::NotCached(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
@@ -473,7 +473,7 @@ async fn protobuf_has_a_budget_of_its_own() {
 async fn what_nobody_reads_as_protobuf_is_let_go() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
-    let soon = Protobuf { protobuf_idle_timeout: Duration::from_millis(200), ..PROTOBUF };
+    let soon = Form { idle_timeout: Duration::from_millis(200), ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, soon)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let first = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;

@@ -125,6 +125,7 @@ impl Node {
             gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
             on_demand: None,
             protobuf: None,
+            tables: None,
             staleness_max: None,
             proves: true,
             self_check_interval: Some(Duration::from_secs(300)),

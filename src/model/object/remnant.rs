@@ -45,7 +45,8 @@ impl Object {
     /// The bytes of a remnant, as if the object were at `version`.
     pub(super) fn remnant_bytes(&self, parser: &ObjectParser, version: ResourceVersion) -> Bytes {
         match &parser.reads {
-            Reads::Json { .. } => self.remnant_json(parser, version).into(),
+            Reads::Json(_) => self.remnant_json(parser, version).into(),
+            Reads::Table { tables, .. } => tables.remnant(&self.remnant_json(parser, version)).into(),
             Reads::Protobuf(fields) => fields.remnant(self, version, &parser.api_version, &parser.kind),
         }
     }

@@ -4,7 +4,11 @@
 //! upstream is asked, and for what nobody serves too: its 406 lists the types. Two libraries there read the header one after the other,
 //! each in its own way, and whoever reads it here in a third way answers what upstream would have refused.
 
-use crate::model::{Media, projection::Projection};
+use crate::model::{
+    Media,
+    format::{Format, Include},
+    projection::Projection,
+};
 
 /// The form of the objects in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,23 +17,26 @@ pub enum Form {
     Whole(Media),
     /// Their metadata.
     Partial(Media),
+    /// As the rows of a table, as JSON.
+    Table,
     /// One that is not made here.
     Other,
 }
 
 impl Form {
-    /// From which cache it is made, and what of its objects.
-    pub fn made(self) -> Option<(Media, Projection)> {
+    /// How it is made; a table has as much of its objects as is asked for, where that can be read.
+    pub fn made(self, include: Option<Include>) -> Option<Format> {
         match self {
-            Self::Whole(media) => Some((media, Projection::default())),
-            Self::Partial(media) => Some((media, Projection::partial_object_metadata())),
+            Self::Whole(media) => Some(Format::http(media, Projection::default())),
+            Self::Partial(media) => Some(Format::http(media, Projection::partial_object_metadata())),
+            Self::Table => include.map(Format::table),
             Self::Other => None,
         }
     }
 
     /// Whether people may read it.
     pub fn is_json(self) -> bool {
-        matches!(self, Self::Whole(Media::Json) | Self::Partial(Media::Json))
+        matches!(self, Self::Whole(Media::Json) | Self::Partial(Media::Json) | Self::Table)
     }
 }
 
@@ -103,7 +110,8 @@ impl<'a> Clause<'a> {
             _ if !converts => Some(Form::Whole(media)),
             ("PartialObjectMetadataList", "meta.k8s.io", "v1") if is_list => Some(Form::Partial(media)),
             ("PartialObjectMetadata", "meta.k8s.io", "v1") if !is_list => Some(Form::Partial(media)),
-            // Tables, other versions, and what only upstream can refuse.
+            ("Table", "meta.k8s.io", "v1") if media == Media::Json => Some(Form::Table),
+            // Other versions, and what only upstream can refuse.
             _ => Some(Form::Other),
         }
     }
@@ -180,7 +188,8 @@ mod tests {
             (partial, false, Form::Partial(Media::Json)),
             (partial_list, true, Form::Partial(Media::Json)),
             (partial, true, Form::Other),
-            (table, true, Form::Other),
+            (table, true, Form::Table),
+            ("application/json;as=Table;v=v1beta1;g=meta.k8s.io", true, Form::Other),
             ("application/json;pretty=1", true, Form::Other),
             ("text/html", true, Form::Other),
             (",;=,//", true, Form::Other),

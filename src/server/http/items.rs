@@ -1,5 +1,7 @@
 //! How a list is written: what stands around its items and between them, in each encoding.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use bytes::{BufMut, BytesMut};
 
@@ -9,9 +11,10 @@ use crate::{
     model::{
         Media, ResourceVersion,
         format::Format,
-        object::Object,
+        object::{Object, ObjectParser},
         projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
         protobuf,
+        table::{self, Tables},
     },
 };
 
@@ -34,12 +37,15 @@ enum Style {
     Whole,
     /// Messages of protobuf without their envelopes.
     Messages,
+    /// Rows of a table.
+    Rows,
 }
 
 /// A list's items in one format.
 pub struct Items {
     format: Format,
     style: Style,
+    tables: Option<Arc<Tables>>,
     list_kind: String,
     api_version: String,
 }
@@ -54,6 +60,7 @@ impl Items {
         };
         let style = match served.parser.media() {
             Media::Protobuf => Style::Messages,
+            Media::Table => Style::Rows,
             Media::Json if is_identity => {
                 let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
                 let is_typed = match store.iter().next() {
@@ -69,7 +76,8 @@ impl Items {
             true => served.list_kind.to_string(),
             false => format!("{kind}List"),
         };
-        Self { format, style, list_kind, api_version }
+        let tables = served.parser.tables().cloned();
+        Self { format, style, tables, list_kind, api_version }
     }
 
     /// Whether what comes before the items says how long they are.
@@ -82,9 +90,9 @@ impl Items {
         protobuf::item_len(self.message(object).len())
     }
 
-    /// What comes before the items, which take `items_len` bytes where they are measured, and after them; in the order of fields that the
-    /// apiserver has: typed lists by their declaration, all others by name.
-    pub fn around(&self, meta: &ListMeta, items_len: usize) -> (Bytes, Bytes) {
+    /// What comes before the items, which take `items_len` bytes where they are measured and may be none, and after them; in the order of
+    /// fields that the apiserver has: typed lists by their declaration, all others by name.
+    pub fn around(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining } = meta;
         let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
@@ -110,6 +118,11 @@ impl Items {
             "" => String::new(),
             token => format!(",\"continue\":\"{token}\""),
         };
+        if let Some(tables) = &self.tables {
+            let meta = format!("{version}\"{continues}{remaining}");
+            let (begin, end) = if is_empty { (tables.no_rows(), "}\n") } else { ("[", "]}\n") };
+            return (table_head(tables, &meta, begin).into(), Bytes::from_static(end.as_bytes()));
+        }
         let head = format!(
             "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
              {continues}{remaining}}},\"items\":["
@@ -134,7 +147,7 @@ impl Items {
                 out.put_slice(&json[head.len()..]);
             }
             Style::Typed(_) => out.put_slice(&json),
-            _ => out.put_slice(&self.format.bytes_of(&json).unwrap_or(json)),
+            _ => out.put_slice(&self.format.bytes_of(&json, self.tables.as_deref()).unwrap_or(json)),
         }
     }
 
@@ -147,4 +160,18 @@ impl Items {
         };
         message.unwrap_or_default()
     }
+}
+
+/// What begins a Table, with its columns: after the quote that begins its version, and before its rows.
+fn table_head(tables: &Tables, meta: &str, rows: &str) -> String {
+    let definitions = tables.definitions();
+    let definitions = String::from_utf8_lossy(&definitions);
+    [table::HEAD, meta, table::COLUMNS, &definitions, table::ROWS, rows].concat()
+}
+
+/// A Table of one row; nothing where the cache is of another form.
+pub fn table_of(parser: &ObjectParser, version: ResourceVersion, row: &[u8]) -> Bytes {
+    let Some(tables) = parser.tables() else { return Bytes::new() };
+    let head = table_head(tables, &format!("{version}\""), "[");
+    [head.as_bytes(), row, b"]}\n"].concat().into()
 }

@@ -19,7 +19,7 @@ use tokio::{sync::OwnedSemaphorePermit, task::yield_now, time::Instant};
 
 use super::{
     Front, Otherwise, Read,
-    items::{Items, ListMeta},
+    items::{self, Items, ListMeta},
     options::{Freshness, ListOptions},
     status::Failure,
 };
@@ -174,7 +174,8 @@ impl<C: Catalog> Front<C> {
             true => measure(&items, store.select(&selection, last.as_ref()).take(left)).await,
             false => 0,
         };
-        let (head, tail) = items.around(&meta, items_len);
+        let is_empty = store.select(&selection, last.as_ref()).next().is_none();
+        let (head, tail) = items.around(&meta, items_len, is_empty);
         let listing = Listing { served, store, selection, items, last, left, begun: false, head, tail };
         let media = listing.served.parser.media();
         let chunks = stream::unfold(Some(listing), move |listing| {
@@ -199,10 +200,11 @@ impl<C: Catalog> Front<C> {
             return Err(self.not_held(&selected.served.gvr, path).into());
         };
         let (bytes, media) = (object.bytes(), selected.served.parser.media());
-        let bytes = format.bytes_of(&bytes).unwrap_or(bytes);
+        let bytes = format.bytes_of(&bytes, selected.served.parser.tables().map(|tables| &**tables)).unwrap_or(bytes);
         let body = match media {
             Media::Json => [&bytes, b"\n".as_slice()].concat().into(),
             Media::Protobuf => bytes,
+            Media::Table => items::table_of(&selected.served.parser, object.version(), &bytes),
         };
         Ok(super::response(media.content_type(), Body::from(body)))
     }

@@ -251,10 +251,12 @@ impl<C: Catalog> Front<C> {
         // What nobody else can be asked for is not refused for its looks.
         let is_pretty = !is_watch && self.proxy.is_some() && is_pretty(request);
         let forms = accept::negotiate(header, is_list);
+        let include = options::include_object(query);
         // Nobody reads protobuf for its looks.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
         let place = (!is_watch).then(|| self.reader.admit_read()).transpose()?;
-        let (selected, format) = self.select(&path, selectors, forms, is_watch).await?;
+        let formats = forms.map(|form| form.made(include));
+        let (selected, format) = self.select(&path, selectors, formats, is_watch).await?;
         let read = Read { path: &path, selected, format };
         let response = match asked {
             Asked::Many(Options::Watch(options)) => return self.watch(read, options, bell).await,
@@ -264,20 +266,20 @@ impl<C: Catalog> Front<C> {
         Ok(Answer::Read(response))
     }
 
-    /// What a path and selectors select, in the first of the forms; where nobody else is asked, in the first that is made here.
+    /// What a path and selectors select, in the first of the formats; where nobody else is asked, in the first that is made here.
     async fn select(
         &self,
         path: &Path,
         selectors: (&str, &str),
-        forms: impl Iterator<Item = Form>,
+        formats: impl Iterator<Item = Option<Format>>,
         is_watch: bool,
     ) -> Result<(Selected, Format), Otherwise> {
         let mut first = None;
-        for form in forms {
-            let selected = match form.made() {
-                Some((media, projection)) => {
-                    let selected = self.select_in(media, path, selectors, is_watch).await;
-                    selected.map(|selected| (selected, Format::http(media, projection)))
+        for format in formats {
+            let selected = match format {
+                Some(format) => {
+                    let selected = self.select_in(format.media(), path, selectors, is_watch).await;
+                    selected.map(|selected| (selected, format))
                 }
                 None => Err(Otherwise::Upstream(not_made())),
             };
@@ -384,7 +386,7 @@ impl<C: Catalog> Front<C> {
 
 fn not_made() -> Failure {
     Failure::not_acceptable(
-        "only JSON and protobuf, whole or as PartialObjectMetadata, are made from the cache".to_owned(),
+        "only JSON and protobuf, whole or as PartialObjectMetadata, and tables are made from the cache".to_owned(),
     )
 }
 

@@ -6,7 +6,7 @@ use std::{borrow::Cow, time::Duration};
 use form_urlencoded::parse;
 
 use super::status::{Cause, Failure};
-use crate::model::ResourceVersion;
+use crate::model::{ResourceVersion, format::Include};
 
 /// The longest query that is read.
 const QUERY_BYTES_MAX: usize = 64 << 10;
@@ -84,6 +84,12 @@ impl Options {
             | Self::Watch(WatchOptions { label_selector, field_selector, .. }) => (label_selector, field_selector),
         }
     }
+}
+
+/// How much of its object each row of a table is to have; `None` where only upstream can say what is wrong with the query.
+pub fn include_object(query: &str) -> Option<Include> {
+    let value = parse(query.as_bytes()).find(|(name, _)| name == "includeObject");
+    Include::parse(&value.map_or(Cow::Borrowed(""), |(_, value)| value))
 }
 
 /// A parameter and its value.

@@ -191,7 +191,7 @@ impl Failure {
     /// The body, in an encoding.
     fn body(&self, media: Media) -> Bytes {
         match media {
-            Media::Json => (self.json() + "\n").into(),
+            Media::Json | Media::Table => (self.json() + "\n").into(),
             Media::Protobuf => protobuf::Status::from(self).to_bytes(),
         }
     }
@@ -218,7 +218,7 @@ impl Failure {
     /// As the last event of a watch.
     pub fn event(&self, media: Media) -> Bytes {
         match media {
-            Media::Json => format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", self.json()).into(),
+            Media::Json | Media::Table => format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", self.json()).into(),
             Media::Protobuf => protobuf::watch_frame("ERROR", &self.body(media)),
         }
     }

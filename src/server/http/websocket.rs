@@ -187,7 +187,7 @@ fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Messa
             return None;
         }
         let message = match media {
-            Media::Json => {
+            Media::Json | Media::Table => {
                 let end = memchr::memchr(b'\n', &chunk).map_or(chunk.len(), |at| at + 1);
                 Utf8Bytes::try_from(chunk.split_to(end)).ok().map(Message::Text)
             }

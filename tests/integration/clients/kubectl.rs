@@ -1,4 +1,5 @@
-//! kubectl. What it prints of objects goes mostly by Tables, which upstream makes; JSON, watches and writes take all other ways.
+//! kubectl. What it prints of objects goes mostly by Tables, which upstream makes unless they are cached; JSON, watches and writes take all
+//! other ways.
 
 use std::{fs, process::Command};
 
@@ -8,7 +9,9 @@ use super::{Both, SMALL_LISTS, Server, assert_equal};
 use crate::harness::{Test, apiserver::ApiServer, assets, objects::pod, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: kubectl_reads_the_same, kubectl_writes_the_same_and_reads_what_it_wrote, kubectl_watches_the_same;
+    apiserver: kubectl_reads_the_same, kubectl_reads_the_same_from_cached_tables,
+        kubectl_writes_the_same_and_reads_what_it_wrote, kubectl_watches_the_same,
+        kubectl_watches_the_same_by_cached_tables;
 };
 
 /// After `-n NAMESPACE`, which stands still meanwhile.
@@ -113,8 +116,29 @@ const WRITES: &[&str] = &[
     "get configmaps -o name",
 ];
 
+/// Whether a command asks for tables.
+fn asks_for_tables(command: &str) -> bool {
+    let is_wide = command.ends_with("-o wide");
+    command.starts_with("get ") && !command.contains("--raw") && (is_wide || !command.contains("-o "))
+}
+
 async fn kubectl_reads_the_same() {
-    let both = Both::start(ApiServer::shared().await, &[SMALL_LISTS, "--passthrough-upgrades"]).await;
+    reads_the_same(&[SMALL_LISTS, "--passthrough-upgrades"], |_| true).await;
+}
+
+async fn kubectl_reads_the_same_from_cached_tables() {
+    let both = reads_the_same(&[SMALL_LISTS, "--cache-tables"], asks_for_tables).await;
+    let (_, sent) = both.metric("kubefan_snapshot_objects_sent_total").await;
+    for resource in ["pods", "widgets"] {
+        let mut lines = sent.lines().filter(|line| line.contains(&format!("resource=\"{resource}\"")));
+        let mut tables = lines.clone().filter(|line| line.contains("media=\"table\""));
+        assert!(tables.any(|line| !line.ends_with(" 0")), "no tables of {resource} from the cache: {sent}");
+        assert!(lines.all(|line| line.contains("media=\"table\"") || line.ends_with(" 0")), "{sent}");
+    }
+}
+
+async fn reads_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
+    let both = Both::start(ApiServer::shared().await, args).await;
     let api = &both.api;
     let group = format!("{}.example.com", api.unique("kubectl"));
     api.create_crd(&group, "widgets", "Widget").await;
@@ -138,7 +162,7 @@ async fn kubectl_reads_the_same() {
     });
     api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event).await;
     for (commands, outcome) in [(READS, "succeeded"), (FAILURES, "failed")] {
-        for command in commands {
+        for command in commands.iter().filter(|command| asks(command)) {
             // Other tests have widgets too.
             let command = command.replace("NAMESPACE", &namespace).replace("widgets", &format!("widgets.{group}"));
             let args: Vec<_> = command.split(' ').collect();
@@ -150,6 +174,7 @@ async fn kubectl_reads_the_same() {
     }
     both.assert_lists_were_cached().await;
     api.delete_crd(&group, "widgets").await;
+    both
 }
 
 async fn kubectl_writes_the_same_and_reads_what_it_wrote() {
@@ -225,7 +250,19 @@ const WAITS: &[&str] = &[
 ];
 
 async fn kubectl_watches_the_same() {
-    let both = Both::start(ApiServer::shared().await, &["--resource", "pods"]).await;
+    watches_the_same(&["--resource", "pods"], |_| true).await;
+}
+
+async fn kubectl_watches_the_same_by_cached_tables() {
+    let args = ["--resource", "pods", "--cache-tables"];
+    let both = watches_the_same(&args, |command| asks_for_tables(&command.replace(" -w", ""))).await;
+    let (_, sent) = both.metric("kubefan_deliveries_total").await;
+    let mut tables = sent.lines().filter(|line| line.contains("media=\"table\""));
+    assert!(tables.any(|line| !line.ends_with(" 0")), "no tables from the cache: {sent}");
+}
+
+async fn watches_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
+    let both = Both::start(ApiServer::shared().await, args).await;
     let api = &both.api;
     let namespace = api.namespace("kubectl-watches").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -244,7 +281,7 @@ async fn kubectl_watches_the_same() {
         };
         (*command, both.servers.each_ref().map(spawn))
     };
-    let mut watches: Vec<_> = WATCHES.iter().map(begin).collect();
+    let mut watches: Vec<_> = WATCHES.iter().filter(|command| asks(command)).map(begin).collect();
     // They begin from the same state. Those by label find nothing there, and are asked to show that they watch before anything is lost.
     for (command, processes) in &watches {
         if !command.contains("-l ") {
@@ -281,6 +318,8 @@ async fn kubectl_watches_the_same() {
         let [direct, kubefan] = processes.each_ref().map(|process| lines(&process.log()));
         assert_equal(&format!("kubectl {command}"), &direct, &kubefan);
     }
+    drop((watches, waits));
+    both
 }
 
 /// The pod that changes last.

@@ -83,6 +83,7 @@ impl Setup {
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
                 on_demand: None,
                 protobuf: None,
+                tables: None,
                 staleness_max: None,
                 proves: true,
                 self_check_interval: None,

@@ -1,7 +1,7 @@
-//! Ages as kubectl prints them.
+//! Ages as kubectl and the apiserver print them.
 
 /// The age of something made so many seconds ago, as `HumanDuration` of apimachinery's `util/duration` writes it.
-pub(super) fn human_duration(seconds: i64) -> String {
+pub(crate) fn human_duration(seconds: i64) -> String {
     let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
         0 => format!("{big}{unit}"),
         small => format!("{big}{unit}{small}{small_unit}"),

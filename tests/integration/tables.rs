@@ -1,0 +1,389 @@
+//! Cached tables, held against the apiserver's: the same bytes, ages included, however old the rows are that are kept; and upstream's where
+//! they cannot be kept.
+
+use std::time::Duration;
+
+use kubefan::{
+    app::{on_demand::Form, registry::RegistryOptions},
+    fanout::{Catalog, Refusal},
+    model::Media,
+};
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    kubefan::Kubefan,
+    objects::{pod, version_of},
+    rig::{Rig, Setup},
+    tests, wait,
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: a_cached_table_is_the_apiservers_to_the_byte, a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells,
+        a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
+    paused: an_apiserver_without_tables_is_asked_once_a_minute;
+};
+
+/// As kubectl asks.
+const TABLE: &str =
+    "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+/// Both are asked at about the same time, and a second may pass in between.
+const TRIES: usize = 8;
+
+/// The apiserver, and kubefan in front of it.
+struct Servers {
+    api: ApiServer,
+    kubefan: Kubefan,
+    client: Client,
+}
+
+struct Answer {
+    status: StatusCode,
+    is_cached: bool,
+    body: String,
+}
+
+impl Servers {
+    async fn start(args: &[&str]) -> Servers {
+        let api = ApiServer::shared().await;
+        let kubefan = Kubefan::start(&api, args).await;
+        let token = format!("Bearer {}", api.admin_token()).parse().unwrap();
+        let headers = [(reqwest::header::AUTHORIZATION, token)].into_iter().collect();
+        let client = Client::builder().no_proxy().default_headers(headers).build().unwrap();
+        Servers { api, kubefan, client }
+    }
+
+    async fn ask(&self, path: &str, direct: bool) -> Answer {
+        let sent = match direct {
+            true => self.api.client().get(format!("{}{path}", self.api.url())),
+            false => self.client.get(format!("http://{}{path}", self.kubefan.grpc_addr)),
+        };
+        let response = sent.header("accept", TABLE).send().await.unwrap();
+        let (status, is_cached) = (response.status(), response.headers().contains_key("cache-status"));
+        let content_type = response.headers()["content-type"].clone();
+        assert_eq!(content_type, "application/json", "{path}");
+        Answer { status, is_cached, body: response.text().await.unwrap() }
+    }
+
+    /// Waits until the cache answers.
+    async fn is_cached(&self, path: &str) {
+        wait::until(&format!("{path} from the cache"), wait::SOON, || async {
+            self.ask(path, false).await.is_cached.then_some(())
+        })
+        .await;
+    }
+
+    /// Asks both until they answer the same.
+    async fn same(&self, path: &str) -> String {
+        let mut tried = 0;
+        loop {
+            let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
+            assert!(ours.is_cached, "{path}: {}", ours.body);
+            let (direct, ours) = (masked(&direct.body), masked(&ours.body));
+            if direct == ours {
+                return ours;
+            }
+            tried += 1;
+            assert!(tried < TRIES, "{path}: {}", difference(&direct, &ours));
+        }
+    }
+}
+
+/// Without the version of a list or a bookmark, which moves with the rest of the cluster. Rows of custom objects are compared in no order of
+/// fields: their metadata is written in the type's order upstream, and here in the object's own.
+fn masked(body: &str) -> String {
+    let masked = |line: &str| {
+        let table: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("JSON: {line}"));
+        let (object, places) = match table["type"].as_str() {
+            None => (&table, 1),
+            Some("BOOKMARK") => (&table["object"], usize::MAX),
+            Some(_) => (&table["object"], 0),
+        };
+        let version = object["metadata"]["resourceVersion"].as_str().unwrap();
+        let line = line.replacen(&format!("\"resourceVersion\":\"{version}\""), "\"resourceVersion\":\"N\"", places);
+        let sorted = |line: &str| serde_json::from_str::<Value>(line).unwrap().to_string();
+        if line.contains(".tables.example.com/v1\"") { sorted(&line) } else { line }
+    };
+    body.lines().map(masked).collect::<Vec<_>>().join("\n")
+}
+
+fn difference(direct: &str, ours: &str) -> String {
+    let at = direct.bytes().zip(ours.bytes()).take_while(|(a, b)| a == b).count().saturating_sub(200);
+    let around = |text: &str| text.get(at..).unwrap_or_default().chars().take(500).collect::<String>();
+    format!("\n  upstream {}\n  kubefan  {}", around(direct), around(ours))
+}
+
+/// A custom resource with columns of its own.
+async fn create_crd(api: &ApiServer, prefix: &str, columns: Value) -> String {
+    let group = format!("{}.tables.example.com", api.unique(prefix));
+    api.create_crd(&group, "widgets", "Widget").await;
+    if !columns.is_null() {
+        show(api, &group, columns).await;
+    }
+    group
+}
+
+/// Shows other columns, and waits until the apiserver does.
+async fn show(api: &ApiServer, group: &str, columns: Value) {
+    let names: Vec<_> = columns.as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
+    let patch = json!([{ "op": "add", "path": "/spec/versions/0/additionalPrinterColumns", "value": columns }]);
+    api.json_patch(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.{group}"), &patch).await;
+    wait::until("the columns", wait::SOON, || async {
+        let url = format!("{}/apis/{group}/v1/widgets?limit=1", api.url());
+        let table = api.client().get(url).header("accept", TABLE).send().await.unwrap();
+        let table: Value = serde_json::from_slice(&table.bytes().await.unwrap()).unwrap_or_default();
+        let shown = table["columnDefinitions"].as_array()?.iter().skip(1).map(|column| column["name"].clone());
+        shown.eq(names.iter().cloned()).then_some(())
+    })
+    .await;
+}
+
+fn seconds_ago(seconds: u64) -> String {
+    let at = jiff::Timestamp::from_second(now() - i64::try_from(seconds).unwrap()).unwrap();
+    at.to_string()
+}
+
+#[expect(clippy::disallowed_methods, reason = "ages are of the wall clock")]
+fn now() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+/// Restarted at such times: of its init containers, and of its containers.
+async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Option<u64>, Option<u64>)) {
+    let mut pod = pod(name);
+    pod["spec"]["initContainers"] = json!([
+        { "name": "setup", "image": "registry.k8s.io/pause:3.10" },
+        { "name": "sidecar", "image": "registry.k8s.io/pause:3.10", "restartPolicy": "Always" },
+    ]);
+    api.create(path, &pod).await;
+    let container = |name: &str, ago: Option<u64>, state: Value| {
+        let last = ago.map(|ago| json!({ "terminated": { "exitCode": 1, "finishedAt": seconds_ago(ago) } }));
+        json!({
+            "name": name, "image": "x", "imageID": "", "ready": true, "restartCount": ago.map_or(0, |_| 3),
+            "lastState": last.unwrap_or(json!({})), "state": state, "started": true,
+        })
+    };
+    let is_setting_up = main.is_none() && setup.is_some();
+    let done = if is_setting_up { json!({ "running": {} }) } else { json!({ "terminated": { "exitCode": 0 } }) };
+    let status = json!({ "status": {
+        "phase": if is_setting_up { "Pending" } else { "Running" },
+        "initContainerStatuses": [
+            container("setup", setup, done), container("sidecar", setup.map(|ago| ago + 1000), json!({ "running": {} })),
+        ],
+        "containerStatuses": [container("main", main, json!({ "running": {} }))],
+    } });
+    api.patch(&format!("{path}/{name}/status"), &status).await;
+}
+
+async fn a_cached_table_is_the_apiservers_to_the_byte() {
+    let servers = Servers::start(&["--cache-tables"]).await;
+    let api = &servers.api;
+    let columns = json!([
+        { "name": "Size", "type": "integer", "jsonPath": ".spec.size" },
+        { "name": "Made", "type": "date", "jsonPath": ".metadata.creationTimestamp", "priority": 1 },
+    ]);
+    let group = create_crd(api, "same", columns).await;
+    let namespace = api.namespace("tables").await;
+    let within = |rest: &str| format!("/api/v1/namespaces/{namespace}/{rest}");
+    for n in 0..3 {
+        api.create(&within("pods"), &pod(&format!("p{n}"))).await;
+        let text = json!({ "metadata": { "name": format!("c{n}") }, "data": { "text": "<b>&\u{2028}ü\n\"" } });
+        api.create(&within("configmaps"), &text).await;
+        let widget = json!({
+            "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": format!("w{n}") },
+            "spec": { "z": 1.0, "size": n },
+        });
+        api.create(&format!("/apis/{group}/v1/namespaces/{namespace}/widgets"), &widget).await;
+    }
+    api.patch(&within("pods/p2/status"), &json!({ "status": { "phase": "Succeeded" } })).await;
+    for (name, restarts) in [
+        ("r0", (None, Some(200))),
+        ("r1", (Some(400), None)),
+        ("r2", (Some(400), Some(90_000))),
+        ("r3", (Some(7000), None)),
+    ] {
+        restarted(api, &within("pods"), name, restarts).await;
+    }
+    let widgets = format!("/apis/{group}/v1/namespaces/{namespace}/widgets");
+    let paths = [within("pods"), within("configmaps"), widgets.clone(), "/api/v1/nodes".to_owned()];
+    for path in &paths {
+        servers.is_cached(&format!("{path}?resourceVersion=0")).await;
+        // Of a row that was just made, and of one that has been kept.
+        for age in [0, 2] {
+            tokio::time::sleep(Duration::from_secs(age)).await;
+            for include in ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"] {
+                let query = format!("resourceVersion=0{include}");
+                let table = servers.same(&format!("{path}?{query}")).await;
+                if path.ends_with("nodes") {
+                    continue;
+                }
+                assert!(table.contains("\"rows\":[{\"cells\":[\""), "{table}");
+                servers.same(&format!("{path}?{query}&labelSelector=nothing%3Dhere")).await;
+                servers.same(&format!("{path}?{query}&fieldSelector=metadata.name!%3Dp1,metadata.name!%3Dw1")).await;
+                let watch = format!("{path}?watch=1&timeoutSeconds=1&{query}");
+                assert_eq!(servers.same(&watch).await.matches("\"columnDefinitions\":[").count(), 1);
+                let ends = "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+                servers.same(&format!("{watch}&{ends}")).await;
+            }
+        }
+    }
+    let restarts = servers.same(&format!("{}?resourceVersion=0", within("pods"))).await;
+    assert_eq!(restarts.matches(" ago)").count(), 4, "{restarts}");
+    for path in [within("pods/p1"), within("pods/r2"), within("configmaps/c1"), format!("{widgets}/w1")] {
+        for include in ["", "&includeObject=None", "&includeObject=Object"] {
+            servers.same(&format!("{path}?resourceVersion=0{include}")).await;
+        }
+    }
+    let missing = servers.same_failure(&within("pods/none?resourceVersion=0")).await;
+    assert!(missing.contains("\"pods \\\"none\\\" not found\""), "{missing}");
+    // Page by page, from the cache.
+    let version = version_of(&api.get_json(&within("pods/r3")).await);
+    let first = format!("{}?resourceVersion={version}&resourceVersionMatch=NotOlderThan&limit=4", within("pods"));
+    let page = servers.ask(&first, false).await;
+    let page: Value = serde_json::from_str(&page.body).unwrap();
+    let token = page["metadata"]["continue"].as_str().unwrap();
+    assert_eq!((page["rows"].as_array().unwrap().len(), &page["metadata"]["remainingItemCount"]), (4, &json!(3)));
+    let rest = servers.same(&format!("{}?limit=4&continue={token}", within("pods"))).await;
+    assert_eq!(rest.matches("{\"cells\":").count(), 3);
+    api.delete_crd(&group, "widgets").await;
+}
+
+impl Servers {
+    async fn same_failure(&self, path: &str) -> String {
+        let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
+        assert_eq!((direct.status, &direct.body), (ours.status, &ours.body));
+        assert!(ours.is_cached);
+        ours.body
+    }
+}
+
+async fn a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells() {
+    let servers = Servers::start(&["--cache-tables"]).await;
+    let api = &servers.api;
+    let namespace = api.namespace("tables").await;
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let configmap = |name: &str| json!({ "metadata": { "name": name, "labels": { "stage": "on" } }, "data": {} });
+    let first = api.create(&path, &configmap("a")).await;
+    servers.is_cached(&format!("{path}?resourceVersion=0")).await;
+    let from = version_of(&first);
+    let stage = |stage: &str| json!({ "metadata": { "labels": { "stage": stage } } });
+    api.create(&path, &configmap("b")).await;
+    api.patch(&format!("{path}/a"), &stage("off")).await;
+    api.patch(&format!("{path}/a"), &stage("on")).await;
+    api.patch(&format!("{path}/b"), &json!({ "data": { "text": "x" } })).await;
+    api.delete(&format!("{path}/b")).await;
+    for (selector, events) in [("", 5), ("&labelSelector=stage%3Don", 5), ("&labelSelector=stage%3Doff", 2)] {
+        for include in ["None", "Metadata", "Object"] {
+            let watch = format!(
+                "{path}?watch=1&timeoutSeconds=2&resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}"
+            );
+            let told = servers.same_events(&watch).await;
+            assert_eq!(told.lines().count(), events, "{told}");
+            assert_eq!(told.matches("\"columnDefinitions\":[").count(), 1, "{told}");
+            assert!(told.lines().next().unwrap().contains("\"columnDefinitions\":["), "{told}");
+        }
+    }
+    api.delete(&format!("{path}/a")).await;
+}
+
+impl Servers {
+    /// As [`Self::same`], without bookmarks: those that come when the time has come are no answer to anything.
+    async fn same_events(&self, path: &str) -> String {
+        let events = |body: &str| {
+            let events = body.lines().filter(|line| !line.contains("\"type\":\"BOOKMARK\""));
+            events.collect::<Vec<_>>().join("\n")
+        };
+        let mut tried = 0;
+        loop {
+            let (direct, ours) = tokio::join!(self.ask(path, true), self.ask(path, false));
+            assert!(ours.is_cached, "{path}: {}", ours.body);
+            let (direct, ours) = (events(&direct.body), events(&ours.body));
+            if direct == ours {
+                return ours;
+            }
+            tried += 1;
+            assert!(tried < TRIES, "{path}: {}", difference(&direct, &ours));
+        }
+    }
+}
+
+async fn a_custom_resource_may_change_its_columns() {
+    let servers = Servers::start(&["--cache-tables"]).await;
+    let api = &servers.api;
+    let group =
+        create_crd(api, "columns", json!([{ "name": "Size", "type": "integer", "jsonPath": ".spec.size" }])).await;
+    let path = format!("/apis/{group}/v1/namespaces/default/widgets");
+    let widget = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": "one" },
+        "spec": { "size": 5, "color": "red" },
+    });
+    api.create(&path, &widget).await;
+    let list = format!("{path}?resourceVersion=0");
+    servers.is_cached(&list).await;
+    let watch = format!("{path}?watch=1&timeoutSeconds=60&resourceVersion=0");
+    let watched = async { servers.ask(&watch, false).await.body };
+    let changed = async {
+        show(api, &group, json!([{ "name": "Color", "type": "string", "jsonPath": ".spec.color" }])).await;
+    };
+    let (watched, ()) = tokio::join!(watched, changed);
+    assert!(watched.contains("\"type\":\"ERROR\"") && watched.contains("\"code\":410"), "{watched}");
+    servers.is_cached(&list).await;
+    let table = servers.same(&list).await;
+    assert!(table.contains("\"red\"") && !table.contains("Size"), "{table}");
+    api.delete_crd(&group, "widgets").await;
+}
+
+async fn what_cannot_be_kept_comes_from_upstream() {
+    let servers = Servers::start(&["--cache-tables", "--resource=jobs.batch,pods", "--on-demand"]).await;
+    let api = &servers.api;
+    let since = json!([{ "name": "Since", "type": "date", "jsonPath": ".status.at" }]);
+    let group = create_crd(api, "relative", since).await;
+    for path in ["/apis/batch/v1/jobs", "/api/v1/events", &format!("/apis/{group}/v1/widgets")] {
+        let answer = servers.ask(&format!("{path}?resourceVersion=0"), false).await;
+        assert!(answer.status.is_success() && !answer.is_cached, "{path}: {}", answer.body);
+        assert!(answer.body.starts_with("{\"kind\":\"Table\""), "{}", answer.body);
+    }
+    let bad = servers.ask("/api/v1/pods?resourceVersion=0&includeObject=Some", false).await;
+    assert!(bad.status == StatusCode::BAD_REQUEST && !bad.is_cached, "{}", bad.body);
+    let without = Servers::start(&["--resource=pods"]).await;
+    let answer = without.ask("/api/v1/pods?resourceVersion=0", false).await;
+    assert!(answer.status.is_success() && !answer.is_cached, "it is off by default");
+    api.delete_crd(&group, "widgets").await;
+}
+
+async fn tables_have_a_budget_of_their_own() {
+    let args = ["--cache-tables", "--cache-tables-bytes-max=20Ki", "--resource=configmaps"];
+    let servers = Servers::start(&args).await;
+    let namespace = servers.api.namespace("tables").await;
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    for n in 0..5 {
+        let data = json!({ "metadata": { "name": format!("c{n}") }, "data": { "text": "x".repeat(5000) } });
+        servers.api.create(&path, &data).await;
+    }
+    let answer = servers.ask(&format!("{path}?resourceVersion=0"), false).await;
+    assert!(answer.status.is_success() && !answer.is_cached, "{}", answer.body);
+    let (_, metrics) = servers.kubefan.admin("/metrics").await.unwrap();
+    let is_of_tables = |line: &&str| line.starts_with("kubefan_cached_objects{") && line.contains("media=\"table\"");
+    assert!(metrics.lines().filter(is_of_tables).all(|line| line.ends_with(" 0")), "{metrics}");
+}
+
+async fn an_apiserver_without_tables_is_asked_once_a_minute() {
+    let setup = Setup::of(&["pods"]);
+    let tables = Form { bytes_max: 1 << 20, idle_timeout: Duration::from_secs(600) };
+    let setup = Setup { registry: RegistryOptions { tables: Some(tables), ..setup.registry }, ..setup };
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="200",verb="watch"}"#);
+    let refused = async || match rig.registry.find("", "v1", "pods", "", Media::Table).await {
+        Err(Refusal::NotCached(message)) => message,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("the simulator knows no tables"),
+    };
+    let before = asked();
+    assert!(refused().await.contains("no Table with an object in each row"), "{}", refused().await);
+    assert_eq!(asked(), before + 1.0, "asked once");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    refused().await;
+    assert_eq!(asked(), before + 2.0, "it may have been replaced by one that does");
+}
