@@ -145,13 +145,17 @@ fn a_bookmark_has_the_cells_that_upstream_gives_one() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let pod = ("ConfigMap", "v1");
     assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row("[null,null]", "null"));
-    let upstream = row(r#"["","\u003cunknown\u003e"]"#, r#"{"metadata":{"resourceVersion":"4"}}"#);
+    let upstream = row(
+        r#"["","\u003cunknown\u003e"]"#,
+        r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"4"},"status":{}}"#,
+    );
     tables.note_bookmark(serde_json::from_str(&upstream).unwrap());
     assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
     let last: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::None, "5", true)).unwrap();
     assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(last["object"]["kind"], "PartialObjectMetadata");
     let full: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::Object, "5", false)).unwrap();
+    assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes nothing");
     assert_eq!(
         (&full["object"]["kind"], &full["object"]["metadata"]["resourceVersion"]),
         (&"ConfigMap".into(), &"5".into())

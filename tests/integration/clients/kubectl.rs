@@ -22,6 +22,8 @@ const READS: &[&str] = &[
     "get pods -o yaml",
     "get pods -o name",
     "get pods --show-labels",
+    "get pods --sort-by=.metadata.name",
+    "get pods -A --field-selector=metadata.namespace=NAMESPACE",
     "get pods --chunk-size=2",
     "get pods --chunk-size=2 -o json",
     "get pods --sort-by=.metadata.resourceVersion -o name",
