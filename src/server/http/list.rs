@@ -126,6 +126,7 @@ impl<C: Catalog> Front<C> {
         options: ListOptions,
         place: Option<OwnedSemaphorePermit>,
     ) -> Result<Response<Body>, Otherwise> {
+        let is_whole = options.label_selector.is_empty() && options.field_selector.is_empty();
         let ListOptions { freshness, limit, continues, .. } = options;
         let Selected { served, selection } = selected;
         let hub = served.hub.clone();
@@ -162,9 +163,8 @@ impl<C: Catalog> Front<C> {
                 let slash = if is_cached_upstream(&served) { "/" } else { "" };
                 let start = format!("{slash}{}\0", below(page.key(), &path.namespace));
                 meta.continues = Token { v: TOKEN_VERSION.to_owned(), rv, start }.encode();
-                // Selected ones are not counted upstream either.
-                let all = !selection.can_change() && selection.spec().name.is_empty();
-                meta.remaining = all.then(|| count() - limit);
+                // Selected ones are not counted upstream either, whatever selects them.
+                meta.remaining = is_whole.then(|| count() - limit);
                 self.pages.keep(&hub, version, &store);
             }
             left = limit;
