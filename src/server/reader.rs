@@ -88,6 +88,16 @@ impl<C: Catalog> Reader<C> {
         &self.catalog
     }
 
+    /// Begins the cache of a target in an encoding, where that is allowed, without waiting for it.
+    pub fn begin(&self, target: v1alpha1::Target, media: Media) {
+        let catalog = self.catalog.clone();
+        // Whoever asks meanwhile finds that it has begun, so there are few of these, and they wait for no longer than a reader would.
+        tokio::spawn(async move {
+            let found = request::select(&*catalog, Some(target), media).await;
+            tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was asked for");
+        });
+    }
+
     /// Finds the cache of a target in an encoding and binds its selectors.
     pub async fn select(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
         if self.drain.is_cancelled() {

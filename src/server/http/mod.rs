@@ -313,6 +313,12 @@ impl<C: Catalog> Front<C> {
             label_selector: label_selector.to_owned(),
             field_selector: field_selector.to_owned(),
         };
+        // Who reads once is not kept waiting while a cache begins; the next one finds it.
+        if !is_watch && self.proxy.is_some() && media != Media::Json && !is_cached(media) {
+            self.reader.begin(target, media);
+            let message = format!("{} is not cached as {}", path.resource, media.as_str());
+            return Err(Otherwise::Upstream(Failure::not_served(message)));
+        }
         // One who comes back waits for the first list of a replica that was just started; where upstream has another form of it, not here.
         let selected = match is_watch && media == Media::Json {
             true => self.reader.select_synced(Some(target), media).await?,
