@@ -100,7 +100,7 @@ impl<'a> Clause<'a> {
         };
         let converts = ["as", "g", "v"].iter().any(|name| !self.param(name).is_empty());
         let stream = self.param("stream");
-        if !matches!(stream, "" | "watch") || !self.param("sv").is_empty() {
+        if !matches!(stream, "" | "watch") || !matches!(self.param("sv"), "" | "v1") {
             return None;
         }
         if self.param("pretty") == "1" {
@@ -177,6 +177,8 @@ mod tests {
             ("application/json;v=v1", true, Form::Other),
             ("application/json, */*", true, Form::Whole(Media::Json)),
             ("application/json;stream=watch", false, Form::Whole(Media::Json)),
+            ("application/json;sv=v1,application/vnd.kubernetes.protobuf", true, Form::Whole(Media::Json)),
+            ("application/json;sv=v2,application/vnd.kubernetes.protobuf", true, Form::Whole(Media::Protobuf)),
             ("text/html, application/json;q=0.5", true, Form::Whole(Media::Json)),
             ("application/yaml, application/json;q=0.9", true, Form::Other),
             ("application/yaml;q=0.1, application/json;q=0.9", true, Form::Whole(Media::Json)),
