@@ -140,7 +140,9 @@ impl App {
         let asks = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
         let tls = config.tls.as_ref().map(|files| tls::read(files, asks)).transpose()?;
         let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
-        let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, metrics.clone())));
+        #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+        let number = rand::random();
+        let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {

@@ -104,6 +104,11 @@ struct Context {
 
 pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     let text = serde_saphyr::to_string(&kubeconfig(args)?).map_err(CliError::plain)?;
+    if args.token_file.is_none() {
+        eprintln!(
+            "kubefan: no --token-file, so there is no user in it: add one, or the apiserver takes its requests for anonymous ones"
+        );
+    }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
 }
 

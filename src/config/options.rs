@@ -31,7 +31,7 @@ pub struct ServeOptions {
     /// Serve an address that other machines can reach. Until authorization exists, whoever can reach it reads everything cached.
     #[cfg_attr(feature = "cli", arg(long, env = "KUBEFAN_INSECURE", help_heading = "Serving", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub insecure: Option<bool>,
-    /// Serve over TLS with this certificate chain (PEM).
+    /// Serve over TLS with this certificate chain (PEM). Read again when it has changed.
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_TLS_CERT_FILE", help_heading = "Serving", value_name = "FILE")

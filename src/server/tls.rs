@@ -1,15 +1,26 @@
 //! The certificate of the data port.
 
-use std::{io, sync::Arc};
+use std::{
+    fmt, io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use rustls::{
     DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
     client::danger::HandshakeSignatureValid,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    server::danger::{ClientCertVerified, ClientCertVerifier},
+    server::{
+        ClientHello, ResolvesServerCert,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::CertifiedKey,
 };
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
+use tracing::{info, warn};
 
 use crate::config::TlsFiles;
 
@@ -22,35 +33,114 @@ pub struct TlsError {
     message: String,
 }
 
-/// Reads a certificate chain and its key. HTTP/2 is preferred, and HTTP/1.1 is taken. `asks`: peers are asked for a certificate, and may
-/// have none.
+/// How soon a certificate that was renewed is seen, by the connections that come after that.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Reads a certificate chain and its key, now and again when they have changed. HTTP/2 is preferred, and HTTP/1.1 is taken. `asks`: peers
+/// are asked for a certificate, and may have none.
 pub fn read(files: &TlsFiles, asks: bool) -> Result<TlsAcceptor, TlsError> {
-    let failed = |message: String| TlsError {
-        cert: files.cert_file.display().to_string(),
-        key: files.private_key_file.display().to_string(),
-        message,
+    let certificate = Arc::new(Certificate::read(files)?);
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().map_err(|error| failed(files, error.to_string()))?;
+    let builder = match asks {
+        true => builder.with_client_cert_verifier(Arc::new(Unverified)),
+        false => builder.with_no_client_auth(),
     };
-    let read = |path: &std::path::Path| {
-        std::fs::read(path).map_err(|error: io::Error| failed(format!("cannot read {}: {error}", path.display())))
-    };
-    let (cert, key) = (read(&files.cert_file)?, read(&files.private_key_file)?);
-    let chain: Vec<_> = CertificateDer::pem_slice_iter(&cert)
-        .collect::<Result<_, _>>()
-        .map_err(|error| failed(format!("the certificate is no PEM: {error}")))?;
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| failed(format!("the key is no PEM: {error}")))?;
-    let provider = Arc::new(ring::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| {
-            let builder = match asks {
-                true => builder.with_client_cert_verifier(Arc::new(Unverified)),
-                false => builder.with_no_client_auth(),
-            };
-            builder.with_single_cert(chain, key)
-        })
-        .map_err(|error| failed(error.to_string()))?;
+    let mut config = builder.with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn failed(files: &TlsFiles, message: String) -> TlsError {
+    let name = |path: &Path| path.display().to_string();
+    TlsError { cert: name(&files.cert_file), key: name(&files.private_key_file), message }
+}
+
+/// A chain and its key as PEM.
+#[derive(PartialEq, Eq)]
+struct Pem {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Pem {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        let read = |path: &Path| {
+            std::fs::read(path)
+                .map_err(|error: io::Error| failed(files, format!("cannot read {}: {error}", path.display())))
+        };
+        Ok(Self { cert: read(&files.cert_file)?, key: read(&files.private_key_file)? })
+    }
+
+    fn certified(&self, files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(&self.cert)
+            .collect::<Result<_, _>>()
+            .map_err(|error| failed(files, format!("the certificate is no PEM: {error}")))?;
+        if chain.is_empty() {
+            return Err(failed(files, "there is no certificate in the first file".to_owned()));
+        }
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|error| failed(files, format!("there is no key in the second file: {error}")))?;
+        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider());
+        Ok(Arc::new(certified.map_err(|error| failed(files, error.to_string()))?))
+    }
+}
+
+/// What this server shows of itself.
+struct Certificate {
+    files: TlsFiles,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    certified: Arc<CertifiedKey>,
+    pem: Pem,
+    looked_at: Instant,
+}
+
+impl Certificate {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        let pem = Pem::read(files)?;
+        let current = Current { certified: pem.certified(files)?, pem, looked_at: Instant::now() };
+        Ok(Self { files: files.clone(), current: Mutex::new(current) })
+    }
+
+    /// The newest that can be used. The files are small and seldom looked at, so nobody waits for long.
+    fn current(&self) -> Arc<CertifiedKey> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.looked_at.elapsed() >= RENEWAL_INTERVAL {
+            current.looked_at = Instant::now();
+            if let Err(error) = current.renew(&self.files) {
+                warn!(%error, "the certificate of the data port stays as it was");
+            }
+        }
+        current.certified.clone()
+    }
+}
+
+impl Current {
+    fn renew(&mut self, files: &TlsFiles) -> Result<(), TlsError> {
+        let pem = Pem::read(files)?;
+        if pem != self.pem {
+            self.certified = pem.certified(files)?;
+            self.pem = pem;
+            info!(cert_file = %files.cert_file.display(), "the certificate of the data port was renewed");
+        }
+        Ok(())
+    }
+}
+
+/// Without the key.
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Certificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current())
+    }
 }
 
 /// Takes any certificate, and believes none: nobody is let in by one, nobody is kept out. All that is learnt is that the peer has one, so
@@ -96,5 +186,38 @@ impl ClientCertVerifier for Unverified {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(files: &TlsFiles, name: &str) {
+        let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+        std::fs::write(&files.cert_file, made.cert.pem()).unwrap();
+        std::fs::write(&files.private_key_file, made.signing_key.serialize_pem()).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let files = TlsFiles { cert_file: path("tls.crt"), private_key_file: path("tls.key") };
+        write(&files, "first.example");
+        let certificate = Certificate::read(&files).unwrap();
+        let shown = || certificate.current().cert.clone();
+        let first = shown();
+        write(&files, "second.example");
+        assert_eq!(shown(), first, "not looked at for each connection");
+        tokio::time::advance(RENEWAL_INTERVAL).await;
+        let second = shown();
+        assert_ne!(second, first);
+        std::fs::write(&files.private_key_file, "half a fi").unwrap();
+        tokio::time::advance(RENEWAL_INTERVAL).await;
+        assert_eq!(shown(), second);
+        write(&files, "third.example");
+        tokio::time::advance(RENEWAL_INTERVAL).await;
+        assert_ne!(shown(), second);
     }
 }

@@ -82,11 +82,16 @@ pub enum Refused {
     Foreign,
     /// It is for a proxy of another kind.
     Method,
+    /// It would have been passed on as kubefan, where its caller wants to be somebody else.
+    Impersonation,
+    /// It was passed on by this very process before.
+    Loop,
 }
 
 impl Refused {
     /// Every label.
-    pub const ALL: [Self; 5] = [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method];
+    pub const ALL: [Self; 7] =
+        [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method, Self::Impersonation, Self::Loop];
 
     fn as_str(self) -> &'static str {
         match self {
@@ -95,6 +100,8 @@ impl Refused {
             Self::Upgrade => "upgrade",
             Self::Foreign => "foreign",
             Self::Method => "method",
+            Self::Impersonation => "impersonation",
+            Self::Loop => "loop",
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: the_apiserver_takes_both_overlays, with_warm_starts_it_takes_the_cluster_proxy_too, the_pods_keep_to_the_restricted_standard,
+    apiserver: the_apiserver_takes_both_overlays, with_its_components_it_takes_the_cluster_proxy_too, the_pods_keep_to_the_restricted_standard,
         the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
@@ -94,13 +94,13 @@ async fn the_apiserver_takes_both_overlays() {
     }
 }
 
-async fn with_warm_starts_it_takes_the_cluster_proxy_too() {
+async fn with_its_components_it_takes_the_cluster_proxy_too() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
     // kustomize takes relative paths only.
     let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/target")).unwrap();
     let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
-                resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/warm-start]\n";
+                resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/tls, ../../deploy/components/warm-start]\n";
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
     let path = dir.path().to_str().unwrap();
     let applied = api.kubectl(&["apply", "-k", path, "--dry-run=server", "-o", "json"]).await;
@@ -113,7 +113,19 @@ async fn with_warm_starts_it_takes_the_cluster_proxy_too() {
     assert_eq!(named("Service", "kubefan-peers")["spec"]["ports"][0]["port"], 7445);
     named("NetworkPolicy", "kubefan-peers");
     let pod = &named("Deployment", "kubefan")["spec"]["template"]["spec"];
-    assert_eq!(pod["volumes"][0]["secret"]["secretName"], "kubefan-peers");
+    let secrets: BTreeSet<_> = pod["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|volume| volume["secret"]["secretName"].as_str().unwrap())
+        .collect();
+    assert_eq!(secrets, BTreeSet::from(["kubefan-peers", "kubefan-tls"]));
+    assert_eq!(named("Service", "kubefan")["spec"]["ports"][0]["appProtocol"], "https");
+    for env in pod["containers"][0]["env"].as_array().unwrap() {
+        let flag = env["name"].as_str().unwrap().strip_prefix("KUBEFAN_").unwrap().to_lowercase().replace('_', "-");
+        let help = crate::harness::kubefan::run(&["serve", "--help"]).await;
+        assert!(help.stdout.contains(&format!("--{flag} ")), "{flag}");
+    }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
     // Without the files, which are in the pod only, all that can be wrong with the flags is that they are not there.
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());

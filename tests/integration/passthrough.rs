@@ -33,7 +33,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         with_self_everybody_here_is_kubefan, a_client_reads_its_own_writes, large_bodies_pass_both_ways,
         a_watch_of_what_is_not_cached_comes_event_by_event, watches_fill_no_connection_for_others, a_websocket_watch_passes_where_it_may,
         the_pod_in_the_documentation_is_valid;
-    local: requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
+    local: a_kubefan_that_is_its_own_apiserver_says_so, requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
         an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
         with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one;
 };
@@ -242,12 +242,26 @@ async fn with_self_everybody_here_is_kubefan() {
         let name = Ok(name.to_owned());
         let server = url(&kubefan, "");
         assert_eq!(whoami(&client, &server, &[]).await, name);
-        let other = [("authorization", token.as_str()), ("impersonate-user", NOBODY), ("x-remote-user", NOBODY)];
+        let other = [("authorization", token.as_str()), ("x-remote-user", NOBODY)];
         assert_eq!(whoami(&client, &server, &other).await, name);
+        // Whoever wants to be less than kubefan is not made more without a word.
+        let lesser = [("impersonate-user", NOBODY)];
+        assert_eq!(whoami(&client, &server, &lesser).await, Err(StatusCode::FORBIDDEN));
         for foreign in [("host", "evil.example"), ("origin", "https://evil.example")] {
             assert_eq!(whoami(&client, &server, &[foreign]).await, Err(StatusCode::FORBIDDEN), "{foreign:?}");
         }
     }
+}
+
+async fn a_kubefan_that_is_its_own_apiserver_says_so() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let dir = tempfile::tempdir().unwrap();
+    let itself = kubeconfig(&dir, &format!("http://{address}"), "{}");
+    let kubefan = Kubefan::spawn_at(&itself, &address, &["--resource=pods"]).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let (code, status) = status(client.get(url(&kubefan, "/version")).send().await.unwrap()).await;
+    assert_eq!(code, StatusCode::LOOP_DETECTED);
+    assert!(status["message"].as_str().unwrap().contains("is kubefan itself"), "{status}");
 }
 
 async fn a_client_reads_its_own_writes() {
@@ -470,6 +484,8 @@ async fn requests_and_responses_pass_to_the_byte() {
         assert_eq!(first, format!("PATCH {prefix}{path} HTTP/1.1"));
         let mut headers: Vec<_> = headers.trim_end().lines().collect();
         headers.sort_unstable();
+        let via = headers.iter().position(|header| header.starts_with("via: 1.1 kubefan-")).expect("who passed it on");
+        headers.remove(via);
         let host = format!("host: {}", scripted.listener.local_addr().unwrap());
         let mut expected = vec![
             "accept-encoding: br, gzip",

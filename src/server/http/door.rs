@@ -77,8 +77,12 @@ impl<C: Catalog> Front<C> {
         let origin = text(request, &header::ORIGIN);
         let is_known = (host.is_empty() || is_no_name(host)) && origin.is_none_or(is_loopback);
         (self.options.is_guarded && is_tcp && !is_known).then(|| {
+            let what = match origin {
+                Some(origin) if !is_loopback(origin) => format!("comes from a page of {origin:.64?}"),
+                _ => format!("is for the host {host:.64?}"),
+            };
             Failure::forbidden(format!(
-                "the request is for the host {host:.64?}, or comes from a page of another one: on a loopback address without TLS a browser could be \
+                "the request {what}: on a loopback address without TLS a browser could be \
                  led here, so kubefan answers only for addresses and localhost; name 127.0.0.1 or localhost in the server's URL, or \
                  serve TLS (--tls-cert-file) or a Unix socket (--listen unix:PATH)"
             ))

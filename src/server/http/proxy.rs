@@ -35,6 +35,9 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// How a bearer token is sent where a browser cannot set headers (`apiserver/pkg/authentication/request/websocket`).
 pub(super) const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
+/// What a kubeconfig that leads to kubefan itself is told.
+const LOOP: &str = "the request has passed this kubefan before: the apiserver that it was started with (--kubeconfig) is kubefan itself";
+
 /// In the extensions of a response: it is upstream's.
 #[derive(Debug, Clone, Copy)]
 pub struct ByUpstream;
@@ -43,13 +46,17 @@ pub struct ByUpstream;
 pub struct Proxy {
     upstream: Passthrough,
     upgrades: bool,
+    /// By which a request that comes round again is known (`Via`: RFC 9110, 7.6.3).
+    via: HeaderValue,
     metrics: Arc<Metrics>,
 }
 
 impl Proxy {
-    /// One that passes on by `upstream`; exec, attach, port-forward and websockets too where `upgrades` says so.
-    pub fn new(upstream: Passthrough, upgrades: bool, metrics: Arc<Metrics>) -> Self {
-        Self { upstream, upgrades, metrics }
+    /// One that passes on by `upstream`; exec, attach, port-forward and websockets too where `upgrades` says so. `number` tells it from
+    /// all other proxies.
+    pub fn new(upstream: Passthrough, upgrades: bool, number: u64, metrics: Arc<Metrics>) -> Self {
+        let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
+        Self { upstream, upgrades, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
     /// Passes a request on that came from `peer`. The response is upstream's, or a `Status` that says why there is none.
@@ -66,6 +73,7 @@ impl Proxy {
         let (mut parts, body) = request.into_parts();
         hop_by_hop::remove(&mut parts.headers);
         append_peer(&mut parts.headers, peer);
+        parts.headers.append(header::VIA, self.via.clone());
         if let Some(upgrade) = &upgrade {
             write_upgrade(&mut parts.headers, upgrade.clone());
         }
@@ -97,6 +105,9 @@ impl Proxy {
             let message = format!("{} {} names nothing of the apiserver's", request.method(), request.uri());
             return Err((Refused::Method, Failure::method_not_allowed(message)));
         }
+        if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
+            return Err((Refused::Loop, Failure::loop_detected(LOOP.to_owned())));
+        }
         match self.upstream.credentials() {
             Credentials::Caller if peer.has_certificate && !has_token(request.headers()) => {
                 let message = "a client certificate cannot be passed on to the apiserver, because TLS proves it to kubefan alone; \
@@ -107,6 +118,10 @@ impl Proxy {
                 let message = "with --passthrough=self only this machine's programs are served: the request names another host, or \
                     comes from a page of one";
                 return Err((Refused::Foreign, Failure::forbidden(message.to_owned())));
+            }
+            Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
+                let message = "with --passthrough=self everybody is who kubefan is: leave out --as, or ask with credentials of your own";
+                return Err((Refused::Impersonation, Failure::forbidden(message.to_owned())));
             }
             _ => {}
         }

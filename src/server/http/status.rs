@@ -179,6 +179,11 @@ impl Failure {
         Self::new(StatusCode::BAD_GATEWAY, "InternalError", message)
     }
 
+    /// 508: the request goes round in circles.
+    pub fn loop_detected(message: String) -> Self {
+        Self::new(StatusCode::LOOP_DETECTED, "InternalError", message)
+    }
+
     fn retriable(self) -> Self {
         self.with(Details { retry_after_seconds: Some(RETRY_AFTER_SECONDS), ..Details::default() })
     }
