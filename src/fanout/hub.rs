@@ -24,7 +24,7 @@ use super::{
     prelude::{Head, Part, Prelude, Stuck},
     subscription::{Place, Subscription},
     terms::{OnExpired, OnLag, Start, Terms},
-    view::{View, ViewBytes, ViewKey},
+    view::{RunError, View, ViewBytes, ViewKey},
     views::Views,
 };
 use crate::{
@@ -507,7 +507,16 @@ impl Hub {
                 Arc::new(View::new(selection, encoder, cached.version, &self.view_bytes))
             }
         };
-        let place = match terms.start {
+        let mut floor = None;
+        let start = match terms.start {
+            Start::Ahead(version) if version <= cached.version => Start::After(version),
+            start => start,
+        };
+        let place = match start {
+            Start::Ahead(version) => {
+                floor = Some(version);
+                Place { cursor: view.end(), prelude: None, resume: floor, pass: None }
+            }
             Start::Snapshot => self.snapshot_for(&view, cached, None, terms.marks_end),
             Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
                 self.metrics.resume(Resume::Future);
@@ -550,7 +559,7 @@ impl Hub {
         inner.used_at = Instant::now();
         drop(inner);
         self.metrics.subscription_started();
-        Ok(Subscription::new(self.clone(), view, (at_view, bell), place, &terms))
+        Ok(Subscription::new(self.clone(), view, (at_view, bell), place, floor, &terms))
     }
 
     fn resumed(&self, from: ResourceVersion, way: Resume) {
@@ -643,6 +652,17 @@ impl Hub {
         let place = self.admit(place, pass).map_err(StreamEnd::Overloaded)?;
         self.metrics.lag(lag);
         Ok(place)
+    }
+
+    /// Where one goes on who has everything up to `floor` from elsewhere, and whether the cache has come so far.
+    pub(super) fn skip(&self, view: &View, floor: ResourceVersion) -> Result<(u64, bool), RunError> {
+        let inner = self.inner();
+        let cached = self.current(&inner, view).map_err(RunError::Ended)?;
+        if cached.version < floor {
+            return Ok((view.end(), false));
+        }
+        let cursor = view.cursor_after(floor, cached.history.ring());
+        cursor.map(|cursor| (cursor, true)).map_err(|expired| RunError::Behind { oldest: expired.oldest })
     }
 
     /// A part of what [`History::replaced`] tells, for a catch-up in this view.

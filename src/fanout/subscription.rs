@@ -34,6 +34,8 @@ pub struct Subscription {
     at_view: usize,
     bell: Arc<Bell>,
     cursor: u64,
+    /// What comes up to this version its client has from elsewhere.
+    floor: Option<ResourceVersion>,
     /// Where it has last found nothing; see [`View::run`].
     waited: Option<u64>,
     holds: Holds,
@@ -71,11 +73,12 @@ impl Subscription {
         view: Arc<View>,
         (at_view, bell): (usize, Arc<Bell>),
         place: Place,
+        floor: Option<ResourceVersion>,
         terms: &Terms,
     ) -> Self {
         let holds = match terms.start {
             Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => Holds::Since(version),
-            Start::After(_) | Start::Kept(_) | Start::Snapshot | Start::Over(_) => Holds::All,
+            Start::After(_) | Start::Kept(_) | Start::Ahead(_) | Start::Snapshot | Start::Over(_) => Holds::All,
         };
         let Place { cursor, prelude, resume, pass } = place;
         let &Terms { on_lag, on_expired, .. } = terms;
@@ -86,6 +89,7 @@ impl Subscription {
             at_view,
             bell,
             cursor,
+            floor,
             waited,
             holds,
             prelude,
@@ -207,9 +211,12 @@ impl Subscription {
         let (mut pieces, mut received) = (Pieces::default(), None);
         let view = self.view.clone();
         while pieces.len() < bytes_max {
+            self.skip()?;
             let room = bytes_max - pieces.len();
             match view.run(self.cursor, room, &self.bell, &mut self.waited) {
                 Ok(Run::Nothing) => break,
+                // It has come since: looked at again, from where it is no longer before what the client has.
+                Ok(_) if self.floor.is_some() => {}
                 Ok(Run::Shared(block)) => {
                     let taken = block.take(self.cursor, room, view.encoder(), self.holds, &mut pieces);
                     received = received.or(self.pass(taken));
@@ -232,6 +239,15 @@ impl Subscription {
         }
         self.hub.metrics().sent(pieces.messages(), pieces.len(), received.map(|at| at.elapsed()));
         Ok(Some(pieces))
+    }
+
+    /// Moves past what its client has from elsewhere.
+    fn skip(&mut self) -> Result<(), RunError> {
+        let Some(floor) = self.floor else { return Ok(()) };
+        let (cursor, reached) = self.hub.skip(&self.view, floor)?;
+        self.cursor = cursor;
+        self.floor = self.floor.filter(|_| !reached);
+        Ok(())
     }
 
     /// Moves past entries; tells when the first of them was received.

@@ -14,6 +14,9 @@ pub enum Start {
     After(ResourceVersion),
     /// The same, for a client that has kept the bytes of every object it was sent: it can read deltas from the start.
     Kept(ResourceVersion),
+    /// What comes after this version, which the cache may not have reached: silence until then. For a client that was told of it by upstream, and
+    /// of a format without deltas.
+    Ahead(ResourceVersion),
     /// A snapshot in the place of what came after this version, from which nothing leads on.
     Over(ResourceVersion),
 }

@@ -161,6 +161,7 @@ impl<C: Catalog> Reader<C> {
             Start::After(version) | Start::Kept(version) => {
                 self.resume(served, selection, format, (terms, version), bell).await
             }
+            Start::Ahead(_) => served.hub.subscribe(selection, format, terms, bell),
             Start::Snapshot | Start::Over(_) => {
                 let pass = Some(Arc::new(served.hub.gate().enter().await?));
                 served.hub.subscribe(selection, format, Terms { pass, ..terms }, bell)

@@ -52,9 +52,14 @@ pub struct Passthrough {
     options: PassthroughOptions,
     renewal: Renewal,
     all: Arc<Semaphore>,
+    /// Those of requests that last: they leave some for all others, a renewal of a lease among them.
+    lasting: Arc<Semaphore>,
     /// The places of each connection: with more requests than it takes they would wait for each other, watches for hours.
     connections: Vec<Arc<Semaphore>>,
 }
+
+/// Requests that last leave one place of so many to those that do not.
+const SHORT_SHARE: usize = 5;
 
 /// Where every request goes, whatever it names.
 struct Base {
@@ -69,6 +74,7 @@ struct Base {
 pub struct Place {
     route: Route,
     _all: OwnedSemaphorePermit,
+    _lasting: Option<OwnedSemaphorePermit>,
     _connection: Option<OwnedSemaphorePermit>,
 }
 
@@ -92,10 +98,12 @@ impl Passthrough {
         })?;
         let service = ArcSwap::from_pointee(build(config, &options).await?);
         let all = Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS)));
+        let lasting = options.requests_max - options.requests_max / SHORT_SHARE;
+        let lasting = Arc::new(Semaphore::new(lasting.min(Semaphore::MAX_PERMITS)));
         let connections = connections(&options);
         let connections = (0..connections).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
         let renewal = Renewal::new(Some(settings));
-        Ok(Self { service, base, server, options, renewal, all, connections })
+        Ok(Self { service, base, server, options, renewal, all, lasting, connections })
     }
 
     /// With whose credentials requests go on.
@@ -108,17 +116,22 @@ impl Passthrough {
         self.options.requests_max
     }
 
-    /// A place for one request, for one that is to become something else on a connection of its own; `None` where there are too many.
-    pub fn place(&self, is_upgrade: bool) -> Option<Place> {
+    /// A place for one request, for one that is to become something else on a connection of its own; `None` where there are too many, or
+    /// too many that last, such as this one.
+    pub fn place(&self, is_upgrade: bool, lasts: bool) -> Option<Place> {
         let all = self.all.clone().try_acquire_owned().ok()?;
+        let lasting = match lasts || is_upgrade {
+            true => Some(self.lasting.clone().try_acquire_owned().ok()?),
+            false => None,
+        };
         if is_upgrade {
-            return Some(Place { route: Route::Upgrade, _all: all, _connection: None });
+            return Some(Place { route: Route::Upgrade, _all: all, _lasting: lasting, _connection: None });
         }
         let free = |connection: &Arc<Semaphore>| connection.clone().try_acquire_owned().ok();
         let free = self.connections.iter().enumerate().find_map(|(number, places)| Some((number, free(places)?)));
         // There are places for all; only one that moved while we looked can have hidden from us.
         let (number, connection) = free.map_or((0, None), |(number, permit)| (number, Some(permit)));
-        Some(Place { route: Route::Shared(number), _all: all, _connection: connection })
+        Some(Place { route: Route::Shared(number), _all: all, _lasting: lasting, _connection: connection })
     }
 
     /// Sends a request: method, path, query, headers and body as they are, but for the host and the credentials.

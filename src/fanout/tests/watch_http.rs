@@ -65,6 +65,47 @@ async fn metadata_alone_keeps_its_version_also_where_an_object_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let ahead = |cache: &Cache| {
+        subscribe(cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap()
+    };
+    // One waits before anything comes; one looks only when some of it is there; and one comes in the middle.
+    let mut web = ahead(&cache);
+    assert!(lines(&mut web).await.is_empty());
+    let mut late = ahead(&cache);
+    cache.event(Modified, "a", "web", 11);
+    let mut between = ahead(&cache);
+    assert!(lines(&mut web).await.is_empty() && lines(&mut between).await.is_empty());
+    assert!(web.bookmark().is_none(), "a bookmark below what it has would take it back");
+    cache.event(Modified, "a", "web", 20);
+    cache.event(Modified, "a", "web", 21);
+    cache.event(Modified, "b", "web", 22);
+    for watch in [&mut web, &mut late, &mut between] {
+        assert_eq!(lines(watch).await, ["MODIFIED a@21", "ADDED b@22"]);
+    }
+    cache.event(Deleted, "b", "web", 23);
+    assert_eq!(lines(&mut web).await, ["DELETED b@23"]);
+    // Reached meanwhile: as any other.
+    assert_eq!(lines(&mut ahead(&cache)).await.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_is_ahead_gets_a_bookmark_once_the_cache_is_further_and_the_events_after_it() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let mut web = subscribe(&cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
+    assert!(lines(&mut web).await.is_empty());
+    cache.apply(Update::Bookmark(version(20)));
+    assert!(web.bookmark().is_none());
+    cache.apply(Update::Bookmark(version(30)));
+    assert!(web.bookmark().is_some());
+    cache.event(Modified, "a", "web", 31);
+    assert_eq!(lines(&mut web).await, ["MODIFIED a@31"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_gap_cannot_be_told_so_it_ends_the_watch_and_none_begins_before_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);

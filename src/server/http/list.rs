@@ -4,8 +4,7 @@
 //! apiserver's does (`storage/continue.go`), so that one which is not held here any more, or was given by another, goes upstream as it is.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -15,7 +14,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::OwnedSemaphorePermit, task::yield_now, time::Instant};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
 use super::{
     Front, Otherwise, Read,
@@ -25,7 +28,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Catalog, Hub, Patience, Served},
+    fanout::{Ahead, Catalog, Hub, Patience, Served},
     model::{Media, ObjectKey, ResourceVersion, object::Object, selection::Selection},
     server::request::Selected,
 };
@@ -66,40 +69,67 @@ impl Token {
 /// The states that pages are read from.
 #[derive(Default)]
 pub struct Pages {
-    held: Mutex<VecDeque<Held>>,
+    held: Mutex<Vec<Held>>,
 }
 
 struct Held {
-    hub: Arc<Hub>,
+    hub: Weak<Hub>,
+    /// Versions mean something in one history.
+    epoch: u64,
     version: ResourceVersion,
     store: Store,
     read_at: Instant,
 }
 
+impl Held {
+    fn is_of(&self, hub: &Arc<Hub>, epoch: u64, version: ResourceVersion) -> bool {
+        std::ptr::eq(self.hub.as_ptr(), Arc::as_ptr(hub)) && self.epoch == epoch && self.version == version
+    }
+}
+
 impl Pages {
-    fn held(&self) -> MutexGuard<'_, VecDeque<Held>> {
+    fn held(&self) -> MutexGuard<'_, Vec<Held>> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.retain(|held| held.read_at.elapsed() < STATE_AGE_MAX);
+        held.retain(|held| held.read_at.elapsed() < STATE_AGE_MAX && held.hub.strong_count() > 0);
         held
     }
 
     fn find(&self, hub: &Arc<Hub>, version: i64) -> Option<(Store, ResourceVersion)> {
         let version = ResourceVersion::new(u64::try_from(version).ok()?)?;
+        let epoch = hub.ahead()?.epoch;
         let mut held = self.held();
-        let found = held.iter_mut().find(|held| Arc::ptr_eq(&held.hub, hub) && held.version == version)?;
+        let found = held.iter_mut().find(|held| held.is_of(hub, epoch, version))?;
         found.read_at = Instant::now();
         Some((found.store.clone(), version))
     }
 
-    fn keep(&self, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
+    fn keep(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
+        let Some(Ahead { epoch, .. }) = hub.ahead() else { return };
         let mut held = self.held();
-        if held.iter().any(|held| Arc::ptr_eq(&held.hub, hub) && held.version == version) {
+        let read_at = Instant::now();
+        if let Some(known) = held.iter_mut().find(|held| held.is_of(hub, epoch, version)) {
+            known.read_at = read_at;
             return;
         }
-        if held.len() >= STATES_MAX {
-            held.pop_front();
+        if held.is_empty() {
+            tokio::spawn(self.clone().tidy());
         }
-        held.push_back(Held { hub: hub.clone(), version, store: store.clone(), read_at: Instant::now() });
+        if held.len() >= STATES_MAX
+            && let Some((longest, _)) = held.iter().enumerate().min_by_key(|(_, held)| held.read_at)
+        {
+            held.swap_remove(longest);
+        }
+        held.push(Held { hub: Arc::downgrade(hub), epoch, version, store: store.clone(), read_at });
+    }
+
+    /// Lets go of what nobody reads any more, until there is nothing.
+    async fn tidy(self: Arc<Self>) {
+        loop {
+            sleep(STATE_AGE_MAX / 8).await;
+            if self.held().is_empty() {
+                return;
+            }
+        }
     }
 }
 
@@ -130,6 +160,7 @@ impl<C: Catalog> Front<C> {
         let ListOptions { freshness, limit, continues, .. } = options;
         let Selected { served, selection } = selected;
         let hub = served.hub.clone();
+        let pass;
         let mut last = None;
         let (store, version) = match continues.is_empty() {
             true => {
@@ -139,20 +170,26 @@ impl<C: Catalog> Front<C> {
                     _ => Patience::AtOnce,
                 };
                 self.freshen(&served, freshness, patience).await?;
-                hub.snapshot()?
+                // Who waits for leave to be sent a state pins none meanwhile.
+                pass = hub.gate().enter().await?;
+                let (store, version) = hub.snapshot()?;
+                if matches!(freshness, Freshness::Exact(exact) if exact != version) {
+                    return Err(Otherwise::Upstream(Failure::list_expired()));
+                }
+                (store, version)
             }
             false => {
                 let not_held = || Otherwise::Upstream(Failure::list_expired());
                 let no_token = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
                 let token = Token::decode(&continues).ok_or_else(|| Otherwise::Upstream(no_token()))?;
                 last = Some(before(&token, &path.namespace, served.namespaced).ok_or_else(not_held)?);
+                pass = hub.gate().enter().await?;
                 self.pages.find(&hub, token.rv).ok_or_else(not_held)?
             }
         };
         // Any state is given whole where upstream has it cached.
         let limit =
             limit.filter(|_| freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
-        let pass = hub.gate().enter().await?;
         let count = || store.select(&selection, last.as_ref()).count();
         let (mut left, mut meta) = (usize::MAX, ListMeta { version, continues: String::new(), remaining: None });
         if let Some(limit) = limit {

@@ -50,7 +50,7 @@ use super::{
     stall::Sending,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Patience, Refusal, Served},
+    fanout::{Bell, Catalog, Line, Patience, Phase, Refusal, Served},
     model::{Media, ResourceVersion, format::Format, selector::FieldSelector},
     proto::v1alpha1::Target,
     telemetry::metrics::Metrics,
@@ -167,6 +167,15 @@ fn response(content_type: &'static str, body: Body) -> Response<Body> {
     response
 }
 
+/// How a read stands to a cache that is not there yet.
+#[derive(Clone, Copy)]
+struct Haste {
+    /// It goes on to use the cache, and starts it.
+    is_watch: bool,
+    /// It waits for the first list: any state will do, or it comes back in any case.
+    waits: bool,
+}
+
 /// A read that a cache can answer.
 struct Read<'a> {
     path: &'a Path,
@@ -256,7 +265,12 @@ impl<C: Catalog> Front<C> {
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
         let place = (!is_watch).then(|| self.reader.admit_read()).transpose()?;
         let formats = forms.map(|form| form.made(include));
-        let (selected, format) = self.select(&path, selectors, formats, is_watch).await?;
+        let waits = match &asked {
+            Asked::Many(Options::Watch(_)) => true,
+            Asked::Many(Options::List(options)) => options.freshness != Freshness::Consistent,
+            Asked::One(_) => false,
+        };
+        let (selected, format) = self.select(&path, selectors, formats, Haste { is_watch, waits }).await?;
         let read = Read { path: &path, selected, format };
         let response = match asked {
             Asked::Many(Options::Watch(options)) => return self.watch(read, options, bell).await,
@@ -272,13 +286,13 @@ impl<C: Catalog> Front<C> {
         path: &Path,
         selectors: (&str, &str),
         formats: impl Iterator<Item = Option<Format>>,
-        is_watch: bool,
+        haste: Haste,
     ) -> Result<(Selected, Format), Otherwise> {
         let mut first = None;
         for format in formats {
             let selected = match format {
                 Some(format) => {
-                    let selected = self.select_in(format.media(), path, selectors, is_watch).await;
+                    let selected = self.select_in(format.media(), path, selectors, haste).await;
                     selected.map(|selected| (selected, format))
                 }
                 None => Err(Otherwise::Upstream(not_made())),
@@ -298,7 +312,7 @@ impl<C: Catalog> Front<C> {
         media: Media,
         path: &Path,
         (label_selector, field_selector): (&str, &str),
-        is_watch: bool,
+        Haste { is_watch, waits }: Haste,
     ) -> Result<Selected, Otherwise> {
         let is_cached = |media| self.is_cached(path, media);
         if !is_watch && self.proxy.is_some() && !is_cached(Media::Json) && !is_cached(media) {
@@ -313,17 +327,25 @@ impl<C: Catalog> Front<C> {
             label_selector: label_selector.to_owned(),
             field_selector: field_selector.to_owned(),
         };
-        // Who reads once is not kept waiting while a cache begins; the next one finds it.
-        if !is_watch && self.proxy.is_some() && media != Media::Json && !is_cached(media) {
+        // Who must see every write is not kept waiting while a cache begins; the next one finds it.
+        if !waits && self.proxy.is_some() && media != Media::Json && !is_cached(media) {
             self.reader.begin(target, media);
             let message = format!("{} is not cached as {}", path.resource, media.as_str());
             return Err(Otherwise::Upstream(Failure::not_served(message)));
         }
-        // One who comes back waits for the first list of a replica that was just started; where upstream has another form of it, not here.
-        let selected = match is_watch && media == Media::Json {
-            true => self.reader.select_synced(Some(target), media).await?,
-            false => self.reader.select(Some(target), media).await?,
+        // A replica that has just been started is where everybody comes back to, and upstream is not to be asked by all of them: they wait for
+        // the first list, and are asked to come again where it takes too long, as a restarted apiserver would.
+        let selected = match waits {
+            true => self.reader.select_synced(Some(target), media).await,
+            false => self.reader.select(Some(target), media).await,
         };
+        let selected = selected.map_err(|refusal| match refusal {
+            Refusal::NotSynced { .. } if waits => Otherwise::Failed(Failure::from(&refusal)),
+            refusal => refusal.into(),
+        })?;
+        if waits && *selected.served.hub.phase().borrow() == Phase::Syncing {
+            return Err(Failure::initializing().into());
+        }
         let nameless = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
         match nameless {
             // No object has such a path.
@@ -338,12 +360,8 @@ impl<C: Catalog> Front<C> {
             Freshness::Any => {}
             Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
             Freshness::NotOlderThan(version) => self.reach(served, version).await?,
-            Freshness::Exact(version) => {
-                let (_, held) = served.hub.snapshot()?;
-                if held != version {
-                    return Err(Otherwise::Upstream(Failure::list_expired()));
-                }
-            }
+            // Told by the state itself, once it is held.
+            Freshness::Exact(_) => {}
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ struct Raw<'a> {
 }
 
 /// As the apiserver reads a boolean.
-fn truth(value: &str) -> bool {
+pub fn truth(value: &str) -> bool {
     value != "0" && !value.eq_ignore_ascii_case("false")
 }
 

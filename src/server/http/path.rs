@@ -36,7 +36,8 @@ impl Path {
         let version = parts.next()?;
         let is_watch = parts.next_if_eq(&"watch").is_some();
         let rest: Vec<_> = parts.collect();
-        if version.is_empty() || rest.iter().any(|part| part.is_empty()) {
+        // What is no name is refused upstream, each in its own words.
+        if version.is_empty() || rest.iter().any(|part| matches!(*part, "" | "." | "..")) {
             return None;
         }
         let (namespace, resource, name) = match *rest {

@@ -130,9 +130,10 @@ impl Proxy {
                 ask the apiserver directly";
             return Err((Refused::Upgrade, Failure::forbidden(message.to_owned())));
         }
-        self.upstream.place(is_upgrade).ok_or_else(|| {
+        let lasts = verb::is_long_running(verb::of(request), request.uri().path());
+        self.upstream.place(is_upgrade, lasts).ok_or_else(|| {
             let most = self.upstream.requests_max();
-            let message = format!("{most} requests are being passed on, the most at a time (--passthrough-max)");
+            let message = format!("the most requests at a time are being passed on (--passthrough-max {most}, of which watches, logs and sessions may have four fifths)");
             (Refused::Limit, Failure::too_many_requests(message))
         })
     }

@@ -147,6 +147,11 @@ impl Failure {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retriable()
     }
 
+    /// 429 while the first list is under way: what the apiserver says of a watch cache that is not ready.
+    pub fn initializing() -> Self {
+        Self::too_many_requests("storage is (re)initializing".to_owned())
+    }
+
     /// 410 of a list at a version that is no longer held: `NewResourceExpired`.
     pub fn list_expired() -> Self {
         let message = "The resourceVersion for the provided list is too old.".to_owned();
@@ -260,7 +265,7 @@ impl From<&Refusal> for Failure {
     fn from(refusal: &Refusal) -> Self {
         let message = refusal.to_string();
         match refusal {
-            Refusal::NotSynced { .. } => Self::too_many_requests("storage is (re)initializing".to_owned()),
+            Refusal::NotSynced { .. } => Self::initializing(),
             Refusal::Exhausted(_) => Self::too_many_requests(message),
             Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Draining => Self::unavailable(message),
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),

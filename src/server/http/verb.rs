@@ -2,7 +2,7 @@
 
 use http::{Method, Request};
 
-use super::{hop_by_hop, path::Path};
+use super::{hop_by_hop, options::truth, path::Path};
 
 /// The verb of a request.
 pub fn of<B>(request: &Request<B>) -> &'static str {
@@ -51,8 +51,9 @@ fn subresource(path: &str) -> Option<&str> {
 
 fn watches(path: &str, query: &str) -> bool {
     let asks = form_urlencoded::parse(query.as_bytes())
-        .any(|(name, value)| name == "watch" && matches!(&*value, "1" | "t" | "T" | "true" | "TRUE" | "True"));
-    asks || Path::parse(path).is_some_and(|path| path.is_watch)
+        .find(|(name, _)| name == "watch")
+        .is_some_and(|(_, value)| truth(&value));
+    Path::parse(path).is_some_and(|path| path.is_watch || (asks && path.name.is_empty()))
 }
 
 #[cfg(test)]
@@ -84,6 +85,8 @@ mod tests {
             ("GET", "/api/v1/pods", "list"),
             ("GET", "/api/v1/pods?watch=1", "watch"),
             ("GET", "/api/v1/pods?watch=false", "list"),
+            ("GET", "/api/v1/pods?watch=yes", "watch"),
+            ("GET", "/api/v1/pods?watch=0&watch=1", "list"),
             ("GET", "/api/v1/watch/pods", "watch"),
             ("GET", "/api/v1/namespaces/a/pods/p", "get"),
             ("GET", "/api/v1/namespaces/a/pods/p/log?follow=true", "get"),

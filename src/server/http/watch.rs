@@ -47,13 +47,11 @@ impl<C: Catalog> Front<C> {
                 self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
                 Start::After(hub.snapshot()?.1)
             }
-            Begin::After(version) => {
-                // From the future: upstream is silent until it gets there, and so is its watch.
-                self.reach(&selected.served, version).await.map_err(|otherwise| match otherwise {
-                    Otherwise::Failed(failure) | Otherwise::Upstream(failure) => Otherwise::Upstream(failure),
-                })?;
-                Start::After(version)
-            }
+            // A version of the cluster's may be ahead of a quiet resource's cache; upstream is silent until it gets there, too.
+            Begin::After(version) => match hub.head() {
+                Some(head) if head < version => Start::Ahead(version),
+                _ => Start::After(version),
+            },
         };
         let terms = Terms { marks_end, ..start.into() };
         let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await

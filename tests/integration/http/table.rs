@@ -99,7 +99,7 @@ const WATCHES: &[(&str, By)] = &[
     ("resourceVersion={then}&labelSelector=stage!%3Don", Cache),
     ("resourceVersion={then}&fieldSelector={field}", Cache),
     ("resourceVersion={then}&fieldSelector=metadata.name%3Dstill-4", Cache),
-    ("resourceVersion={future}", Upstream),
+    ("resourceVersion={future}", Cache),
     ("resourceVersion=1", Cache),
     ("resourceVersion=1&allowWatchBookmarks=true&labelSelector=app", Cache),
     ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", Either),
