@@ -68,9 +68,8 @@ async fn metadata_alone_keeps_its_version_also_where_an_object_leaves() {
 async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
-    let ahead = |cache: &Cache| {
-        subscribe(cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap()
-    };
+    let ahead =
+        |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
     // One waits before anything comes; one looks only when some of it is there; and one comes in the middle.
     let mut web = ahead(&cache);
     assert!(lines(&mut web).await.is_empty());
