@@ -183,7 +183,7 @@ impl Node {
             }
             for metric in family.get_metric() {
                 let own = |label: &&prometheus::proto::LabelPair| {
-                    !["group", "resource", "namespace", "scope"].contains(&label.name())
+                    !["group", "resource", "namespace", "media", "scope"].contains(&label.name())
                 };
                 let labels: Vec<_> = metric.get_label().iter().filter(own).map(|label| label.value()).collect();
                 let name = format!("{} {}", family.name(), labels.join(" "));
