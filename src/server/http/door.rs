@@ -24,8 +24,8 @@ impl<C: Catalog> Front<C> {
     /// Answers a request. A watch rings `bell` when there is something to send.
     pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
         let verb = verb::of(&request);
-        let is_long_running = verb::is_long_running(verb, request.uri().path());
-        let path = request.uri().path().to_owned();
+        let uri = request.uri().clone();
+        let is_long_running = verb::is_long_running(verb, uri.path());
         let is_head = request.method() == Method::HEAD;
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let answer = match self.foreign(&request) {
@@ -37,7 +37,7 @@ impl<C: Catalog> Front<C> {
             Answer::Read(response) | Answer::PassedOn(response) => (response.status(), answered_by(response)),
         };
         // Now: it may have started the cache.
-        counted.answered(&self.resource(&path), code.as_str(), by);
+        counted.answered(&self.resource(uri.path()), code.as_str(), by);
         match answer {
             Answer::Watch(opened) => Answer::Watch(opened),
             // Nothing may follow the headers that answer a HEAD; HTTP/2 has nobody who would see to that.

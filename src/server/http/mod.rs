@@ -148,6 +148,7 @@ pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
 
 /// Tells an answer of the cache from upstream's (RFC 9211).
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
 
 /// The headers of a watch.
 pub fn watch_headers(media: Media, headers: &mut HeaderMap) {
@@ -155,7 +156,7 @@ pub fn watch_headers(media: Media, headers: &mut HeaderMap) {
 }
 
 fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
-    headers.insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
+    headers.insert(CACHE_STATUS, HIT);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
 }
@@ -201,15 +202,14 @@ impl<C: Catalog> Front<C> {
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
             Err(Otherwise::Failed(failure)) => {
-                let mut response: Response<Body> = failure.response(accept::negotiate_failure(accepts(&parts.headers)));
-                response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
+                let mut response = refused(&parts, &failure);
+                response.headers_mut().insert(CACHE_STATUS, HIT);
                 return Answer::Read(response);
             }
             Err(Otherwise::Upstream(failure)) => failure,
         };
         let Some(proxy) = &self.proxy else {
-            let media = accept::negotiate_failure(accepts(&parts.headers));
-            return Answer::PassedOn(failure.response(media));
+            return Answer::PassedOn(refused(&parts, &failure));
         };
         let peer = parts.extensions.get::<Peer>().copied().unwrap_or_default();
         // In a box: most requests are not passed on, and need not have the room for it.
@@ -406,6 +406,11 @@ impl<C: Catalog> Front<C> {
             _ => response,
         }
     }
+}
+
+/// A failure, in an encoding that its caller accepts.
+fn refused(parts: &Parts, failure: &Failure) -> Response<Body> {
+    failure.response(accept::negotiate_failure(accepts(&parts.headers)))
 }
 
 fn not_made() -> Failure {

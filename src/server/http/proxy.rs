@@ -61,15 +61,15 @@ impl Proxy {
 
     /// Passes a request on that came from `peer`. The response is upstream's, or a `Status` that says why there is none.
     pub async fn forward(&self, request: Request<Body>, peer: Peer) -> Response<Body> {
-        let upgrade = hop_by_hop::upgrade(request.headers());
-        let place = match self.admit(&request, peer, upgrade.is_some()) {
+        let (upgrade, verb) = (hop_by_hop::upgrade(request.headers()), verb::of(&request));
+        let place = match self.admit(&request, verb, peer, upgrade.is_some()) {
             Ok(place) => place,
             Err((refused, failure)) => {
                 self.metrics.refused_to_pass_on(refused);
                 return failure.response(Media::Json);
             }
         };
-        let mut passed_on = self.metrics.passed_on(verb::of(&request));
+        let mut passed_on = self.metrics.passed_on(verb);
         let (mut parts, body) = request.into_parts();
         hop_by_hop::remove(&mut parts.headers);
         append_peer(&mut parts.headers, peer);
@@ -100,7 +100,13 @@ impl Proxy {
     }
 
     /// Whether a request may be passed on.
-    fn admit(&self, request: &Request<Body>, peer: Peer, is_upgrade: bool) -> Result<Place, (Refused, Failure)> {
+    fn admit(
+        &self,
+        request: &Request<Body>,
+        verb: &str,
+        peer: Peer,
+        is_upgrade: bool,
+    ) -> Result<Place, (Refused, Failure)> {
         if request.method() == Method::CONNECT || request.uri().path() == "*" {
             let message = format!("{} {} names nothing of the apiserver's", request.method(), request.uri());
             return Err((Refused::Method, Failure::method_not_allowed(message)));
@@ -130,7 +136,7 @@ impl Proxy {
                 ask the apiserver directly";
             return Err((Refused::Upgrade, Failure::forbidden(message.to_owned())));
         }
-        let lasts = verb::is_long_running(verb::of(request), request.uri().path());
+        let lasts = verb::is_long_running(verb, request.uri().path());
         self.upstream.place(is_upgrade, lasts).ok_or_else(|| {
             let most = self.upstream.requests_max();
             let message = format!("the most requests at a time are being passed on (--passthrough-max {most}, of which watches, logs and sessions may have four fifths)");
