@@ -325,6 +325,8 @@ mod tests {
         let item = |version: &[u8]| message(&[(METADATA, &message(&[(1, b"a"), (6, version)]))]);
         assert!(refused(&enveloped("v1", "Pod", &item(b"0"))).contains("resourceVersion"));
         assert!(refused(&enveloped("v1", "Pod", &[0x0a, 100, 1])).contains("cut off"));
+        let twice = [&enveloped("v1", "Pod", b"")[..], &message(&[(2, &item(b"7"))])].concat();
+        assert!(refused(&twice).contains("two messages"));
         assert!(parser.parse(&enveloped("v1", "Pod", &item(b"7"))).is_ok());
     }
 

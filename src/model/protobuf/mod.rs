@@ -90,6 +90,8 @@ pub fn open(bytes: &[u8]) -> Result<Opened<'_>, Malformed> {
             (UNKNOWN_TYPE, Value::Bytes(of)) => {
                 opened.kind = std::str::from_utf8(bytes_field(of, TYPE_KIND)?.unwrap_or_default()).unwrap_or_default();
             }
+            // Which of two is meant is not asked: whoever reads one and whoever writes the other would disagree.
+            (UNKNOWN_RAW, Value::Bytes(_)) if found => return Err(Malformed("the envelope holds two messages")),
             (UNKNOWN_RAW, Value::Bytes(message)) => (opened.message, found) = (message, true),
             (UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE, Value::Bytes(text)) if !text.is_empty() => {
                 return Err(Malformed("the envelope holds another encoding"));
