@@ -195,6 +195,7 @@ impl Informer {
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
                     if self.is_believed(None).await {
+                        self.served.hub.warn(self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
                     }
@@ -329,6 +330,9 @@ impl Informer {
             Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
         };
         let listed = matches!(update, Update::ListEnd(_));
+        if listed {
+            hub.warn(self.reflector.warnings());
+        }
         let applied = self.writer.apply(update);
         if listed && applied.is_ok() {
             self.schema.listed();

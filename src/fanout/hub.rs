@@ -40,6 +40,7 @@ use crate::{
     proto::v1alpha1::ResolvedResource,
     sync::{Mutex, MutexGuard},
     telemetry::metrics::{CacheGauges, CacheMetrics, Lag, Resume},
+    upstream::warnings::Warnings,
     watch,
 };
 
@@ -117,6 +118,7 @@ pub struct Hub {
 
 struct Inner {
     message: String,
+    warnings: Warnings,
     synced_since: Option<SystemTime>,
     cache: Option<Cached>,
     /// How many histories there were.
@@ -219,6 +221,7 @@ impl Hub {
         let HubOptions { limits, coalesce_max, gate, cluster } = options;
         let inner = Inner {
             message: "the first list has not begun".to_owned(),
+            warnings: Warnings::default(),
             synced_since: None,
             cache: None,
             epochs: 0,
@@ -259,6 +262,16 @@ impl Hub {
     /// The metrics of this cache.
     pub fn metrics(&self) -> &CacheMetrics {
         &self.metrics
+    }
+
+    /// Keeps what upstream warns of whoever reads this resource.
+    pub fn warn(&self, warnings: &Warnings) {
+        self.inner().warnings = warnings.clone();
+    }
+
+    /// What readers are warned of, over HTTP.
+    pub fn warnings(&self) -> Warnings {
+        self.inner().warnings.clone()
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

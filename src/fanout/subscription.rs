@@ -21,6 +21,7 @@ use crate::{
     cache::Expired,
     model::ResourceVersion,
     planted::{self, Bug},
+    upstream::warnings::Warnings,
 };
 
 /// How much [`Subscription::next`] gives at most, in bytes: enough for full segments, little enough that a slow subscriber pins next to
@@ -101,6 +102,11 @@ impl Subscription {
             on_expired,
             end,
         }
+    }
+
+    /// What readers of its cache are warned of, over HTTP.
+    pub fn warnings(&self) -> Warnings {
+        self.hub.warnings()
     }
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings

@@ -223,7 +223,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let mut response = Response::new(());
         match opened.speech {
             Speech::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
-            Speech::Http(media) => http::watch_headers(media, response.headers_mut()),
+            Speech::Http(media) => http::watch_headers(media, &opened.subscription.warnings(), response.headers_mut()),
         }
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();

@@ -29,6 +29,7 @@ use super::{
     renewal::Renewal,
     settings::{SettingsError, UpstreamSettings},
     transport,
+    warnings::Warnings,
 };
 use crate::model::Media;
 
@@ -109,6 +110,8 @@ struct Inner {
     renewal: Renewal,
     trusted_ca: ArcSwap<TrustedCa>,
     identity: IdentityMemory,
+    /// What it was last warned of where no cached resource was asked for: they are about kubefan itself.
+    own_warnings: ArcSwap<Warnings>,
 }
 
 impl Upstream {
@@ -149,8 +152,8 @@ impl Upstream {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
         let service = ArcSwap::from_pointee(service);
         let (renewal, identity) = (Renewal::new(settings), IdentityMemory::default());
-        let trusted_ca = ArcSwap::from_pointee(trusted_ca);
-        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity };
+        let (trusted_ca, own_warnings) = (ArcSwap::from_pointee(trusted_ca), ArcSwap::default());
+        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity, own_warnings };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -213,14 +216,20 @@ impl Upstream {
         .await
     }
 
-    /// Reads objects in an encoding.
+    /// Reads objects in an encoding, with what is to be known of them.
     ///
     /// # Errors
     /// [`UpstreamError::Refused`] with 406 where the server has no such encoding of them, whatever it answers instead.
-    pub async fn get_media(&self, verb: Verb, path_and_query: &str, media: Media) -> Result<Bytes, UpstreamError> {
+    pub async fn get_media(
+        &self,
+        verb: Verb,
+        path_and_query: &str,
+        media: Media,
+    ) -> Result<(Bytes, Warnings), UpstreamError> {
         let response = self.get_accept(verb, path_and_query, media.accept()).await?;
         check_media(response.headers(), media)?;
-        Ok(response.into_body())
+        let warnings = self.warnings(response.headers());
+        Ok((response.into_body(), warnings))
     }
 
     /// Starts a watch: its body, chunk by chunk, for as long as it lasts.
@@ -231,24 +240,30 @@ impl Upstream {
         let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
         let response = self.within_timeout(send).await?;
         check_media(response.headers(), media)?;
-        let gzip = is_gzip(response.headers());
-        Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip })
+        let (gzip, warnings) = (is_gzip(response.headers()), self.warnings(response.headers()));
+        Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip, warnings })
     }
 
-    /// Starts a watch: its events, one by one. How they are cut out of the body follows from the encoding and from the answer.
+    /// Starts a watch: its events, one by one, and what is to be known of the resource. How they are cut out of the body follows from the encoding and from the answer.
     pub async fn watch(
         &self,
         path_and_query: &str,
         media: Media,
         options: LineOptions,
-    ) -> Result<Lines<BodyStream>, UpstreamError> {
-        let chunks = self.stream(path_and_query, media).await?;
+    ) -> Result<(Lines<BodyStream>, Warnings), UpstreamError> {
+        let mut chunks = self.stream(path_and_query, media).await?;
+        let warnings = std::mem::take(&mut chunks.warnings);
         let framing = match media {
             Media::Json | Media::Table => Framing::Lines,
             Media::Protobuf => Framing::Lengths,
         };
         let options = LineOptions { gzip: chunks.gzip, framing, ..options };
-        Ok(Lines::new(chunks, options))
+        Ok((Lines::new(chunks, options), warnings))
+    }
+
+    /// What an answer says of the resource that was asked for.
+    fn warnings(&self, headers: &HeaderMap) -> Warnings {
+        Warnings::of(headers).without(&self.inner.own_warnings.load())
     }
 
     async fn within_timeout<T>(
@@ -286,6 +301,9 @@ impl Upstream {
             service.oneshot(request).await.map_err(|error| transport::classify(error, &self.inner.server))?;
         told.status = Some(response.status());
         drop(told);
+        if verb == Verb::Get {
+            self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
+        }
         if response.status().is_success() {
             return Ok(response);
         }
@@ -370,6 +388,7 @@ pub struct BodyStream {
     body: UpstreamBody,
     server: String,
     gzip: bool,
+    warnings: Warnings,
 }
 
 impl Stream for BodyStream {
@@ -521,7 +540,7 @@ mod tests {
                 [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];
             Ok(http::Response::new(BodyExt::boxed_unsync(StreamBody::new(stream::iter(chunks)))))
         });
-        let mut lines = upstream.watch("/w?watch=1", Media::Json, LineOptions::default()).await.unwrap();
+        let (mut lines, _) = upstream.watch("/w?watch=1", Media::Json, LineOptions::default()).await.unwrap();
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":1}");
         assert_eq!(lines.next_line().await.unwrap_err().reason(), "reset");
     }

@@ -17,6 +17,7 @@ pub mod resource_index;
 pub mod settings;
 mod token_file;
 mod transport;
+pub mod warnings;
 
 pub use crate::backoff;
 pub use client::Upstream;

@@ -16,6 +16,7 @@ use super::{
     codec::{Page, Told, read_event, read_page},
     error::UpstreamError,
     lines::{LineOptions, Lines},
+    warnings::Warnings,
 };
 use crate::{
     cache::Update,
@@ -166,6 +167,8 @@ pub struct Reflector<R> {
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
     random: R,
     state: State,
+    /// What the last answer said of the resource.
+    warnings: Warnings,
     /// Read but not yet given out.
     ready: VecDeque<(Update, Instant)>,
     /// The server has refused `sendInitialEvents`, or an object is too long for a line.
@@ -199,6 +202,7 @@ impl<R: Rng> Reflector<R> {
             open_watch,
             random,
             state: State::Empty { reason: "initial" },
+            warnings: Warnings::default(),
             ready: VecDeque::new(),
             watch_list_refused: false,
             list_next: false,
@@ -231,6 +235,11 @@ impl<R: Rng> Reflector<R> {
     pub fn go_on_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.state = State::Listed { version, in_doubt: true };
+    }
+
+    /// What upstream warns of whoever reads the resource.
+    pub fn warnings(&self) -> &Warnings {
+        &self.warnings
     }
 
     /// Whether the next step reads on in the watch that is open: nothing else is under way.
@@ -372,6 +381,10 @@ impl<R: Rng> Reflector<R> {
         }
         let path = self.path(&query);
         let result = self.upstream.get_media(Verb::List, &path, self.parser.media()).await;
+        let result = result.map(|(body, warnings)| {
+            self.warnings = warnings;
+            body
+        });
         if let Err(error) = &result {
             // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
             let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
@@ -434,7 +447,7 @@ impl<R: Rng> Reflector<R> {
             return Ok(self.upstream.cluster_version(&self.target).await);
         }
         match self.upstream.get_media(Verb::List, &version_path(&self.target, media.query()), media).await {
-            Ok(body) => Ok(Ok(read_page(&self.parser, &self.target, &body)?.version)),
+            Ok((body, _)) => Ok(Ok(read_page(&self.parser, &self.target, &body)?.version)),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -491,7 +504,8 @@ impl<R: Rng> Reflector<R> {
             idle_timeout: Some(self.options.upstream_idle_timeout),
             ..LineOptions::default()
         };
-        let lines = self.upstream.watch(&self.path(query), self.parser.media(), options).await?;
+        let (lines, warnings) = self.upstream.watch(&self.path(query), self.parser.media(), options).await?;
+        self.warnings = warnings;
         Ok(OpenWatch { lines, opened: Instant::now(), moved: false, _counted: (self.open_watch)() })
     }
 

@@ -352,13 +352,14 @@ async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
 
     for object in store.iter() {
         let own = format!("{path}/{}", object.key().name());
-        assert_eq!(object.bytes(), upstream.get_media(Verb::Get, &own, Media::Protobuf).await.unwrap(), "a get");
+        let (whole, _) = upstream.get_media(Verb::Get, &own, Media::Protobuf).await.unwrap();
+        assert_eq!(object.bytes(), whole, "a get");
         let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let partial = upstream.get_accept(Verb::Get, &own, accept).await.unwrap().into_body();
         assert_eq!(protobuf::partial_metadata(&object.bytes()).unwrap(), partial, "its metadata");
     }
 
-    let body = upstream.get_media(Verb::List, &format!("{path}?limit=2"), Media::Protobuf).await.unwrap();
+    let (body, _) = upstream.get_media(Verb::List, &format!("{path}?limit=2"), Media::Protobuf).await.unwrap();
     let opened = protobuf::open(&body).unwrap();
     let list = protobuf::read_list(opened.message).unwrap();
     assert_eq!((opened.kind, list.items.len(), list.meta.remaining_item_count), ("ConfigMapList", 2, Some(1)));
@@ -384,7 +385,8 @@ async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
 
     let query =
         "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=2";
-    let mut events = upstream.watch(&format!("{path}?{query}"), Media::Protobuf, LineOptions::default()).await.unwrap();
+    let (mut events, _) =
+        upstream.watch(&format!("{path}?{query}"), Media::Protobuf, LineOptions::default()).await.unwrap();
     for object in store.iter() {
         let event = events.next_line().await.unwrap().unwrap();
         let frame = protobuf::watch_frame("ADDED", &object.bytes());

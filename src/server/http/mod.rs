@@ -54,6 +54,7 @@ use crate::{
     model::{Media, ResourceVersion, format::Format, selector::FieldSelector},
     proto::v1alpha1::Target,
     telemetry::metrics::Metrics,
+    upstream::warnings::Warnings,
 };
 
 /// What a request comes to.
@@ -151,8 +152,9 @@ const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
 
 /// The headers of a watch.
-pub fn watch_headers(media: Media, headers: &mut HeaderMap) {
+pub fn watch_headers(media: Media, warnings: &Warnings, headers: &mut HeaderMap) {
     put_headers(media.watch_content_type(), headers);
+    warnings.put(headers);
 }
 
 fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
@@ -201,11 +203,7 @@ impl<C: Catalog> Front<C> {
         let (parts, body) = request.into_parts();
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
-            Err(Otherwise::Failed(failure)) => {
-                let mut response = refused(&parts, &failure);
-                response.headers_mut().insert(CACHE_STATUS, HIT);
-                return Answer::Read(response);
-            }
+            Err(Otherwise::Failed(failure)) => return Answer::Read(refused_here(&parts, &failure)),
             Err(Otherwise::Upstream(failure)) => failure,
         };
         let Some(proxy) = &self.proxy else {
@@ -271,12 +269,20 @@ impl<C: Catalog> Front<C> {
             Asked::One(_) => false,
         };
         let (selected, format) = self.select(&path, selectors, formats, Haste { is_watch, waits }).await?;
+        let warnings = selected.served.hub.warnings();
         let read = Read { path: &path, selected, format };
-        let response = match asked {
-            Asked::Many(Options::Watch(options)) => return self.watch(read, options, bell).await,
-            Asked::Many(Options::List(options)) => self.list(read, options, place).await?,
-            Asked::One(freshness) => self.get(read, freshness).await?,
+        let answer = match asked {
+            Asked::Many(Options::Watch(options)) => self.watch(read, options, bell).await,
+            Asked::Many(Options::List(options)) => self.list(read, options, place).await.map(Answer::Read),
+            Asked::One(freshness) => self.get(read, freshness).await.map(Answer::Read),
         };
+        // A watch has them from its cache; who is refused is warned as well.
+        let mut response = match answer {
+            Ok(Answer::Read(response)) => response,
+            Err(Otherwise::Failed(failure)) => refused_here(request, &failure),
+            other => return other,
+        };
+        warnings.put(response.headers_mut());
         Ok(Answer::Read(response))
     }
 
@@ -394,9 +400,12 @@ impl<C: Catalog> Front<C> {
 
     /// The body of a watch that nobody else drives.
     pub fn body(&self, opened: Opened, line: Arc<Line>, sending: Sending) -> Response<Body> {
-        let (media, drain) = (opened.speech.media(), self.reader.drain().clone());
+        let (media, warnings) = (opened.speech.media(), opened.subscription.warnings());
+        let drain = self.reader.drain().clone();
         let watch = body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending);
-        response(media.watch_content_type(), Body::new(watch))
+        let mut response = Response::new(Body::new(watch));
+        watch_headers(media, &warnings, response.headers_mut());
+        response
     }
 
     /// The same as a websocket's messages, until `drain`; where a watch did not come about, the response stays as it is.
@@ -411,6 +420,13 @@ impl<C: Catalog> Front<C> {
 /// A failure, in an encoding that its caller accepts.
 fn refused(parts: &Parts, failure: &Failure) -> Response<Body> {
     failure.response(accept::negotiate_failure(accepts(&parts.headers)))
+}
+
+/// The same, of what a cache has told.
+fn refused_here(parts: &Parts, failure: &Failure) -> Response<Body> {
+    let mut response = refused(parts, failure);
+    response.headers_mut().insert(CACHE_STATUS, HIT);
+    response
 }
 
 fn not_made() -> Failure {

@@ -39,7 +39,7 @@ pub(super) fn direct(upstream: &Upstream, options: &DemoOptions, board: &Arc<Boa
         tasks.spawn(async move {
             loop {
                 // Why it ended does not matter: the next one starts over, and the break is counted.
-                if let Ok(lines) = upstream.watch(&path, Media::Json, LineOptions::default()).await {
+                if let Ok((lines, _)) = upstream.watch(&path, Media::Json, LineOptions::default()).await {
                     let _ = receive(lines, index, &board).await;
                 }
                 board.broke();

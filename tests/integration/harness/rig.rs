@@ -295,7 +295,7 @@ impl Rig {
     pub(crate) async fn truth(&self, collection: &str) -> BTreeMap<String, String> {
         let upstream = Network::to(self.sim.clone()).upstream();
         let path = format!("{collection}?watch=1&timeoutSeconds=1");
-        let mut lines = upstream.watch(&path, Media::Json, LineOptions::default()).await.unwrap();
+        let (mut lines, _) = upstream.watch(&path, Media::Json, LineOptions::default()).await.unwrap();
         let mut state = BTreeMap::new();
         while let Some(line) = lines.next_line().await.unwrap() {
             if let Some(Recorded { kind: "ADDED", object }) = recorded(&line) {

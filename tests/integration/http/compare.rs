@@ -8,7 +8,7 @@ use super::{
     world::STILL,
 };
 
-const HEADERS: [&str; 3] = ["content-type", "cache-control", "x-content-type-options"];
+const HEADERS: [&str; 4] = ["content-type", "cache-control", "x-content-type-options", "warning"];
 
 /// How two answers differ; empty where they do not.
 pub(super) fn differences(request: &Request, direct: &Answer, ours: &Answer) -> Vec<String> {

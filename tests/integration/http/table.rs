@@ -188,7 +188,7 @@ pub(super) fn requests(world: &World, all_resources: bool) -> Vec<Request> {
     let asked =
         |resource: &&Resource| all_resources || matches!(resource.plural, "pods" | "nodes" | "events" | "widgets");
     let mut all: Vec<_> = RESOURCES.iter().filter(asked).flat_map(|resource| of(resource, world)).collect();
-    all.extend(others());
+    all.extend(others(world));
     all
 }
 
@@ -257,7 +257,7 @@ fn of(resource: &Resource, world: &World) -> Vec<Request> {
 }
 
 /// Of no resource in particular.
-fn others() -> Vec<Request> {
+fn others(world: &World) -> Vec<Request> {
     let get = |path: &str| Request::get(path.to_owned(), Upstream);
     let mut all: Vec<_> = [
         "/",
@@ -294,6 +294,17 @@ fn others() -> Vec<Request> {
         all.push(Request { method, ..get("/api/v1/namespaces/still-a/pods?resourceVersion=0") });
     }
     let get = |path: &str| Request::get(path.to_owned(), Cache);
+    all.extend(
+        [
+            "/api/v1/endpoints?resourceVersion=0",
+            "/api/v1/namespaces/still-a/endpoints/still-1?resourceVersion=0",
+            "/api/v1/namespaces/still-a/endpoints/nothing?resourceVersion=0",
+            "/api/v1/endpoints?watch=true&timeoutSeconds=2&resourceVersion=0",
+            "/api/v1/watch/endpoints?timeoutSeconds=2&resourceVersion={then}",
+            "/api/v1/endpoints?watch=true&timeoutSeconds=2&resourceVersion=1",
+        ]
+        .map(|path| get(&path.replace("{then}", &world.then.to_string()))),
+    );
     for agent in ["curl/8.5.0", "Mozilla/5.0 (X11)", "Wget/1.21", "kubectl/v1.35.4"] {
         let by = if agent.starts_with("kubectl") { Cache } else { Upstream };
         let headers = vec![("user-agent", agent.to_owned())];

@@ -47,12 +47,14 @@ const fn resource(prefix: &'static str, plural: &'static str, namespaced: bool, 
 }
 
 /// Everything that is asked for.
-pub(super) const RESOURCES: [Resource; 9] = [
+pub(super) const RESOURCES: [Resource; 10] = [
     resource("/api/v1", "pods", true, "spec.nodeName=node-1"),
     resource("/api/v1", "configmaps", true, "metadata.name!=still-1"),
     resource("/api/v1", "nodes", false, "spec.unschedulable=true"),
     resource("/api/v1", "namespaces", false, "status.phase=Active"),
     resource("/api/v1", "events", true, "reason=Tested"),
+    // Deprecated: every answer has a warning.
+    resource("/api/v1", "endpoints", true, "metadata.name!=still-1"),
     resource("/apis/apps/v1", "deployments", true, "metadata.namespace=still-a"),
     resource("/apis/coordination.k8s.io/v1", "leases", true, "metadata.name=still-2"),
     resource("/apis/differential.example.com/v1", "widgets", true, "spec.color=red"),
@@ -101,6 +103,7 @@ impl Resource {
                 "involvedObject": { "kind": "Pod", "namespace": namespace, "name": "p" },
                 "reason": if number % 2 == 1 { "Tested" } else { "Seen" }, "message": "m", "type": "Normal",
             }),
+            "endpoints" => json!({ "subsets": [{ "addresses": [{ "ip": "10.0.0.1" }], "ports": [{ "port": 80 }] }] }),
             "deployments" => json!({ "spec": {
                 "selector": { "matchLabels": { "app": name } },
                 "template": {
@@ -120,6 +123,7 @@ impl Resource {
         object["apiVersion"] = json!(format!("{group}{version}"));
         object["kind"] = json!(match self.plural {
             "configmaps" => "ConfigMap".to_owned(),
+            "endpoints" => "Endpoints".to_owned(),
             plural => format!("{}{}", plural[..1].to_uppercase(), &plural[1..plural.len() - 1]),
         });
         object["metadata"] = json!({ "name": name, "labels": labels, "annotations": { "text": "<ü&>" } });
