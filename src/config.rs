@@ -120,7 +120,7 @@ pub struct ServeConfig {
     pub keepalive_interval: time::Duration,
     /// The connection is closed when the PING is not answered for so long.
     pub keepalive_timeout: time::Duration,
-    /// A snapshot that makes no progress for so long ends.
+    /// A snapshot that makes too little progress in so long ends.
     pub snapshot_stall_timeout: time::Duration,
     /// Snapshots, lists and catch-ups that are sent at a time.
     pub snapshots_max: usize,

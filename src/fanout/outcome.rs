@@ -95,9 +95,9 @@ pub enum StreamEnd {
     /// The subscriber went away.
     #[error("the subscriber went away")]
     Cancelled,
-    /// The snapshot made no progress, and what it pins is let go of.
+    /// The snapshot made too little progress, and what it pins is let go of.
     #[error(
-        "the snapshot made no progress for {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
+        "the snapshot made too little progress in {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
     )]
     SnapshotStalled(Duration),
     /// The subscriber fell behind what is held, and there is no room to send what leads on just now.

@@ -51,7 +51,7 @@ pub struct ServerOptions {
     pub keepalive_interval: Duration,
     /// The connection is closed when nothing follows the PING for so long.
     pub keepalive_timeout: Duration,
-    /// A snapshot that makes no progress for so long ends.
+    /// A snapshot that makes too little progress in so long ends.
     pub snapshot_stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
     pub consistent_list_bytes_min: usize,

@@ -16,10 +16,10 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tower::Service;
 
-use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, reader::Speech, status};
+use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, reader::Speech, stall::Progress, status};
 use crate::fanout::StreamEnd;
 
 /// The body of a request.
@@ -58,11 +58,11 @@ enum Broken {
     Gone,
     /// The service has failed.
     Failed(axum::Error),
-    /// The caller has not read for too long.
+    /// The caller has read too little for too long.
     Stalled,
 }
 
-/// Answers a request, until the response is handed over, the caller has gone away, or has not read for `stall_timeout`.
+/// Answers a request, until the response is handed over, the caller has gone away, or has read too little in `stall_timeout`.
 pub async fn serve(
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
@@ -84,7 +84,7 @@ pub async fn serve(
     self::respond(response, respond, (deadline_at, Some(stall_timeout)), Speech::Grpc).await;
 }
 
-/// Sends a whole response, until its deadline, until the caller has gone away, or has not read for the second of the times.
+/// Sends a whole response, until its deadline, until the caller has gone away, or has read too little in the second of the times.
 pub async fn respond(
     response: Response<axum::body::Body>,
     mut respond: SendResponse<Payload>,
@@ -124,6 +124,7 @@ async fn pump(
     send: &mut SendStream<Payload>,
     stall_timeout: Option<Duration>,
 ) -> Result<(), Broken> {
+    let mut progress = stall_timeout.map(Progress::new);
     loop {
         let frame = tokio::select! {
             biased;
@@ -134,7 +135,7 @@ async fn pump(
             return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| Broken::Gone);
         };
         match frame.into_data() {
-            Ok(data) => send_data(data, send, stall_timeout).await?,
+            Ok(data) => send_data(data, send, progress.as_mut()).await?,
             Err(frame) => {
                 let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
                 return send.send_trailers(trailers).map_err(|_| Broken::Gone);
@@ -149,21 +150,66 @@ async fn pump(
 async fn send_data(
     mut data: Bytes,
     send: &mut SendStream<Payload>,
-    stall_timeout: Option<Duration>,
+    mut progress: Option<&mut Progress>,
 ) -> Result<(), Broken> {
     while !data.is_empty() {
         send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
         let mut room = send.capacity();
         if room == 0 {
             let has_room = poll_fn(|cx| send.poll_capacity(cx));
-            let has_room = match stall_timeout {
-                Some(stall_timeout) => timeout(stall_timeout, has_room).await.map_err(|_| Broken::Stalled)?,
+            let has_room = match &mut progress {
+                Some(progress) => timeout_at(progress.due_at(), has_room).await.map_err(|_| Broken::Stalled)?,
                 None => has_room.await,
             };
             room = has_room.and_then(Result::ok).ok_or(Broken::Gone)?;
         }
         let part = data.split_to(room.min(data.len()));
+        progress.iter_mut().for_each(|progress| progress.took(part.len()));
         send.send_data(Payload::Bytes(part), false).map_err(|_| Broken::Gone)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tokio::{io::duplex, time::sleep};
+
+    use super::*;
+    use crate::{model::Media, server::limits::PROGRESS_BYTES_MIN};
+
+    const STALL: Duration = Duration::from_secs(30);
+    const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
+
+    /// How much one reads of a long answer who takes a window of it ten times per stall timeout.
+    async fn read_by_one_with(window_bytes: usize) -> usize {
+        let (near, far) = duplex(64 << 10);
+        tokio::spawn(async move {
+            let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
+            while let Some(Ok((_, send))) = http2.accept().await {
+                let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
+                tokio::spawn(respond(answer, send, (None, Some(STALL)), Speech::Http(Media::Json)));
+            }
+        });
+        let mut client = h2::client::Builder::new();
+        client.initial_window_size(window_bytes as u32);
+        let (mut send, http2) = client.handshake::<_, Bytes>(far).await.unwrap();
+        tokio::spawn(http2);
+        let (answer, _) = send.send_request(Request::new(()), true).unwrap();
+        let mut body = answer.await.unwrap().into_body();
+        let mut read = 0;
+        while let Some(Ok(data)) = body.data().await {
+            read += data.len();
+            sleep(STALL / 10).await;
+            body.flow_control().release_capacity(data.len()).unwrap();
+        }
+        read
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_small_window_is_served_and_one_that_only_keeps_a_place_is_not() {
+        assert_eq!(read_by_one_with(PROGRESS_BYTES_MIN / 8).await, ANSWER_BYTES);
+        let read = read_by_one_with(8).await;
+        assert!(read < PROGRESS_BYTES_MIN, "{read} bytes");
+    }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::limits::PROGRESS_BYTES_MIN;
 use crate::fanout::StreamEnd;
 
 /// Before its end a watch over HTTP is told once more how far it is, as the apiserver does it.
@@ -22,6 +23,11 @@ pub struct Clocks {
     last_bookmark_at: Option<Instant>,
     stall_timeout: Duration,
     last_sent: Instant,
+    /// Whether what was last sent was of a snapshot or a catch-up, which always has more to send.
+    in_prelude: bool,
+    /// When of that enough was last sent, and how much since then.
+    got_on_at: Instant,
+    got_on_bytes: usize,
 }
 
 /// What is to be done.
@@ -48,12 +54,29 @@ impl Clocks {
         let last_bookmark_at = timeout_at.filter(|_| tells_end && bookmark_interval.is_some());
         let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(BEFORE_THE_END));
         let last_bookmark_at = last_bookmark_at.filter(|at| *at > last_sent);
-        Self { bookmark_interval, timeout_at, deadline_at, last_bookmark_at, stall_timeout, last_sent }
+        let (in_prelude, got_on_at, got_on_bytes) = (false, last_sent, 0);
+        Self {
+            bookmark_interval,
+            timeout_at,
+            deadline_at,
+            last_bookmark_at,
+            stall_timeout,
+            last_sent,
+            in_prelude,
+            got_on_at,
+            got_on_bytes,
+        }
     }
 
-    /// Something was sent.
-    pub fn sent(&mut self, now: Instant) {
+    /// So many bytes were sent; `in_prelude`: of a snapshot or a catch-up.
+    pub fn sent(&mut self, now: Instant, bytes: usize, in_prelude: bool) {
         self.last_sent = now;
+        self.got_on_bytes += bytes;
+        let has_begun = in_prelude && !self.in_prelude;
+        self.in_prelude = in_prelude;
+        if has_begun || self.got_on_bytes >= PROGRESS_BYTES_MIN {
+            (self.got_on_at, self.got_on_bytes) = (now, 0);
+        }
     }
 
     /// When it must be looked at, whatever happens; `None`: never. Nobody is told when a snapshot or a catch-up is over: it is looked for,
@@ -61,7 +84,7 @@ impl Clocks {
     pub fn due_at(&self, now: Instant, in_prelude: bool) -> Option<Instant> {
         let silent = match (in_prelude, self.bookmark_interval) {
             (true, interval) => {
-                let stalled = self.last_sent + self.stall_timeout;
+                let stalled = self.got_on_at + self.stall_timeout;
                 Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
             }
             (false, interval) => interval.map(|interval| self.last_sent + interval),
@@ -78,11 +101,11 @@ impl Clocks {
         if over(self.deadline_at) {
             return Tick::End(StreamEnd::Deadline);
         }
-        let silence = now.saturating_duration_since(self.last_sent);
         if in_prelude {
-            let stalled = silence >= self.stall_timeout;
+            let stalled = now.saturating_duration_since(self.got_on_at) >= self.stall_timeout;
             return if stalled { Tick::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Tick::Nothing };
         }
+        let silence = now.saturating_duration_since(self.last_sent);
         let ends = over(self.last_bookmark_at);
         if ends {
             self.last_bookmark_at = None;
@@ -120,5 +143,23 @@ mod tests {
         assert_eq!(clocks.due_at(now, false), None);
         assert_eq!(clocks.due_at(now, true), Some(now + STALL), "but for a snapshot that does not get on");
         assert_eq!(clocks.tick(now + STALL, true), Tick::End(StreamEnd::SnapshotStalled(STALL)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_of_which_too_little_is_taken_has_stalled() {
+        let now = Instant::now();
+        let at = |tenths: u32| now + tenths * STALL / 10;
+        let mut clocks = Clocks::new(None, None, None, STALL, true);
+        // Long after the watch began: a catch-up.
+        clocks.sent(at(90), 10, false);
+        for tenths in 100..130 {
+            clocks.sent(at(tenths), PROGRESS_BYTES_MIN / 8, true);
+            assert_eq!(clocks.tick(at(tenths), true), Tick::Nothing, "{tenths}");
+        }
+        for tenths in 130..150 {
+            clocks.sent(at(tenths), 10, true);
+        }
+        assert_eq!(clocks.tick(at(150), true), Tick::End(StreamEnd::SnapshotStalled(STALL)));
+        assert_eq!(clocks.tick(at(150), false), Tick::Nothing, "a watch waits for as long as it takes");
     }
 }

@@ -34,6 +34,10 @@ pub const BATCH_BYTES_MAX: usize = 64 << 10;
 /// About how much one connection sends before others have their turn, in bytes.
 pub const PASS_BYTES_MAX: usize = 256 << 10;
 
+/// What a reader takes at least per stall timeout while it is kept waiting for, in bytes: by default half a kilobyte a second, below any link
+/// that a list is worth reading over. Whoever takes less has stopped, or takes a byte now and then to keep what its answer holds.
+pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
+
 /// Requests that one connection begins before others have their turn.
 pub const PASS_REQUESTS_MAX: usize = 64;
 

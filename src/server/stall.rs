@@ -1,4 +1,4 @@
-//! The socket of an HTTP/1.1 connection: it ends when its peer does not read what must not wait, or has gone in the middle of a watch.
+//! When a reader has stopped; and the socket of an HTTP/1.1 connection, which ends then, or when its peer has gone in the middle of a watch.
 //!
 //! A body is only asked for more when there is room, so nothing above the socket sees that a list is not read: it would pin the state that it is
 //! of for as long as the peer likes. And hyper does not look for the peer's end while bytes wait that the peer has sent already, the
@@ -18,9 +18,11 @@ use std::{
 use bytes::{Buf, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep_until},
 };
 use tokio_util::io::poll_read_buf;
+
+use super::limits::PROGRESS_BYTES_MIN;
 
 /// What is read before it is asked for, in bytes; of a peer that sends more during a watch, its end is seen by the next event.
 const AHEAD_BYTES_MAX: usize = 16 << 10;
@@ -47,33 +49,87 @@ impl Sending {
     }
 }
 
+/// How a reader gets on with what must not wait. Only the time counts in which something waits for it.
+#[derive(Debug)]
+pub struct Progress {
+    stall_timeout: Duration,
+    /// Taken since it was last far enough.
+    bytes: usize,
+    /// Waited for since then.
+    waited: Duration,
+    /// It is waited for.
+    since: Option<Instant>,
+}
+
+impl Progress {
+    /// It is far enough with [`PROGRESS_BYTES_MIN`] bytes in each `stall_timeout`.
+    pub fn new(stall_timeout: Duration) -> Self {
+        Self { stall_timeout, bytes: 0, waited: Duration::ZERO, since: None }
+    }
+
+    /// There is no room: by when the reader is to have taken enough.
+    pub fn due_at(&mut self) -> Instant {
+        *self.since.get_or_insert_with(Instant::now) + self.stall_timeout.saturating_sub(self.waited)
+    }
+
+    /// The reader has taken something.
+    pub fn took(&mut self, bytes: usize) {
+        if let Some(since) = self.since.take() {
+            self.waited += since.elapsed();
+        }
+        self.bytes += bytes;
+        if self.bytes >= PROGRESS_BYTES_MIN {
+            self.restart();
+        }
+    }
+
+    /// Nothing has been waited for.
+    fn restart(&mut self) {
+        *self = Self::new(self.stall_timeout);
+    }
+}
+
 /// A socket with a limit.
 pub struct Guarded<Io> {
     io: Io,
     sending: Sending,
-    stall_timeout: Duration,
+    progress: Progress,
     /// While there is no room.
     alarm: Option<Pin<Box<Sleep>>>,
     ahead: BytesMut,
 }
 
 impl<Io> Guarded<Io> {
-    /// It ends when what must not wait is not read for `stall_timeout`.
+    /// It ends when of what must not wait too little is read in `stall_timeout`.
     pub fn new(io: Io, sending: Sending, stall_timeout: Duration) -> Self {
-        Self { io, sending, stall_timeout, alarm: None, ahead: BytesMut::new() }
+        Self { io, sending, progress: Progress::new(stall_timeout), alarm: None, ahead: BytesMut::new() }
+    }
+
+    /// The same for what was written.
+    fn bytes_in_time(&mut self, written: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.progress.took(bytes);
+        }
+        self.in_time(written, cx)
     }
 
     /// Fails where there was no room for too long.
-    fn in_time<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() || !self.sending.0.must_not_wait.load(Ordering::Relaxed) {
+    fn in_time<T>(&mut self, done: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if done.is_ready() {
             self.alarm = None;
-            return written;
+            return done;
         }
-        let stall_timeout = self.stall_timeout;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep(stall_timeout)));
+        if !self.sending.0.must_not_wait.load(Ordering::Relaxed) {
+            self.alarm = None;
+            self.progress.restart();
+            return done;
+        }
+        let progress = &mut self.progress;
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(progress.due_at())));
         ready!(alarm.as_mut().poll(cx));
         self.alarm = None;
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing was read for {stall_timeout:?}"))))
+        let message = format!("less than {PROGRESS_BYTES_MIN} bytes were read in {:?}", self.progress.stall_timeout);
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
 }
 
@@ -110,7 +166,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Guarded<Io> {
 impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.in_time(written, cx)
+        self.bytes_in_time(written, cx)
     }
 
     fn poll_write_vectored(
@@ -119,7 +175,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
-        self.in_time(written, cx)
+        self.bytes_in_time(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -142,7 +198,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        time::sleep,
+    };
 
     use super::*;
 
@@ -150,7 +209,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_does_not_read_what_must_not_wait_ends_the_connection() {
-        let (near, mut far) = duplex(64);
+        let (near, _far) = duplex(64);
         let sending = Sending::default();
         let mut io = Guarded::new(near, sending.clone(), STALL);
         io.write_all(&[0; 64]).await.unwrap();
@@ -159,16 +218,51 @@ mod tests {
         sending.must_not_wait(true);
         let error = io.write_all(&[0; 64]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        // Whoever reads, however slowly, goes on.
-        let reading = tokio::spawn(async move {
-            for _ in 0..20 {
-                tokio::time::sleep(STALL / 2).await;
-                far.read_exact(&mut [0; 8]).await.unwrap();
+    }
+
+    /// What becomes of a peer that reads some bytes ten times per stall timeout.
+    async fn written_to_one_who_reads(some: usize) -> io::Result<()> {
+        let (near, mut far) = duplex(64);
+        let sending = Sending::default();
+        sending.must_not_wait(true);
+        let mut io = Guarded::new(near, sending, STALL);
+        let mut some = vec![0; some];
+        let reading = async {
+            loop {
+                sleep(STALL / 10).await;
+                far.read_exact(&mut some).await.unwrap();
             }
-            far
-        });
-        io.write_all(&[0; 160]).await.unwrap();
-        reading.await.unwrap();
+        };
+        tokio::select! {
+            written = io.write_all(&[0; 10 * PROGRESS_BYTES_MIN]) => written,
+            never = reading => never,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_goes_on_and_one_that_only_keeps_its_place_does_not() {
+        let start = Instant::now();
+        written_to_one_who_reads(PROGRESS_BYTES_MIN / 8).await.unwrap();
+        assert!(start.elapsed() > 5 * STALL, "it took its time");
+        let (start, error) = (Instant::now(), written_to_one_who_reads(8).await.unwrap_err());
+        assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, STALL));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_waits_for_its_reader_is_counted() {
+        let mut progress = Progress::new(STALL);
+        for _ in 0..10 {
+            // Nothing was there to be read.
+            sleep(STALL).await;
+            assert_eq!(progress.due_at(), Instant::now() + STALL, "it has not waited for long");
+            progress.took(1);
+        }
+        progress.due_at();
+        sleep(STALL / 2).await;
+        progress.took(PROGRESS_BYTES_MIN / 2);
+        assert_eq!(progress.due_at(), Instant::now() + STALL / 2);
+        progress.took(PROGRESS_BYTES_MIN / 2);
+        assert_eq!(progress.due_at(), Instant::now() + STALL);
     }
 
     #[tokio::test]

@@ -115,10 +115,11 @@ impl WatchStream {
                     if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
                         break Turn::Gone;
                     }
-                    self.clocks.sent(now);
+                    let in_prelude = self.opened.subscription.in_prelude();
+                    self.clocks.sent(now, sent, in_prelude);
                     room = room.saturating_sub(sent);
                     // A batch of a snapshot is this connection's own memory; one of the log is shared.
-                    let weight = if self.opened.subscription.in_prelude() { 2 } else { 1 };
+                    let weight = if in_prelude { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,

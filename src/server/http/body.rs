@@ -68,8 +68,8 @@ impl WatchBody {
             self.sending.must_not_wait(opened.subscription.in_prelude());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
-                    self.clocks.sent(Instant::now());
                     let remaining = pieces.remaining();
+                    self.clocks.sent(Instant::now(), remaining, opened.subscription.in_prelude());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 Ok(None) => {}

@@ -124,7 +124,7 @@ pub struct Front<C> {
 /// What an operator may change of the door.
 #[derive(Debug, Clone)]
 pub struct FrontOptions {
-    /// A snapshot that makes no progress for so long ends, and what else is to be read without a pause.
+    /// A snapshot that makes too little progress in so long ends, and what else is to be read without a pause.
     pub stall_timeout: Duration,
     /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
     pub consistent_list_bytes_min: usize,
