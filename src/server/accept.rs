@@ -170,12 +170,7 @@ impl<C: Catalog> Server<C> {
         // In boxes, so that a connection at rest has the memory of its own protocol, and no more.
         match Box::pin(self.greet(io, peer)).await {
             Ok(Spoken::Http2(connection)) => connection.await,
-            Ok(Spoken::Http1(io)) => {
-                match Box::pin(http1::serve(io, peer, front, router, stall_timeout, drain)).await {
-                    Ok(()) => ConnectionEnd::Closed,
-                    Err(_) => ConnectionEnd::Error,
-                }
-            }
+            Ok(Spoken::Http1(io)) => Box::pin(http1::serve(io, peer, front, router, stall_timeout, drain)).await,
             Err(end) => end,
         }
     }

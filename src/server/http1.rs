@@ -1,6 +1,6 @@
 //! HTTP/1.1 on the data port: the same router, served by hyper.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, error::Error, io, time::Duration};
 
 use ::http::{Request, Response, StatusCode, Version, header};
 use axum::{Router, response::IntoResponse};
@@ -17,7 +17,10 @@ use super::{
     listen::Peer,
     stall::{Guarded, Sending},
 };
-use crate::fanout::{Bell, Catalog, Line};
+use crate::{
+    fanout::{Bell, Catalog, Line},
+    telemetry::metrics::ConnectionEnd,
+};
 
 /// The number of a watch on its line, where it is alone.
 const WATCH: u32 = 1;
@@ -31,7 +34,7 @@ pub async fn serve<C: Catalog>(
     router: Router,
     stall_timeout: Duration,
     drain: CancellationToken,
-) -> Result<(), hyper::Error> {
+) -> ConnectionEnd {
     let (tunnel, sending) = (Tunnel::default(), Sending::default());
     let io = Guarded::new(io, sending.clone(), stall_timeout);
     let (becomes, ends) = (tunnel.clone(), drain.clone());
@@ -56,15 +59,46 @@ pub async fn serve<C: Catalog>(
             None
         }
     };
-    match ended {
-        Some(result) => result?,
-        None => connection.as_mut().await?,
-    }
+    let end = match ended {
+        Some(Ok(())) => ConnectionEnd::Closed,
+        Some(Err(error)) => {
+            let end = end_of(&error);
+            if end == ConnectionEnd::Error {
+                tracing::debug!(error = %cause(&error), peer = ?peer.address, "a connection broke off");
+            }
+            end
+        }
+        None => {
+            // Whatever comes of it, it ends with kubefan.
+            let _ = connection.as_mut().await;
+            ConnectionEnd::Draining
+        }
+    };
     drop(connection);
     if let Some(tunnel) = tunnel.take() {
         tunnel.await;
     }
-    Ok(())
+    end
+}
+
+/// What ended a connection. A client that goes away in the middle of a watch, or of what it was asking for, has only closed it.
+fn end_of(error: &hyper::Error) -> ConnectionEnd {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    let is_gone = |error: &io::Error| {
+        matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
+    };
+    if error.is_timeout() {
+        ConnectionEnd::Idle
+    } else if error.is_incomplete_message() || cause(error).downcast_ref().is_some_and(is_gone) {
+        ConnectionEnd::Closed
+    } else {
+        ConnectionEnd::Error
+    }
+}
+
+/// What hyper was told, where it says only what it was at.
+fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
+    error.source().unwrap_or(error)
 }
 
 async fn answer<C: Catalog>(

@@ -113,6 +113,8 @@ pub enum ConnectionEnd {
     Closed,
     /// The peer broke the protocol.
     Error,
+    /// Nothing was asked for on it.
+    Idle,
     /// TLS or HTTP did not come about.
     Handshake,
     /// The peer did not answer.
@@ -125,13 +127,14 @@ pub enum ConnectionEnd {
 
 impl ConnectionEnd {
     /// Every label.
-    pub const ALL: [Self; 6] =
-        [Self::Closed, Self::Error, Self::Handshake, Self::Keepalive, Self::Draining, Self::Refused];
+    pub const ALL: [Self; 7] =
+        [Self::Closed, Self::Error, Self::Idle, Self::Handshake, Self::Keepalive, Self::Draining, Self::Refused];
 
     fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
             Self::Error => "error",
+            Self::Idle => "idle",
             Self::Handshake => "handshake",
             Self::Keepalive => "keepalive",
             Self::Draining => "draining",

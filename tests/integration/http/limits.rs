@@ -363,6 +363,11 @@ async fn a_client_that_is_gone_is_noticed_behind_its_next_request() {
         drop(stream);
         becomes(&kubefan, open, 0.0).await;
     }
+    // The end of a client in the middle of what it reads is no fault of its own.
+    let mut watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
+    assert!(watch.chunk().await.unwrap().is_some());
+    drop(watch);
+    becomes(&kubefan, r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
 }
 
 async fn only_a_watch_starts_a_cache() {
