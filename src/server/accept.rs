@@ -9,7 +9,7 @@ use axum::{
 use futures::StreamExt;
 use http::{Request, StatusCode};
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::server::Connected};
 use tower::util::MapResponseLayer;
@@ -22,6 +22,7 @@ use super::{
     http1,
     limits::HANDSHAKE_TIMEOUT,
     listen::{Listener, Peer},
+    plaintext,
     preface::{self, Rewound},
     reader::Reader,
     status,
@@ -147,12 +148,12 @@ impl<C: Catalog> Server<C> {
                     let end = match tls {
                         None => server.serve(io, peer).await,
                         // In boxes: what a handshake needs is not kept after it, and TLS is large.
-                        Some(tls) => match Box::pin(in_time(tls.accept(io))).await.map(Box::new) {
+                        Some(tls) => match Box::pin(server.secure(io, tls, peer)).await.map(Box::new) {
                             Ok(io) => {
                                 let has_certificate = io.get_ref().1.peer_certificates().is_some();
                                 server.serve(io, Peer { has_certificate, ..peer }).await
                             }
-                            Err(error) => no_handshake(&error, peer),
+                            Err(end) => end,
                         },
                     };
                     metrics.finished(end);
@@ -161,6 +162,23 @@ impl<C: Catalog> Server<C> {
             }
         }
         while connections.join_next().await.is_some() {}
+    }
+
+    /// Begins TLS. Whoever speaks without it is told so.
+    async fn secure<T: Io>(&self, io: T, tls: TlsAcceptor, peer: Peer) -> Result<TlsStream<Rewound<T>>, ConnectionEnd> {
+        let handshake = async {
+            let (is_http2, io) = preface::detect(io).await?;
+            if plaintext::is_spoken(io.first()) {
+                plaintext::refuse(io, is_http2).await?;
+                return Err(io::Error::other(plaintext::REFUSAL));
+            }
+            tls.accept(io).await
+        };
+        tokio::select! {
+            biased;
+            secured = in_time(handshake) => secured.map_err(|error| no_handshake(&error, peer)),
+            () = self.drain.cancelled() => Err(ConnectionEnd::Draining),
+        }
     }
 
     /// Serves one connection, whichever protocol it speaks.

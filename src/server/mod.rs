@@ -19,6 +19,7 @@ pub mod keepalive;
 pub mod limits;
 pub mod listen;
 pub mod payload;
+pub mod plaintext;
 pub mod preface;
 pub mod reader;
 pub mod request;

@@ -20,6 +20,13 @@ pub struct Rewound<Io> {
     io: Io,
 }
 
+impl<Io> Rewound<Io> {
+    /// The bytes that were looked at.
+    pub fn first(&self) -> &[u8] {
+        &self.first[..usize::from(self.len)]
+    }
+}
+
 /// Reads until it is clear which protocol is spoken; tells whether it is HTTP/2.
 pub async fn detect<Io: AsyncRead + Unpin>(mut io: Io) -> io::Result<(bool, Rewound<Io>)> {
     let mut first = [0; PREFACE.len()];

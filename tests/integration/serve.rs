@@ -65,6 +65,12 @@ async fn a_data_port_with_a_certificate_speaks_tls_only() {
     let plain = run(&["get", "pods", "--server", &address.to_string()]).await;
     assert_eq!(plain.code, Some(1), "no TLS: {plain:?}");
     assert_eq!(plain.stderr.lines().count(), 1, "{plain:?}");
+    assert!(plain.stderr.contains("use https://"), "{plain:?}");
+    let plain = reqwest::Client::builder().no_proxy().http1_only().build().unwrap();
+    let refused = plain.get(format!("http://{address}/api")).send().await.unwrap();
+    let (code, text) = (refused.status(), refused.text().await.unwrap());
+    assert_eq!((code.as_u16(), text.lines().count()), (400, 1), "{text}");
+    assert!(text.contains("use https://"), "{text}");
     let version = simulated.create("last");
     watch.until(version).await;
 }
