@@ -149,7 +149,7 @@ impl Proxy {
 fn unanswered(error: &UpstreamError) -> Failure {
     match error {
         UpstreamError::Unreachable { .. } => {
-            Failure::unavailable(format!("{error}; kubefan goes on serving what it caches"))
+            Failure::unavailable(format!("{error}; until it can be reached, kubefan answers only what it has cached"))
         }
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
             Failure::bad_gateway(format!("{error}; see the kubeconfig that kubefan was started with"))
