@@ -35,7 +35,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         the_pod_in_the_documentation_is_valid;
     local: a_kubefan_that_is_its_own_apiserver_says_so, requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
         an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
-        with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one;
+        with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one,
+        a_watch_that_waits_for_its_answer_does_not_hold_up_the_end;
 };
 
 /// kubefan over TLS, with the CA of its certificate.
@@ -569,6 +570,19 @@ async fn a_broken_response_is_not_a_whole_one() {
 }
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
+
+async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
+    let scripted = Scripted::start().await;
+    let mut kubefan = scripted.kubefan("", &["--resource=pods", "--drain-timeout=10m"]).await;
+    let request = "GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut caller = send(kubefan.grpc_addr, request).await;
+    let (_, _unanswered) = scripted.next().await;
+    kubefan.process.terminate();
+    let head = read_head(&mut caller).await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
+    drop(caller);
+    assert!(kubefan.process.ended(wait::SOON).await.success());
+}
 
 fn upgrade(path: &str) -> String {
     format!(

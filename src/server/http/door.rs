@@ -11,7 +11,7 @@ use http::{Method, Request, Response, StatusCode, Uri, header};
 
 use super::{Answer, CACHE_STATUS, Front, path::Path, proxy::ByUpstream, sent::Sent, status::Failure, verb};
 use crate::{
-    fanout::{Bell, Catalog},
+    fanout::{Bell, Catalog, Refusal},
     model::{GroupVersionResource, Media},
     server::listen::Peer,
     telemetry::requests::{AnsweredBy, OTHER, Protocol},
@@ -30,7 +30,20 @@ impl<C: Catalog> Front<C> {
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let answer = match self.foreign(&request) {
             Some(failure) => Answer::Read(failure.response(Media::Json)),
-            None => self.answer_admitted(request, bell).await,
+            None => {
+                // A watch that has not begun, for want of a proof or of upstream's answer, would end as soon as it does.
+                let drained = async {
+                    match verb {
+                        "watch" => self.reader.drain().cancelled().await,
+                        _ => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    answer = self.answer_admitted(request, bell) => answer,
+                    () = drained => Answer::Read(Failure::from(&Refusal::Draining).response(Media::Json)),
+                }
+            }
         };
         let (code, by) = match &answer {
             Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
