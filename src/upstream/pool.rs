@@ -11,11 +11,10 @@ use reqwest::{Body, Client};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
-use super::transport::UpstreamBody;
+use super::{connector, transport::UpstreamBody};
 
-/// Requests under way on one connection. kube-apiserver takes 100 (`--http2-max-streams-per-connection`), as most proxies do; those left
-/// are for streams that we have ended and the server has not.
-const STREAMS_MAX: usize = 90;
+/// Requests under way on one connection. What is left of its streams is for those that we have ended and the server has not.
+const REQUESTS_MAX: usize = connector::STREAMS_MAX - 10;
 
 type Make = dyn Fn() -> Result<Client, String> + Send + Sync;
 
@@ -52,7 +51,7 @@ impl Pool {
         if let Some(place) = members.iter().find_map(Member::place) {
             return Ok(place);
         }
-        let member = Member { client: (self.make)()?, places: Arc::new(Semaphore::new(STREAMS_MAX)) };
+        let member = Member { client: (self.make)()?, places: Arc::new(Semaphore::new(REQUESTS_MAX)) };
         let place = member.place().ok_or("a new client has no room")?;
         members.push(member);
         Ok(place)
@@ -81,7 +80,7 @@ mod tests {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let pool = Pool::new(|| Client::builder().no_proxy().build().map_err(|error| error.to_string())).unwrap();
         let made = || pool.members.lock().unwrap().len();
-        let mut places: Vec<_> = (0..STREAMS_MAX).map(|_| pool.place().unwrap()).collect();
+        let mut places: Vec<_> = (0..REQUESTS_MAX).map(|_| pool.place().unwrap()).collect();
         assert_eq!(made(), 1);
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
@@ -89,8 +88,8 @@ mod tests {
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
         let free = |member: usize| pool.members.lock().unwrap()[member].places.available_permits();
-        assert_eq!((free(0), free(1)), (0, STREAMS_MAX - 1), "the first with room is taken");
+        assert_eq!((free(0), free(1)), (0, REQUESTS_MAX - 1), "the first with room is taken");
         drop(places);
-        assert_eq!((free(0), free(1)), (STREAMS_MAX, STREAMS_MAX));
+        assert_eq!((free(0), free(1)), (REQUESTS_MAX, REQUESTS_MAX));
     }
 }
