@@ -11,7 +11,10 @@ use reqwest::{Body, Client};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
-use super::{connector, transport::UpstreamBody};
+use super::{
+    connector,
+    transport::{self, UpstreamBody},
+};
 
 /// Requests under way on one connection. What is left of its streams is for those that we have ended and the server has not.
 const REQUESTS_MAX: usize = connector::STREAMS_MAX - 10;
@@ -61,13 +64,7 @@ impl Pool {
     pub(super) async fn send(&self, request: http::Request<Body>) -> Result<http::Response<UpstreamBody>, BoxError> {
         let (client, place) = self.place()?;
         let response = http::Response::<Body>::from(client.execute(request.try_into()?).await?);
-        Ok(response.map(|body| {
-            let held = move |error| {
-                let _held = &place;
-                BoxError::from(error)
-            };
-            body.map_err(held).boxed_unsync()
-        }))
+        Ok(response.map(|body| transport::holding(body.map_err(BoxError::from), place).boxed_unsync()))
     }
 }
 
