@@ -4,7 +4,8 @@
 //! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
 //! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
 //! time and not more than once a second, or 40 times where a look-up is enough; who comes while it is asked waits for the next time,
-//! because an answer proves nothing about what was written after the question.
+//! because an answer proves nothing about what was written after the question. A wait that was in vain is remembered for a while: an apiserver
+//! that sends no bookmark must not cost every reader that wait.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
