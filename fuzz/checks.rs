@@ -236,7 +236,7 @@ impl Catalog for Nothing {
         kubefan::watch::Sender::new(0).subscribe()
     }
 
-    fn list(&self) -> Vec<ResourceStatus> {
+    fn list(&self) -> Vec<(Media, ResourceStatus)> {
         Vec::new()
     }
 }

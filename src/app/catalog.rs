@@ -60,17 +60,20 @@ impl Catalog for Arc<Registry> {
         Registry::changes(self)
     }
 
-    fn list(&self) -> Vec<ResourceStatus> {
-        // A cache in another form than JSON is a second one of what is listed, for clients that speak no gRPC.
-        let caches = self.caches.iter().filter(|cache| cache.key().media == Media::Json);
-        let mut all: Vec<_> = caches.map(|cache| status(&cache)).collect();
-        all.extend(self.missing.iter().map(|missing| ResourceStatus {
-            name: missing.key().clone(),
-            state: state(missing.phase).into(),
-            message: missing.message.clone(),
-            ..ResourceStatus::default()
+    fn list(&self) -> Vec<(Media, ResourceStatus)> {
+        let mut all: Vec<_> = self.caches.iter().map(|cache| (cache.key().media, status(&cache))).collect();
+        all.extend(self.missing.iter().map(|missing| {
+            let status = ResourceStatus {
+                name: missing.key().clone(),
+                state: state(missing.phase).into(),
+                message: missing.message.clone(),
+                ..ResourceStatus::default()
+            };
+            (Media::Json, status)
         }));
-        all.sort_by(|a, b| (&a.name, &a.namespace).cmp(&(&b.name, &b.namespace)));
+        let by =
+            |(media, status): &(Media, ResourceStatus)| (status.name.clone(), status.namespace.clone(), media.as_str());
+        all.sort_by_cached_key(by);
         all
     }
 }

@@ -4,7 +4,8 @@
 //! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
 //! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
 //! time and not more than once a second, or 40 times where a look-up is enough; who comes while it is asked waits for the next time,
-//! because an answer proves nothing about what was written after the question.
+//! because an answer proves nothing about what was written after the question. A wait that was in vain is remembered for a while: an apiserver
+//! that sends no bookmark must not cost every reader that wait.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -39,6 +40,12 @@ const OWN_WATCH: Duration = Duration::from_millis(50);
 const BUSY: Duration = Duration::from_millis(100);
 /// How long one proof may take. The bookmark comes after one to two seconds and a quarter.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
+/// A proof that failed only after so long has cost everybody who waited for it that time, and is remembered; a quick failure costs nobody.
+const SLOW_FAILURE: Duration = Duration::from_secs(1);
+/// How long nobody waits for a bookmark after such a failure; twice as long each time that the try after it fails too. Longer than a try.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The longest such pause: then one try a minute finds out whether bookmarks come again.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 impl Patience {
     /// How long a proof is waited for, the one under way included.
@@ -72,6 +79,46 @@ struct Inner {
     /// When upstream may be asked again; `None`: at once.
     not_before: Option<Instant>,
     next: Option<Next>,
+    bookmarks: Bookmarks,
+}
+
+/// Whether it is worth waiting for a bookmark: an apiserver that sends none would cost every reader the whole wait.
+#[derive(Default)]
+struct Bookmarks {
+    /// The last pause; zero as long as none was missed.
+    pause: Duration,
+    /// Until then nobody waits for one; `None`: not known to be in vain.
+    paused_until: Option<Instant>,
+}
+
+impl Bookmarks {
+    /// What is left of the pause.
+    fn pause_left(&self, now: Instant) -> Option<Duration> {
+        self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
+    }
+
+    /// Whether to wait for one now. After a failure only those who are there when a try begins wait with it.
+    fn begin(&mut self, now: Instant) -> bool {
+        let may = self.pause_left(now).is_none();
+        if may && !self.pause.is_zero() {
+            self.paused_until = Some(now + self.pause);
+        }
+        may
+    }
+
+    /// What has become of that wait.
+    fn end(&mut self, outcome: &Outcome, begun: Instant, now: Instant) {
+        self.paused_until = None;
+        match outcome {
+            Ok(Proof::Bookmark) => self.pause = Duration::ZERO,
+            Err(_) if now - begun >= SLOW_FAILURE => {
+                self.pause = (2 * self.pause).clamp(PAUSE, PAUSE_MAX);
+                self.paused_until = Some(now + self.pause);
+            }
+            // That says nothing of bookmarks.
+            _ => {}
+        }
+    }
 }
 
 /// A proof to come.
@@ -119,8 +166,13 @@ impl Prover {
         if !self.proves {
             return Err(unproved("consistent reads of it are upstream's; with resourceVersion=0 any state is given"));
         }
+        let pause = self.inner().bookmarks.pause_left(Instant::now());
+        let patience = pause.map_or(patience, |_| Patience::AtOnce);
         let Some(sender) = self.join(patience) else {
-            return Err(unproved("it is too quiet to be proved at once, or upstream was just asked"));
+            return Err(match pause {
+                Some(left) => unproved(&format!("upstream sent no bookmark; one is waited for again in {left:.0?}")),
+                None => unproved("it is too quiet to be proved at once, or upstream was just asked"),
+            });
         };
         // It lives as long as it is held here.
         let mut outcome = sender.subscribe();
@@ -164,7 +216,7 @@ impl Prover {
                 match inner.next.take().filter(|next| Arc::strong_count(&next.outcome) > 1) {
                     Some(next) => {
                         inner.not_before = Some(begun + PROOF_INTERVAL);
-                        next
+                        Next { for_bookmark: next.for_bookmark && inner.bookmarks.begin(begun), ..next }
                     }
                     None => {
                         inner.running = false;
@@ -176,8 +228,14 @@ impl Prover {
             let proof = proof.unwrap_or_else(|_| Err((Proof::Failed, format!("nothing within {PROOF_TIMEOUT:?}"))));
             let (Ok(result) | Err((result, _))) = &proof;
             self.served.hub.metrics().proof(*result, begun.elapsed());
-            if matches!(result, Proof::Held | Proof::CaughtUp) {
-                self.inner().not_before = Some(begun + LOOK_UP_INTERVAL);
+            {
+                let mut inner = self.inner();
+                if matches!(result, Proof::Held | Proof::CaughtUp) {
+                    inner.not_before = Some(begun + LOOK_UP_INTERVAL);
+                }
+                if for_bookmark {
+                    inner.bookmarks.end(&proof, begun, Instant::now());
+                }
             }
             if let Err((_, why)) = &proof {
                 debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");

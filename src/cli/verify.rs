@@ -276,6 +276,12 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
         error => Failed::Final(error.to_string()),
     };
     while let Some(page) = pages.next().await.map_err(failed)? {
+        if pages.is_cached() {
+            return Err(Failed::Final(format!(
+                "the server at {} is a kubefan, which answered from its cache; name the apiserver's own kubeconfig (--kubeconfig)",
+                upstream.server()
+            )));
+        }
         for (key, version) in page {
             comparison.tell(key, version).map_err(|error| Failed::Final(error.to_string()))?;
         }

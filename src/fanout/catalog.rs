@@ -91,6 +91,6 @@ pub trait Catalog: Send + Sync + 'static {
     /// Changes whenever a cache comes, goes or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Every cache, ordered by name.
-    fn list(&self) -> Vec<ResourceStatus>;
+    /// Every cache with the encoding that it holds, ordered by name; a resource that is cached in several forms is there with each.
+    fn list(&self) -> Vec<(Media, ResourceStatus)>;
 }

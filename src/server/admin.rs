@@ -13,6 +13,7 @@ use prometheus::{Encoder, Registry, TextEncoder};
 
 use crate::{
     fanout::Catalog,
+    model::Media,
     proto::v1alpha1::{ResourceState, ResourceStatus},
 };
 
@@ -72,22 +73,23 @@ async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>) -> Html<String> {
          <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}}table{{border-collapse:collapse}}\
          td,th{{padding:.3rem .9rem;text-align:left;border-bottom:1px solid #ddd}}td.n{{text-align:right;font-variant-numeric:tabular-nums}}\
          .ok{{color:#0a7d32}}.bad{{color:#b3261e}}</style>\
-         <h1>kubefan {}</h1><table><tr><th>Resource<th>Namespace<th>State<th>Objects<th>Bytes<th>Version<th>Oldest\
+         <h1>kubefan {}</h1><table><tr><th>Resource<th>Namespace<th>Encoding<th>State<th>Objects<th>Bytes<th>Version<th>Oldest\
          <th>Subscribers<th>Message</tr>{rows}</table>\
          <p><a href=/metrics>metrics</a> · <a href=\"/readyz?verbose\">readyz</a> · <a href=/livez>livez</a></p></html>",
         env!("CARGO_PKG_VERSION")
     ))
 }
 
-fn row(resource: &ResourceStatus) -> String {
+fn row((media, resource): &(Media, ResourceStatus)) -> String {
     let state = resource.state();
     let class = if matches!(state, ResourceState::Synced) { "ok" } else { "bad" };
     let state = state.as_str_name().trim_start_matches("RESOURCE_STATE_").to_lowercase().replace('_', " ");
     let namespace = if resource.namespace.is_empty() { "(all)" } else { &resource.namespace };
     format!(
-        "<tr><td>{}<td>{}<td class={class}>{state}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}</tr>",
+        "<tr><td>{}<td>{}<td>{}<td class={class}>{state}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}</tr>",
         escape(&resource.name),
         escape(namespace),
+        media.as_str(),
         resource.object_count,
         resource.object_bytes,
         resource.resource_version,

@@ -190,7 +190,9 @@ impl<C: Catalog> WatchService for Service<C> {
         &self,
         _request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        Ok(Response::new(ListResourcesResponse { resources: self.reader.catalog().list() }))
+        // A cache in another form is a second one of the same, for clients that speak no gRPC.
+        let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
+        Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
     }
 }
 

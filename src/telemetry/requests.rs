@@ -9,16 +9,19 @@ use tokio::time::Instant;
 pub const OTHER: &str = "other";
 
 /// By which a request came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Protocol {
-    /// gRPC.
+    /// The contract of this project
+    #[default]
     Grpc,
-    /// The Kubernetes API.
+    /// The Kubernetes API
     Http,
 }
 
 impl Protocol {
-    fn as_str(self) -> &'static str {
+    /// The label in metrics, and the name on the command line.
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
             Self::Http => "http",

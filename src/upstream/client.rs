@@ -33,7 +33,7 @@ use super::{
 };
 use crate::model::Media;
 
-pub use super::transport::{HttpService, UpstreamBody};
+pub use super::transport::{HttpService, UpstreamBody, holding};
 
 /// The media type of everything that kubefan reads of no cache.
 const JSON: &str = Media::Json.content_type();

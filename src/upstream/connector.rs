@@ -34,7 +34,7 @@ pub(super) type Passage = BoxCloneSyncService<http::Request<UpstreamBody>, http:
 /// speed.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// The responses on one connection at a time. kube-apiserver takes no more, unless it is told to.
+/// The streams of one connection. kube-apiserver takes 100 (`--http2-max-streams-per-connection`), as most proxies do.
 pub(super) const STREAMS_MAX: usize = 100;
 
 /// So that responses that are not read stop no others.

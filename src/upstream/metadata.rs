@@ -15,6 +15,8 @@ use crate::model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
 
 /// As `kubectl` and client-go's metadata client ask; a server that does not know it answers with full objects.
 const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// How an answer of kubefan's cache is told from one of an apiserver (RFC 9211).
+const CACHE_STATUS: (&str, &str) = ("cache-status", "kubefan");
 /// Objects per page.
 const PAGE_OBJECTS: &str = "500";
 
@@ -38,6 +40,7 @@ pub struct MetadataPages {
     /// `None` until the first page of a list at any version tells.
     version: Option<ResourceVersion>,
     next: Next,
+    is_cached: bool,
 }
 
 enum Next {
@@ -96,17 +99,22 @@ pub struct Told {
 impl MetadataPages {
     /// A list that has not begun.
     pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
-        Self { upstream, target, version: Some(version), next: Next::First }
+        Self { upstream, target, version: Some(version), next: Next::First, is_cached: false }
     }
 
     /// The same at whatever version the cluster has reached.
     pub fn consistent(upstream: Upstream, target: MetadataTarget) -> Self {
-        Self { upstream, target, version: None, next: Next::First }
+        Self { upstream, target, version: None, next: Next::First, is_cached: false }
     }
 
     /// The version of the list; `None` before the first page of a list at whatever version.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
+    }
+
+    /// Whether the last page came out of a kubefan's cache, and so is no word of the apiserver's.
+    pub fn is_cached(&self) -> bool {
+        self.is_cached
     }
 
     /// The next page, in key order; `None` after the last.
@@ -135,8 +143,10 @@ impl MetadataPages {
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
         let query = [("limit", PAGE_OBJECTS)].into_iter().chain(place.iter().copied()).chain(selectors);
         let path = gvr.collection_path(scope) + &encode_query(query);
-        let body = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?.into_body();
-        let Page { metadata, items } = serde_json::from_slice(&body).map_err(UpstreamError::invalid)?;
+        let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
+        let (header, cache) = CACHE_STATUS;
+        self.is_cached = answer.headers().get(header).is_some_and(|by| by.as_bytes().starts_with(cache.as_bytes()));
+        let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid)?;
         if version.is_empty() {
             self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
         } else if metadata.resource_version != version {

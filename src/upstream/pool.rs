@@ -11,11 +11,13 @@ use reqwest::{Body, Client};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
-use super::transport::UpstreamBody;
+use super::{
+    connector,
+    transport::{self, UpstreamBody},
+};
 
-/// Requests under way on one connection. kube-apiserver takes 100 (`--http2-max-streams-per-connection`), as most proxies do; those left
-/// are for streams that we have ended and the server has not.
-const STREAMS_MAX: usize = 90;
+/// Requests under way on one connection. What is left of its streams is for those that we have ended and the server has not.
+const REQUESTS_MAX: usize = connector::STREAMS_MAX - 10;
 
 type Make = dyn Fn() -> Result<Client, String> + Send + Sync;
 
@@ -52,7 +54,7 @@ impl Pool {
         if let Some(place) = members.iter().find_map(Member::place) {
             return Ok(place);
         }
-        let member = Member { client: (self.make)()?, places: Arc::new(Semaphore::new(STREAMS_MAX)) };
+        let member = Member { client: (self.make)()?, places: Arc::new(Semaphore::new(REQUESTS_MAX)) };
         let place = member.place().ok_or("a new client has no room")?;
         members.push(member);
         Ok(place)
@@ -62,13 +64,7 @@ impl Pool {
     pub(super) async fn send(&self, request: http::Request<Body>) -> Result<http::Response<UpstreamBody>, BoxError> {
         let (client, place) = self.place()?;
         let response = http::Response::<Body>::from(client.execute(request.try_into()?).await?);
-        Ok(response.map(|body| {
-            let held = move |error| {
-                let _held = &place;
-                BoxError::from(error)
-            };
-            body.map_err(held).boxed_unsync()
-        }))
+        Ok(response.map(|body| transport::holding(body.map_err(BoxError::from), place).boxed_unsync()))
     }
 }
 
@@ -81,7 +77,7 @@ mod tests {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let pool = Pool::new(|| Client::builder().no_proxy().build().map_err(|error| error.to_string())).unwrap();
         let made = || pool.members.lock().unwrap().len();
-        let mut places: Vec<_> = (0..STREAMS_MAX).map(|_| pool.place().unwrap()).collect();
+        let mut places: Vec<_> = (0..REQUESTS_MAX).map(|_| pool.place().unwrap()).collect();
         assert_eq!(made(), 1);
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
@@ -89,8 +85,8 @@ mod tests {
         places.push(pool.place().unwrap());
         assert_eq!(made(), 2);
         let free = |member: usize| pool.members.lock().unwrap()[member].places.available_permits();
-        assert_eq!((free(0), free(1)), (0, STREAMS_MAX - 1), "the first with room is taken");
+        assert_eq!((free(0), free(1)), (0, REQUESTS_MAX - 1), "the first with room is taken");
         drop(places);
-        assert_eq!((free(0), free(1)), (STREAMS_MAX, STREAMS_MAX));
+        assert_eq!((free(0), free(1)), (REQUESTS_MAX, REQUESTS_MAX));
     }
 }

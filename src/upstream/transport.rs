@@ -5,7 +5,7 @@ use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
-use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use hyper_util::client::legacy;
 use kube_client::{
     Config,
@@ -24,6 +24,17 @@ use super::{
 
 /// A response body as it comes.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// A body that keeps something (its request's place, a count of what is under way) until it is dropped.
+pub fn holding<B: http_body::Body>(
+    body: B,
+    held: impl Send + 'static,
+) -> impl http_body::Body<Data = B::Data, Error = B::Error> {
+    body.map_err(move |error| {
+        let _held = &held;
+        error
+    })
+}
 
 /// What stands between kubefan and the apiserver: reqwest in production, a simulated network in simulation.
 pub type HttpService = BoxCloneSyncService<http::Request<Bytes>, http::Response<UpstreamBody>, BoxError>;

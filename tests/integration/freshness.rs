@@ -44,6 +44,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         another_cluster_is_no_proof,
         a_restored_etcd_is_no_proof,
         a_failure_upstream_is_told_soon,
+        who_waited_in_vain_is_the_last_for_a_while,
+        a_try_after_a_pause_is_not_everybodys_wait,
         nothing_is_lost_while_proofs_move_the_cache,
         the_next_watch_goes_on_from_where_a_proof_has_moved_it;
 };
@@ -296,7 +298,63 @@ async fn a_failure_upstream_is_told_soon() {
     let begun = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    sleep(Duration::from_secs(6)).await;
     prove(&rig, Patience::Bookmark).await.unwrap();
+}
+
+/// Upstream sends no bookmark when it is asked for one. A watch that has just begun may have one soon; the next comes after a minute.
+async fn without_bookmarks() -> Rig {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    sleep(Duration::from_secs(5)).await;
+    rig.network.rule(|path| is_probe(path).then(|| answer(200, Vec::new(), true)));
+    rig
+}
+
+async fn who_waited_in_vain_is_the_last_for_a_while() {
+    let rig = without_bookmarks().await;
+    let (mut refused, mut waited) = (0, 0);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(600) {
+        elsewhere(&rig.sim);
+        let came = Instant::now();
+        refused += usize::from(prove(&rig, Patience::Bookmark).await.is_err());
+        waited += usize::from(came.elapsed() > Duration::from_millis(50));
+        sleep(Duration::from_millis(500)).await;
+    }
+    // After 5, 10, 20 and 40 s, and then once a minute.
+    assert!((9..=14).contains(&waited) && probes(&rig) == waited as f64, "{waited} waited, {} probes", probes(&rig));
+    assert!(refused > 1000, "{refused} went upstream");
+    // What needs no bookmark is proved meanwhile.
+    rig.sim.create(&pods(), pod("moved", "new")).unwrap();
+    sleep(Duration::from_millis(10)).await;
+    prove(&rig, Patience::Bookmark).await.unwrap();
+
+    rig.network.clear_rules();
+    sleep(Duration::from_secs(61)).await;
+    for _ in 0..3 {
+        elsewhere(&rig.sim);
+        prove(&rig, Patience::Bookmark).await.unwrap();
+    }
+}
+
+async fn a_try_after_a_pause_is_not_everybodys_wait() {
+    let rig = without_bookmarks().await;
+    elsewhere(&rig.sim);
+    let first = proving(&rig);
+    sleep(Duration::from_secs(1)).await;
+    // Who came while the first waited does not wait for a bookmark of its own.
+    let begun = Instant::now();
+    assert!(prove(&rig, Patience::Bookmark).await.is_err());
+    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    assert!(first.await.unwrap().is_err());
+    sleep(Duration::from_secs(6)).await;
+    let second = proving(&rig);
+    sleep(Duration::from_secs(1)).await;
+    let begun = Instant::now();
+    assert!(prove(&rig, Patience::Bookmark).await.is_err());
+    assert!(begun.elapsed() < Duration::from_millis(50) && !second.is_finished(), "{:?}", begun.elapsed());
+    assert!(second.await.unwrap().is_err());
+    assert_eq!(probes(&rig), 2.0);
 }
 
 async fn nothing_is_lost_while_proofs_move_the_cache() {

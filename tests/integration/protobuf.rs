@@ -447,7 +447,8 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
     let bytes = |media: &str| caches.metric(&format!("kubefan_cached_object_bytes{}", labels(media)));
     assert!(bytes("protobuf") < bytes("json"));
     let listed = caches.registry.list();
-    assert_eq!(listed.len(), 1, "a second form, not a second resource: {listed:?}");
+    let forms: Vec<_> = listed.iter().map(|(media, status)| (*media, status.object_count)).collect();
+    assert_eq!(forms, [(Media::Json, 2), (Media::Protobuf, 2)], "{listed:?}");
 }
 
 async fn protobuf_has_a_budget_of_its_own() {

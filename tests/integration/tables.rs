@@ -7,6 +7,7 @@ use kubefan::{
     app::{on_demand::Form, registry::RegistryOptions},
     fanout::{Catalog, Refusal},
     model::Media,
+    proto::v1alpha1::ListResourcesRequest,
 };
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
@@ -16,13 +17,14 @@ use crate::harness::{
     apiserver::ApiServer,
     kubefan::Kubefan,
     objects::{pod, version_of},
+    record::connect,
     rig::{Rig, Setup},
     tests, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_cached_table_is_the_apiservers_to_the_byte, a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells,
-        a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
+        the_status_page_shows_the_cache_in_every_form, a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
     paused: an_apiserver_without_tables_is_asked_once_a_minute;
 };
 
@@ -249,6 +251,19 @@ async fn a_cached_table_is_the_apiservers_to_the_byte() {
     let rest = servers.same(&format!("{}?limit=4&continue={token}", within("pods"))).await;
     assert_eq!(rest.matches("{\"cells\":").count(), 3);
     api.delete_crd(&group, "widgets").await;
+}
+
+async fn the_status_page_shows_the_cache_in_every_form() {
+    let servers = Servers::start(&["--resource=configmaps", "--cache-tables"]).await;
+    servers.is_cached("/api/v1/configmaps?resourceVersion=0").await;
+    let (_, page) = servers.kubefan.admin("/").await.unwrap();
+    for form in ["json", "table"] {
+        assert!(page.contains(&format!("<td>configmaps<td>(all)<td>{form}<td class=ok>synced")), "{form}: {page}");
+    }
+    // Over gRPC there is JSON only.
+    let mut client = connect(servers.kubefan.grpc_addr).await;
+    let listed = client.list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources;
+    assert_eq!(listed.iter().map(|status| &*status.name).collect::<Vec<_>>(), ["configmaps"]);
 }
 
 impl Servers {

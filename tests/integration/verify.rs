@@ -8,14 +8,14 @@ use crate::harness::{
     apiserver::ApiServer,
     kubefan::{Kubefan, Ran, run},
     rig::{pod, pods},
-    simulated::{Simulated, json as parse},
+    simulated::{Simulated, json as parse, kubeconfig},
     tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to;
     local: what_is_equal_is_said_with_its_version, what_differs_is_named, what_cannot_be_told_is_neither,
-        another_cluster_is_named_and_so_are_the_credentials;
+        another_cluster_is_named_and_so_are_the_credentials, a_kubefan_is_no_apiserver_to_compare_with;
 };
 
 async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
@@ -65,6 +65,16 @@ async fn another_cluster_is_named_and_so_are_the_credentials() {
     let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.stdout.contains("does not accept the credentials of verify's own kubeconfig (401)"), "{ran:?}");
+}
+
+async fn a_kubefan_is_no_apiserver_to_compare_with() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let itself = kubeconfig(&simulated.dir, &format!("http://{}", kubefan.grpc_addr), "{}");
+    let ran = verify(&kubefan, &itself, &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let reason = format!("unknown: the server at http://{} is a kubefan", kubefan.grpc_addr);
+    assert!(ran.stdout.contains(&reason), "{ran:?}");
 }
 
 async fn what_differs_is_named() {

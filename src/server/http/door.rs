@@ -7,14 +7,16 @@
 use std::net::IpAddr;
 
 use axum::body::Body;
+use futures::StreamExt;
 use http::{Method, Request, Response, StatusCode, Uri, header};
 
-use super::{Answer, CACHE_STATUS, Front, path::Path, proxy::ByUpstream, sent::Sent, status::Failure, verb};
+use super::{Answer, CACHE_STATUS, Front, path::Path, proxy::ByUpstream, status::Failure, verb};
 use crate::{
     fanout::{Bell, Catalog, Refusal},
     model::{GroupVersionResource, Media},
     server::listen::Peer,
     telemetry::requests::{AnsweredBy, OTHER, Protocol},
+    upstream::client::holding,
 };
 
 /// Parts of a path that may follow an object's name and are looked past for the resource's.
@@ -59,12 +61,14 @@ impl<C: Catalog> Front<C> {
             }
             // A client comes back to another replica; what is cut off of a log, or of a session, nobody brings back.
             Answer::PassedOn(response) if verb == "watch" => {
-                let drain = self.reader.drain().clone();
-                Answer::PassedOn(response.map(|body| Body::new(Sent::until(body, drain))))
+                let drain = self.reader.drain().clone().cancelled_owned();
+                let until = |body: Body| Body::from_stream(body.into_data_stream().take_until(drain));
+                Answer::PassedOn(response.map(until))
             }
             Answer::PassedOn(response) if is_long_running => Answer::PassedOn(response),
+            // It is under way until its body has ended.
             Answer::Read(response) | Answer::PassedOn(response) => {
-                Answer::Read(response.map(|body| Body::new(Sent::counted(body, counted))))
+                Answer::Read(response.map(|body| Body::new(holding(body, counted))))
             }
         }
     }

@@ -14,7 +14,6 @@ pub mod options;
 mod partial;
 pub mod path;
 pub mod proxy;
-mod sent;
 pub mod status;
 pub mod tunnel;
 pub mod verb;

@@ -3,16 +3,10 @@
 //! The hazard is that kubefan stands where the apiserver stood. So callers never act as kubefan (`upstream::passthrough` sees to that),
 //! what cannot be passed on (a client certificate) is said and not silently left out, and no caller can fill the way for all others.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::sync::Arc;
 
 use axum::body::Body;
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tower::BoxError;
@@ -21,10 +15,10 @@ use super::{door, hop_by_hop, status::Failure, tunnel::Tunnel, verb};
 use crate::{
     model::Media,
     server::listen::Peer,
-    telemetry::metrics::{Metrics, PassedOn, Refused},
+    telemetry::metrics::{Metrics, Refused},
     upstream::{
         UpstreamError,
-        client::UpstreamBody,
+        client::holding,
         passthrough::{Credentials, Passthrough, Place},
     },
 };
@@ -88,7 +82,7 @@ impl Proxy {
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| Body::new(Held { body, _place: place, _passed_on: passed_on }));
+            return response.map(|body| Body::new(holding(body, (place, passed_on))));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
             return Failure::bad_gateway("the apiserver switched to another protocol unasked".to_owned())
@@ -185,30 +179,6 @@ fn append_peer(headers: &mut HeaderMap, peer: Peer) {
 fn write_upgrade(headers: &mut HeaderMap, to: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, to);
-}
-
-/// A body that keeps its request's place for as long as it is read.
-struct Held {
-    body: UpstreamBody,
-    _place: Place,
-    _passed_on: PassedOn,
-}
-
-impl http_body::Body for Held {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ use self::{
 };
 pub use self::{receivers::Windows, report::Report};
 use crate::model::format::Encoding;
+pub use crate::telemetry::requests::Protocol;
 
 /// Files and connections beside those of the subscribers.
 const FILES_BESIDE: u64 = 128;
@@ -129,26 +130,6 @@ impl Projection {
     }
 }
 
-/// How subscribers speak to kubefan. An apiserver is always spoken to over HTTP.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub enum Protocol {
-    /// The contract of this project
-    #[default]
-    Grpc,
-    /// Kubernetes' own watches, as JSON
-    Http,
-}
-
-impl Protocol {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Grpc => "grpc",
-            Self::Http => "http",
-        }
-    }
-}
-
 /// A server that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contender {
@@ -209,7 +190,7 @@ pub struct BenchOptions {
     pub stalled: Option<usize>,
     /// Serve and receive over TLS.
     pub tls: bool,
-    /// How subscribers speak to kubefan.
+    /// How subscribers speak to kubefan. An apiserver is always spoken to over HTTP.
     pub protocol: Protocol,
     /// How objects are encoded.
     pub encoding: Encoding,

@@ -1,12 +1,11 @@
 //! `list`: everything that there is, by many clients at once, as programs do it that do not watch.
 
 use futures::future::try_join_all;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
-use super::{Sample, Variant};
+use super::{Sample, Variant, whole::Whole};
 use crate::sim::bench::{
     BenchError,
-    figures::{Figure, Figures},
     rest::Rest,
     source::Source,
     stage::{READY_TIMEOUT, Stage, settled},
@@ -24,21 +23,10 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     // The first list of a process is no measure of the next.
     connections[0].drain(&path).await?;
     let resident = settled(&server.meter_again()).await?;
-    let has_peak = server.meter.forget_peak().is_ok();
-    let (cpu, start) = (server.meter.cpu_nanos()?, Instant::now());
+    let whole = Whole::begin(&mut server.meter, resident)?;
     let lists = try_join_all(connections.iter().map(|connection| connection.drain(&path)));
     let stuck = |_| BenchError::Stuck { doing: "listing", limit: READY_TIMEOUT, there: 0, expected: clients as u64 };
     let bytes: u64 = timeout(READY_TIMEOUT, lists).await.map_err(stuck)??.into_iter().sum();
-    let (elapsed, cpu) = (start.elapsed(), server.meter.cpu_nanos()? - cpu);
-    let deliveries = (source.objects() * clients) as f64;
-    let mut figures = Figures::default();
-    figures.set(Figure::CpuPerDelivery, cpu as f64 / 1e3 / deliveries);
-    figures.set(Figure::CpuPerClient, cpu as f64 / 1e6 / clients as f64);
-    figures.set(Figure::DeliveriesPerSecond, deliveries / elapsed.as_secs_f64());
-    figures.set(Figure::BytesPerDelivery, bytes as f64 / deliveries);
-    figures.set(Figure::Seconds, elapsed.as_secs_f64());
-    if has_peak {
-        figures.set(Figure::RssAddedPeak, server.meter.peak_bytes()?.saturating_sub(resident) as f64);
-    }
+    let figures = whole.end(&mut server.meter, clients, source.objects() * clients, || bytes)?;
     Ok(vec![(Variant { name: "", subscribers: clients, batch: None }, figures)])
 }

@@ -7,6 +7,7 @@ mod resume_storm;
 mod selectors;
 mod snapshot;
 mod stalled;
+mod whole;
 
 use super::{
     BenchError, BenchOptions, Scenario,

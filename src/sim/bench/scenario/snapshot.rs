@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
-use super::{Sample, Variant};
+use super::{Sample, Variant, whole::Whole};
 use crate::sim::bench::{
     BenchError,
     board::Board,
@@ -46,10 +44,8 @@ async fn once(
 ) -> Result<Figures, BenchError> {
     let board = Arc::new(Board::new(clients, false));
     let resident = server.meter.resident_bytes()?;
-    let has_peak = server.meter.forget_peak().is_ok();
-    let (cpu, start) = (server.meter.cpu_nanos()?, Instant::now());
+    let whole = Whole::begin(&mut server.meter, resident)?;
     let receivers = stage.subscribe(server, source, &board, None, |_| Selection::default());
-    let deliveries = (source.objects() * clients) as f64;
     match stage.options.rate {
         None => board.all_ready(READY_TIMEOUT).await?,
         Some(rate) => tokio::select! {
@@ -57,17 +53,7 @@ async fn once(
             result = churn(source, &board, rate) => result?,
         },
     }
-    let (elapsed, cpu) = (start.elapsed(), server.meter.cpu_nanos()? - cpu);
-    let bytes = board.counts().bytes;
-    let mut figures = Figures::default();
-    figures.set(Figure::CpuPerDelivery, cpu as f64 / 1e3 / deliveries);
-    figures.set(Figure::CpuPerClient, cpu as f64 / 1e6 / clients as f64);
-    figures.set(Figure::DeliveriesPerSecond, deliveries / elapsed.as_secs_f64());
-    figures.set(Figure::BytesPerDelivery, bytes as f64 / deliveries);
-    figures.set(Figure::Seconds, elapsed.as_secs_f64());
-    if has_peak {
-        figures.set(Figure::RssAddedPeak, server.meter.peak_bytes()?.saturating_sub(resident) as f64);
-    }
+    let figures = whole.end(&mut server.meter, clients, source.objects() * clients, || board.counts().bytes)?;
     drop(receivers);
     Ok(figures)
 }
