@@ -101,9 +101,9 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "PROJECTION", value_enum, default_value_t)]
     projection: Projection,
 
-    /// Receive with HTTP/2's initial windows of 64 KiB instead of large ones
-    #[arg(long)]
-    default_windows: bool,
+    /// What subscribers let a server send at a time [default: as kubefan's own client; with --protocol http: as Go's]
+    #[arg(long, value_name = "CLIENT", value_enum)]
+    windows: Option<WindowsOf>,
 
     /// Threads that receive
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -144,6 +144,17 @@ enum Format {
     #[default]
     Table,
     Json,
+}
+
+/// Whose windows and frames the subscribers have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WindowsOf {
+    /// Large windows, frames of 1 MiB
+    Kubefan,
+    /// Large windows, frames of 16 KiB, as client-go and grpc-go take them
+    Go,
+    /// HTTP/2's initial windows of 64 KiB
+    Http2,
 }
 
 /// The process that is the floor; the measurement starts it.
@@ -213,7 +224,11 @@ impl BenchArgs {
             protocol: self.protocol,
             encoding: self.encoding,
             projection: self.projection,
-            windows: if self.default_windows { Windows::HTTP2_DEFAULT } else { Windows::LARGE },
+            windows: match (self.windows, self.protocol) {
+                (Some(WindowsOf::Kubefan), _) | (None, Protocol::Grpc) => Windows::KUBEFAN,
+                (Some(WindowsOf::Go), _) | (None, Protocol::Http) => Windows::GO,
+                (Some(WindowsOf::Http2), _) => Windows::HTTP2,
+            },
             receiver_threads: count(self.receiver_threads),
             contenders,
             kubeconfig: self.kubeconfig,

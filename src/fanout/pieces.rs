@@ -4,7 +4,7 @@
 
 use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Some messages, as a buffer to write from.
 #[derive(Debug, Clone, Default)]
@@ -103,6 +103,19 @@ impl Buf for Pieces {
             self.first = self.rest.pop_front().unwrap_or_default();
         }
         self.first.advance(left);
+    }
+
+    /// Shared where they lie in one piece, as those of a batch in one block do.
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        if len <= self.first.len() {
+            let bytes = self.first.slice(..len);
+            self.advance(len);
+            return bytes;
+        }
+        assert!(len <= self.remaining, "cannot copy past the end: {len} > {}", self.remaining);
+        let mut bytes = BytesMut::with_capacity(len);
+        bytes.put(self.take(len));
+        bytes.freeze()
     }
 }
 

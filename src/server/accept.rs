@@ -20,7 +20,7 @@ use super::{
     grpc::Service,
     http::{Front, FrontOptions, proxy::Proxy},
     http1,
-    limits::HANDSHAKE_TIMEOUT,
+    limits::{HANDSHAKE_TIMEOUT, TLS_BYTES_MAX},
     listen::{Listener, Peer},
     plaintext,
     preface::{self, Rewound},
@@ -172,7 +172,7 @@ impl<C: Catalog> Server<C> {
                 plaintext::refuse(io, is_http2).await?;
                 return Err(io::Error::other(plaintext::REFUSAL));
             }
-            tls.accept(io).await
+            tls.accept_with(io, |session| session.set_buffer_limit(Some(TLS_BYTES_MAX))).await
         };
         tokio::select! {
             biased;

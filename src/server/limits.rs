@@ -1,6 +1,7 @@
 //! Every limit of the data port, in one place. What an operator may change is in the configuration; the rest is here.
 //!
-//! What one connection can make kubefan keep: [`COALESCE_BYTES_MAX`] on its way to the socket, [`PASS_BYTES_MAX`] handed to HTTP/2 and
+//! What one connection can make kubefan keep: [`COALESCE_BYTES_MAX`] on its way to the socket and
+//! [`TLS_BYTES_MAX`] behind that, [`PASS_BYTES_MAX`] handed to HTTP/2 and
 //! not written yet, and for each stream whose window is closed the rest of one message. All but the first are shared with the cache.
 
 use std::time::Duration;
@@ -41,8 +42,13 @@ pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
 /// Requests that one connection begins before others have their turn.
 pub const PASS_REQUESTS_MAX: usize = 64;
 
-/// What is gathered before it is written to the socket, in bytes.
-pub const COALESCE_BYTES_MAX: usize = 64 << 10;
+/// What is gathered before it is written to the socket, in bytes: a batch and the heads of its frames. A few bytes that are left over would
+/// cost a write of their own.
+pub const COALESCE_BYTES_MAX: usize = BATCH_BYTES_MAX + (4 << 10);
+
+/// What TLS takes at a time, in bytes: all that was gathered, and the heads of its records. It keeps as much, encrypted, for a socket that
+/// takes nothing.
+pub const TLS_BYTES_MAX: usize = COALESCE_BYTES_MAX + (4 << 10);
 
 /// How long an HTTP/1.1 connection may take for the headers of its next request.
 pub const HTTP1_HEADERS_TIMEOUT: Duration = Duration::from_secs(60);

@@ -230,7 +230,7 @@ impl Default for BenchOptions {
             protocol: Protocol::Grpc,
             encoding: Encoding::Json,
             projection: Projection::Full,
-            windows: Windows::LARGE,
+            windows: Windows::KUBEFAN,
             receiver_threads: 1,
             contenders: Vec::new(),
             kubeconfig: None,

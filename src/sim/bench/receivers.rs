@@ -51,10 +51,12 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Windows that do not hold the server up.
-    pub const LARGE: Self = Self { stream: 2 << 20, connection: 16 << 20, frame: 1 << 20 };
+    /// Like kubefan's own client: windows that do not hold the server up, and large frames.
+    pub const KUBEFAN: Self = Self { stream: 2 << 20, connection: 16 << 20, frame: 1 << 20 };
+    /// Like Go's `net/http`, and so client-go: large windows, and the smallest frames that there are.
+    pub const GO: Self = Self { stream: 4 << 20, connection: 1 << 30, frame: 16_384 };
     /// What HTTP/2 starts with, and many clients leave it at.
-    pub const HTTP2_DEFAULT: Self = Self { stream: 65_535, connection: 65_535, frame: 16_384 };
+    pub const HTTP2: Self = Self { stream: 65_535, connection: 65_535, frame: 16_384 };
 }
 
 /// What a subscriber asks for.

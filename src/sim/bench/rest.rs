@@ -92,7 +92,7 @@ impl Rest {
     pub(super) async fn connect(endpoint: Endpoint) -> Result<Self, BenchError> {
         let board = Arc::new(Board::new(0, false));
         let link = endpoint.connector.connect(&board).await?;
-        let windows = Windows::LARGE;
+        let windows = Windows::GO;
         let (send, connection) = h2::client::Builder::new()
             .initial_window_size(windows.stream)
             .initial_connection_window_size(windows.connection)
