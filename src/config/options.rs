@@ -82,8 +82,8 @@ pub struct ServeOptions {
         arg(long, env = "KUBEFAN_KEEPALIVE_TIMEOUT", help_heading = "Serving", value_name = "DURATION")
     )]
     pub keepalive_timeout: Option<Duration>,
-    /// A snapshot, a list or an answer that is passed on of which its reader takes less than 16 KiB in this long ends, because it keeps memory
-    /// or a place; watches and logs wait.
+    /// A snapshot, a list or an answer that is passed on of which its reader takes next to nothing in this long ends, because it keeps
+    /// memory or a place; a megabyte is always enough. Watches and logs wait.
     #[cfg_attr(
         feature = "cli",
         arg(long, env = "KUBEFAN_SNAPSHOT_STALL_TIMEOUT", help_heading = "Serving", value_name = "DURATION")

@@ -35,9 +35,14 @@ pub const BATCH_BYTES_MAX: usize = 64 << 10;
 /// About how much one connection sends before others have their turn, in bytes.
 pub const PASS_BYTES_MAX: usize = 256 << 10;
 
-/// What a reader takes at least per stall timeout while it is kept waiting for, in bytes: by default half a kilobyte a second, below any link
-/// that a list is worth reading over. Whoever takes less has stopped, or takes a byte now and then to keep what its answer holds.
+/// What a reader takes at least per stall timeout while it is waited for, in bytes. Whoever takes less has stopped, or takes a byte now and
+/// then to keep what its answer holds. Over TCP it is seen in the steps in which the reader's kernel takes more, a sixteenth of its receive
+/// buffer: whoever reads a megabyte in that time is never taken for one that has stopped.
 pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
+
+/// What the kernel takes for a connection before it is on its way, in bytes. By default it is up to 4 MiB (`net.ipv4.tcp_wmem`), of which a
+/// third has to go before there is room again: a slow reader would hold that much, and look like one that has stopped in between.
+pub const UNSENT_BYTES_MAX: u32 = 512 << 10;
 
 /// Requests that one connection begins before others have their turn.
 pub const PASS_REQUESTS_MAX: usize = 64;

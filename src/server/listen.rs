@@ -18,6 +18,8 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use super::limits::UNSENT_BYTES_MAX;
 use crate::config::ListenAddress;
 
 /// A bound listener.
@@ -102,6 +104,9 @@ impl Listener {
                 stream.set_nodelay(true)?;
                 // Whoever is gone without a word must not keep its place: HTTP/1.1 and tunnels have no PING.
                 SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
+                // Where it can be said; elsewhere a slow reader takes what the kernel gives.
+                #[cfg(any(target_os = "linux", target_os = "android"))]
+                SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
                 Ok(Connection::Tcp(stream, peer))
             }
             Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
@@ -260,6 +265,17 @@ mod tests {
         let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
         let connected: Vec<_> = (0..crowd).map(connect).collect();
         assert_eq!(connected.len(), crowd);
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[tokio::test]
+    async fn the_kernel_takes_little_that_is_not_on_its_way() {
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let listener = Listener::Tcp(listener);
+        let (_client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let Ok(Connection::Tcp(stream, _)) = accepted else { panic!("it is TCP") };
+        assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES_MAX);
     }
 
     #[tokio::test]

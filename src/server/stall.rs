@@ -128,7 +128,7 @@ impl<Io> Guarded<Io> {
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(progress.due_at())));
         ready!(alarm.as_mut().poll(cx));
         self.alarm = None;
-        let message = format!("less than {PROGRESS_BYTES_MIN} bytes were read in {:?}", self.progress.stall_timeout);
+        let message = format!("next to nothing was read in {:?}", self.progress.stall_timeout);
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
 }
@@ -188,6 +188,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
             self.look_ahead(cx)?;
         }
         let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        if flushed.is_ready() {
+            // Everything was taken; what comes later is waited for anew.
+            self.progress.restart();
+        }
         self.in_time(flushed, cx)
     }
 
@@ -263,6 +267,45 @@ mod tests {
         assert_eq!(progress.due_at(), Instant::now() + STALL / 2);
         progress.took(PROGRESS_BYTES_MIN / 2);
         assert_eq!(progress.due_at(), Instant::now() + STALL);
+    }
+
+    /// Takes everything, and has sent it a second later, as TLS may.
+    #[derive(Default)]
+    struct Slow(Option<Pin<Box<Sleep>>>);
+
+    impl AsyncWrite for Slow {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            let sent = self.0.get_or_insert_with(|| Box::pin(sleep(Duration::from_secs(1))));
+            ready!(sent.as_mut().poll(cx));
+            self.0 = None;
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Slow {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_everything_was_taken_nobody_is_waited_for() {
+        let sending = Sending::default();
+        sending.must_not_wait(true);
+        let mut io = Guarded::new(Slow::default(), sending, STALL);
+        for _ in 0..3 {
+            io.write_all(b"a little").await.unwrap();
+            io.flush().await.unwrap();
+            sleep(2 * STALL).await;
+        }
     }
 
     #[tokio::test]
