@@ -4,8 +4,8 @@
 //! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
 //! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
 //! time and not more than once a second, or 40 times where a look-up is enough; who comes while it is asked waits for the next time,
-//! because an answer proves nothing about what was written after the question. A wait that was in vain is remembered for a while: an apiserver
-//! that sends no bookmark must not cost every reader that wait.
+//! because an answer proves nothing about what was written after the question. A wait for a bookmark that was in vain is remembered for a while:
+//! an apiserver that sends none must not cost every reader that wait. An outage is no such thing, and what comes after it is proved again.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -40,11 +40,13 @@ const OWN_WATCH: Duration = Duration::from_millis(50);
 const BUSY: Duration = Duration::from_millis(100);
 /// How long one proof may take. The bookmark comes after one to two seconds and a quarter.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
-/// A proof that failed only after so long has cost everybody who waited for it that time, and is remembered; a quick failure costs nobody.
-const SLOW_FAILURE: Duration = Duration::from_secs(1);
-/// How long nobody waits for a bookmark after such a failure; twice as long each time that the try after it fails too. Longer than a try.
+/// How long a watch that is open is waited for: it is asked to last no longer.
+const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
+/// A watch that has ended only after so long has cost everybody who waited for its bookmark that time, and is remembered; a shorter one costs nobody.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+/// How long nobody waits for a bookmark after a wait in vain; twice as long each time that the try after it is in vain too. Longer than a try.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The longest such pause: then one try a minute finds out whether bookmarks come again.
+/// The longest such pause: then one try a minute finds out whether bookmarks come again. A pause that ended so long ago says nothing of now.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 impl Patience {
@@ -52,13 +54,39 @@ impl Patience {
     fn timeout(self) -> Duration {
         match self {
             Self::AtOnce => Duration::from_millis(40),
-            Self::Bookmark => 2 * PROOF_TIMEOUT,
+            Self::Bookmark | Self::Insistent => 2 * PROOF_TIMEOUT,
         }
     }
 }
 
-/// How it was proved, or in which way it was not, and what is said of that.
-type Outcome = Result<Proof, (Proof, String)>;
+/// How it was proved, or why it was not.
+type Outcome = Result<Proof, Unproved>;
+
+/// Why a cache was not proved to be fresh; with what is said of that.
+#[derive(Debug, Clone)]
+enum Unproved {
+    /// Upstream could not be asked, or the cache is not watched just now.
+    Failed(String),
+    /// The cache is behind, and nobody had the time, or the apiserver that was asked is behind too.
+    Behind(String),
+    /// The same after everybody has waited for a bookmark, which did not come although upstream had answered the look-up and the watch.
+    NoBookmark(String),
+}
+
+impl Unproved {
+    /// As a metric's label.
+    fn result(&self) -> Proof {
+        match self {
+            Self::Failed(_) => Proof::Failed,
+            Self::Behind(_) | Self::NoBookmark(_) => Proof::Behind,
+        }
+    }
+
+    fn why(&self) -> &str {
+        let (Self::Failed(why) | Self::Behind(why) | Self::NoBookmark(why)) = self;
+        why
+    }
+}
 
 /// The proofs of one cache.
 pub(super) struct Prover {
@@ -85,35 +113,45 @@ struct Inner {
 /// Whether it is worth waiting for a bookmark: an apiserver that sends none would cost every reader the whole wait.
 #[derive(Default)]
 struct Bookmarks {
-    /// The last pause; zero as long as none was missed.
-    pause: Duration,
+    /// The last wait in vain; `None` as long as there was none, or that is long ago.
+    missed: Option<Missed>,
     /// Until then nobody waits for one; `None`: not known to be in vain.
     paused_until: Option<Instant>,
 }
 
+/// A wait in vain.
+struct Missed {
+    /// The pause that it led to.
+    pause: Duration,
+    /// When that was over.
+    until: Instant,
+}
+
 impl Bookmarks {
-    /// What is left of the pause.
+    /// What is left of the pause; of the try after it, the most that it takes.
     fn pause_left(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 
-    /// Whether to wait for one now. After a failure only those who are there when a try begins wait with it.
+    /// Whether to wait for one now. After a wait in vain only those who are there when a try begins wait with it.
     fn begin(&mut self, now: Instant) -> bool {
-        let may = self.pause_left(now).is_none();
-        if may && !self.pause.is_zero() {
-            self.paused_until = Some(now + self.pause);
+        if self.pause_left(now).is_some() {
+            return false;
         }
-        may
+        self.missed.take_if(|missed| now - missed.until > PAUSE_MAX);
+        self.paused_until = self.missed.as_ref().map(|missed| now + missed.pause);
+        true
     }
 
     /// What has become of that wait.
-    fn end(&mut self, outcome: &Outcome, begun: Instant, now: Instant) {
+    fn end(&mut self, outcome: &Outcome, now: Instant) {
         self.paused_until = None;
         match outcome {
-            Ok(Proof::Bookmark) => self.pause = Duration::ZERO,
-            Err(_) if now - begun >= SLOW_FAILURE => {
-                self.pause = (2 * self.pause).clamp(PAUSE, PAUSE_MAX);
-                self.paused_until = Some(now + self.pause);
+            Ok(Proof::Bookmark) => self.missed = None,
+            Err(Unproved::NoBookmark(_)) => {
+                let pause = self.missed.take().map_or(PAUSE, |missed| (2 * missed.pause).min(PAUSE_MAX));
+                self.missed = Some(Missed { pause, until: now + pause });
+                self.paused_until = Some(now + pause);
             }
             // That says nothing of bookmarks.
             _ => {}
@@ -124,8 +162,8 @@ impl Bookmarks {
 /// A proof to come.
 #[derive(Default)]
 struct Next {
-    /// Somebody has the time for a bookmark.
-    for_bookmark: bool,
+    /// Of the most patient who waits.
+    patience: Patience,
     outcome: Arc<watch::Sender<Option<Outcome>>>,
 }
 
@@ -166,11 +204,16 @@ impl Prover {
         if !self.proves {
             return Err(unproved("consistent reads of it are upstream's; with resourceVersion=0 any state is given"));
         }
-        let pause = self.inner().bookmarks.pause_left(Instant::now());
+        let pause = match patience {
+            Patience::Bookmark => self.inner().bookmarks.pause_left(Instant::now()),
+            Patience::AtOnce | Patience::Insistent => None,
+        };
         let patience = pause.map_or(patience, |_| Patience::AtOnce);
         let Some(sender) = self.join(patience) else {
             return Err(match pause {
-                Some(left) => unproved(&format!("upstream sent no bookmark; one is waited for again in {left:.0?}")),
+                Some(left) => unproved(&format!(
+                    "the last wait for upstream's bookmark was in vain; it is waited for again in {left:.0?} at the latest"
+                )),
                 None => unproved("it is too quiet to be proved at once, or upstream was just asked"),
             });
         };
@@ -179,7 +222,7 @@ impl Prover {
         let outcome = timeout(patience.timeout(), outcome.wait_for(Option::is_some)).await;
         match outcome.ok().and_then(Result::ok).flatten() {
             Some(Ok(_)) => Ok(()),
-            Some(Err((_, why))) => Err(unproved(&why)),
+            Some(Err(why)) => Err(unproved(why.why())),
             None => Err(unproved("upstream's word took too long")),
         }
     }
@@ -194,7 +237,7 @@ impl Prover {
             return None;
         }
         let next = inner.next.get_or_insert_default();
-        next.for_bookmark |= patience == Patience::Bookmark;
+        next.patience = next.patience.max(patience);
         let outcome = next.outcome.clone();
         if !std::mem::replace(&mut inner.running, true) {
             tokio::spawn(self.clone().run());
@@ -210,13 +253,14 @@ impl Prover {
                 sleep_until(not_before).await;
             }
             let begun = Instant::now();
-            let Next { for_bookmark, outcome } = {
+            let (Next { patience, outcome }, is_try) = {
                 let mut inner = self.inner();
                 // Who waits holds it too; who does not wait any more needs no answer.
                 match inner.next.take().filter(|next| Arc::strong_count(&next.outcome) > 1) {
                     Some(next) => {
                         inner.not_before = Some(begun + PROOF_INTERVAL);
-                        Next { for_bookmark: next.for_bookmark && inner.bookmarks.begin(begun), ..next }
+                        let is_try = next.patience > Patience::AtOnce && inner.bookmarks.begin(begun);
+                        (next, is_try)
                     }
                     None => {
                         inner.running = false;
@@ -224,20 +268,22 @@ impl Prover {
                     }
                 }
             };
-            let proof = timeout(PROOF_TIMEOUT, self.proof(for_bookmark)).await;
-            let proof = proof.unwrap_or_else(|_| Err((Proof::Failed, format!("nothing within {PROOF_TIMEOUT:?}"))));
-            let (Ok(result) | Err((result, _))) = &proof;
-            self.served.hub.metrics().proof(*result, begun.elapsed());
+            let proof = timeout(PROOF_TIMEOUT, self.proof(is_try || patience == Patience::Insistent)).await;
+            let proof = proof.unwrap_or_else(|_| Err(Unproved::Failed(format!("nothing within {PROOF_TIMEOUT:?}"))));
+            let result = proof.as_ref().map_or_else(Unproved::result, |result| *result);
+            self.served.hub.metrics().proof(result, begun.elapsed());
             {
                 let mut inner = self.inner();
                 if matches!(result, Proof::Held | Proof::CaughtUp) {
                     inner.not_before = Some(begun + LOOK_UP_INTERVAL);
                 }
-                if for_bookmark {
-                    inner.bookmarks.end(&proof, begun, Instant::now());
+                // Who insists during a pause makes it no longer.
+                if is_try || matches!(result, Proof::Bookmark) {
+                    inner.bookmarks.end(&proof, Instant::now());
                 }
             }
-            if let Err((_, why)) = &proof {
+            if let Err(unproved) = &proof {
+                let why = unproved.why();
                 debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
             }
             outcome.send_replace(Some(proof));
@@ -247,7 +293,7 @@ impl Prover {
     /// One proof: the cache is at the version that the cluster had when this began, or beyond.
     async fn proof(&self, for_bookmark: bool) -> Outcome {
         let hub = &self.served.hub;
-        let failed = |why: String| (Proof::Failed, why);
+        let failed = Unproved::Failed;
         // While its own watch is down, upstream knows better in any case.
         let synced = *hub.phase().borrow() == Phase::Synced;
         let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
@@ -264,7 +310,7 @@ impl Prover {
         } else if hub.reached(asked, OWN_WATCH).await.is_ok() {
             Proof::CaughtUp
         } else if !for_bookmark {
-            return Err((Proof::Behind, format!("it is at {}, and the cluster at {asked}", self.reached(epoch)?)));
+            return Err(Unproved::Behind(format!("it is at {}, and the cluster at {asked}", self.reached(epoch)?)));
         } else {
             tokio::select! {
                 biased;
@@ -284,30 +330,39 @@ impl Prover {
     }
 
     /// Looks for changes from where the cache is up to `asked`, and waits until the cache has all that there are.
-    async fn look(&self, epoch: u64, asked: ResourceVersion) -> Result<Quiet, (Proof, String)> {
+    async fn look(&self, epoch: u64, asked: ResourceVersion) -> Result<Quiet, Unproved> {
         let upstream = &self.shared.upstream;
         let (doubt, mut from) = (upstream.doubt(), self.reached(epoch)?);
         let mut watch = self.shared.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
+        let without = || format!("upstream sent no bookmark up to version {asked}");
+        let mut opened: Option<Instant> = None;
         let (to, received) = loop {
-            match watch.step().await.map_err(|error| (Proof::Failed, error.to_string()))? {
+            // Before it is open, the whole proof's limit holds.
+            let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
+            let step = timeout(limit, watch.step()).await.map_err(|_| Unproved::NoBookmark(without()))?;
+            match step.map_err(|error| Unproved::Failed(error.to_string()))? {
                 Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
                 Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
                 }
-                Step::Update { .. } | Step::Watching { .. } => {}
-                // Another apiserver has answered, which is not that far yet.
-                Step::Ended { .. } => return Err((Proof::Behind, format!("no bookmark up to version {asked}"))),
+                Step::Update { .. } => {}
+                Step::Watching { .. } => opened = Some(Instant::now()),
+                // Another apiserver has answered, which is not that far yet; or none ever will be.
+                Step::Ended { .. } => {
+                    let is_long = opened.is_some_and(|at| at.elapsed() >= LONG_WAIT);
+                    return Err(if is_long { Unproved::NoBookmark(without()) } else { Unproved::Behind(without()) });
+                }
             }
         };
-        upstream.confirm(doubt).await.map_err(|error| (Proof::Failed, error.to_string()))?;
+        upstream.confirm(doubt).await.map_err(|error| Unproved::Failed(error.to_string()))?;
         let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
         Ok(Quiet { epoch, from, to, received })
     }
 
     /// The version of the cache, as long as it is of the history that this began in.
-    fn reached(&self, epoch: u64) -> Result<ResourceVersion, (Proof, String)> {
+    fn reached(&self, epoch: u64) -> Result<ResourceVersion, Unproved> {
         let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
-        here.map(|ahead| ahead.version).ok_or_else(|| (Proof::Failed, "it is being listed again".to_owned()))
+        here.map(|ahead| ahead.version).ok_or_else(|| Unproved::Failed("it is being listed again".to_owned()))
     }
 
     fn tell(&self, quiet: Quiet) {

@@ -86,6 +86,10 @@ async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
     loop {
         match pages.next().await {
             Ok(None) => break,
+            Ok(Some(_)) if pages.is_cached() => {
+                let error = "the answer came out of a kubefan's cache, and is no word of the apiserver's";
+                return Some(Found::Failed(error.to_owned()));
+            }
             Ok(Some(page)) => {
                 for (key, version) in page {
                     if let Err(error) = comparison.tell(key, version) {

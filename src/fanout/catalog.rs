@@ -31,13 +31,16 @@ pub struct Served {
     pub hub: Arc<Hub>,
 }
 
-/// How long a reader waits for the proof that a cache is fresh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How long a reader waits for the proof that a cache is fresh; the longer, the greater.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Patience {
     /// Only if there is one at once: upstream answers soon.
+    #[default]
     AtOnce,
     /// A second or two, for upstream's next bookmark: its own answer would cost it more than a proof, or the reader itself.
     Bookmark,
+    /// The same also after a wait that was in vain: nobody else can be asked.
+    Insistent,
 }
 
 /// The resources that can be asked for.

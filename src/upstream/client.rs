@@ -244,7 +244,12 @@ impl Upstream {
         Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip, warnings })
     }
 
-    /// Starts a watch: its events, one by one, and what is to be known of the resource. How they are cut out of the body follows from the encoding and from the answer.
+    /// Starts a watch: its events, one by one, and what is to be known of the resource.
+    ///
+    /// How the events are cut out of the body follows from the encoding and from the answer.
+    ///
+    /// # Errors
+    /// As [`Self::get_media`].
     pub async fn watch(
         &self,
         path_and_query: &str,
@@ -301,7 +306,8 @@ impl Upstream {
             service.oneshot(request).await.map_err(|error| transport::classify(error, &self.inner.server))?;
         told.status = Some(response.status());
         drop(told);
-        if verb == Verb::Get {
+        // A failure may be another's, of a balancer on the way, say, and warns of nothing.
+        if verb == Verb::Get && response.status().is_success() {
             self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
         }
         if response.status().is_success() {
@@ -497,6 +503,33 @@ mod tests {
         assert_eq!(upstream.get(Verb::List, "/forbidden").await.unwrap_err().reason(), "forbidden");
         assert_eq!(upstream.stream("/down", Media::Json).await.err().unwrap().reason(), "unreachable");
         assert_eq!(*seen.lock().unwrap(), [("get", Some(200)), ("list", Some(403)), ("watch", None)]);
+    }
+
+    #[tokio::test]
+    async fn a_failure_leaves_known_what_is_about_kubefan_itself() {
+        const OWN: &str = r#"299 - "your token will expire""#;
+        const OTHERS: &str = r#"299 - "v1 Endpoints is deprecated""#;
+        let upstream = upstream(UpstreamOptions::default(), |request| async move {
+            let (code, warnings): (_, &[_]) = match request.uri().path() {
+                "/prefix/version" => (200, &[OWN]),
+                "/prefix/down" => (503, &[]),
+                _ => (200, &[OWN, OTHERS]),
+            };
+            let mut answer = answer(code, "{}");
+            for warning in warnings {
+                answer.headers_mut().append(header::WARNING, warning.parse().unwrap());
+            }
+            Ok(answer)
+        });
+        upstream.get(Verb::Get, "/version").await.unwrap();
+        for _ in 0..2 {
+            let (_, warnings) = upstream.get_media(Verb::List, "/list", Media::Json).await.unwrap();
+            let mut headers = HeaderMap::new();
+            warnings.put(&mut headers);
+            let told: Vec<_> = headers.get_all(header::WARNING).into_iter().collect();
+            assert_eq!(told, [OTHERS]);
+            upstream.get(Verb::Get, "/down").await.unwrap_err();
+        }
     }
 
     #[tokio::test]

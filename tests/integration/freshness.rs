@@ -46,6 +46,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_failure_upstream_is_told_soon,
         who_waited_in_vain_is_the_last_for_a_while,
         a_try_after_a_pause_is_not_everybodys_wait,
+        waits_in_vain_of_long_ago_are_forgotten,
+        who_has_no_other_way_waits_again,
         nothing_is_lost_while_proofs_move_the_cache,
         the_next_watch_goes_on_from_where_a_proof_has_moved_it;
 };
@@ -293,12 +295,12 @@ async fn a_failure_upstream_is_told_soon() {
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     }
     assert_eq!(proofs(&rig, "failed"), 2.0);
-    // A watch that is silent costs its time, and no more.
-    rig.fault(Verb::Watch, Fault::Silence, 1);
+    // An upstream that is silent costs its time, and no more: that says nothing of bookmarks.
+    rig.fault(Verb::List, Fault::Silence, 1);
     let begun = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
-    sleep(Duration::from_secs(6)).await;
+    assert_eq!(proofs(&rig, "failed"), 3.0);
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
@@ -355,6 +357,46 @@ async fn a_try_after_a_pause_is_not_everybodys_wait() {
     assert!(begun.elapsed() < Duration::from_millis(50) && !second.is_finished(), "{:?}", begun.elapsed());
     assert!(second.await.unwrap().is_err());
     assert_eq!(probes(&rig), 2.0);
+}
+
+async fn waits_in_vain_of_long_ago_are_forgotten() {
+    let rig = without_bookmarks().await;
+    let vain = Instant::now();
+    while vain.elapsed() < Duration::from_secs(300) {
+        elsewhere(&rig.sim);
+        assert!(prove(&rig, Patience::Bookmark).await.is_err());
+        sleep(Duration::from_millis(500)).await;
+    }
+    // Then no bookmark is needed for a while, and none is missed.
+    let mut proved = 0;
+    for round in 0..300 {
+        churn(&rig.sim, round, 1);
+        sleep(Duration::from_secs(1)).await;
+        proved += usize::from(prove(&rig, Patience::Bookmark).await.is_ok());
+    }
+    assert!(proved > 200, "{proved}");
+    elsewhere(&rig.sim);
+    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
+    assert!(refused.contains("no bookmark up to version"), "{refused}");
+    let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
+    assert!(refused.contains("was in vain; it is waited for again in 5s at the latest"), "{refused}");
+    rig.network.clear_rules();
+    sleep(Duration::from_secs(5)).await;
+    prove(&rig, Patience::Bookmark).await.unwrap();
+}
+
+async fn who_has_no_other_way_waits_again() {
+    let rig = without_bookmarks().await;
+    elsewhere(&rig.sim);
+    for vain in 1..=2 {
+        assert!(prove(&rig, Patience::Insistent).await.is_err());
+        assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(vain), f64::from(vain)));
+    }
+    rig.network.clear_rules();
+    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "upstream answers those who can go there");
+    prove(&rig, Patience::Insistent).await.unwrap();
+    elsewhere(&rig.sim);
+    prove(&rig, Patience::Bookmark).await.expect("bookmarks come again");
 }
 
 async fn nothing_is_lost_while_proofs_move_the_cache() {

@@ -573,14 +573,22 @@ const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
 async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
     let scripted = Scripted::start().await;
-    let mut kubefan = scripted.kubefan("", &["--resource=pods", "--drain-timeout=10m"]).await;
-    let request = "GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let mut caller = send(kubefan.grpc_addr, request).await;
-    let (_, _unanswered) = scripted.next().await;
+    let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
+    let mut kubefan = scripted.kubefan("", &args).await;
+    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let (mut callers, mut unanswered) = (Vec::new(), Vec::new());
+    for headers in ["", websocket] {
+        let request = format!("GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+        callers.push(send(kubefan.grpc_addr, &request).await);
+        unanswered.push(scripted.next().await);
+    }
     kubefan.process.terminate();
-    let head = read_head(&mut caller).await;
-    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
-    drop(caller);
+    for caller in &mut callers {
+        let head = read_head(caller).await;
+        assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
+    }
+    drop(callers);
     assert!(kubefan.process.ended(wait::SOON).await.success());
 }
 

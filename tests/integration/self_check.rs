@@ -13,7 +13,7 @@ use crate::{
         Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
-        network::{Asked, answer, waits},
+        network::{Asked, Network, answer, waits},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods},
         tests, wait,
@@ -24,7 +24,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_cache_of_a_real_apiserver_is_equal_under_writes;
     paused: a_lost_event_is_found_and_told_in_a_marked_gap, a_difference_at_one_version_is_a_reset,
-        a_delete_that_was_lost_is_found, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version,
+        a_delete_that_was_lost_is_found, another_cache_is_nothing_to_compare_with, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version,
         what_was_listed_again_meanwhile_is_not_listed_twice;
 };
 
@@ -117,6 +117,27 @@ async fn what_cannot_be_compared_is_no_difference() {
     )
     .await;
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
+}
+
+async fn another_cache_is_nothing_to_compare_with() {
+    let setup = checked();
+    let sim = setup.sim();
+    let network = Network::to(sim.clone());
+    network.rule(|path| {
+        let version = path.strip_prefix(PODS)?.contains("resourceVersionMatch=Exact").then_some(path)?;
+        let version = version.split_once("resourceVersion=")?.1.split('&').next()?;
+        let page = json!({ "metadata": { "resourceVersion": version }, "items": [] });
+        let mut page = answer(200, vec![page.to_string()], false);
+        page.headers_mut().insert("cache-status", "kubefan; hit".parse().unwrap());
+        Some(page)
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.metric_becomes(
+        r#"kubefan_self_checks_total{group="",media="json",namespace="",resource="pods",result="failed"}"#,
+        1.0,
+    )
+    .await;
+    assert_eq!(checks(&rig, "equal"), 0.0);
 }
 
 async fn a_check_is_paced_and_of_one_version() {

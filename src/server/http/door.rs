@@ -25,7 +25,7 @@ const SUBPATH_PARTS_MAX: usize = 4;
 impl<C: Catalog> Front<C> {
     /// Answers a request. A watch rings `bell` when there is something to send.
     pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
-        let verb = verb::of(&request);
+        let (verb, is_watch) = (verb::of(&request), verb::is_watch(&request));
         let uri = request.uri().clone();
         let is_long_running = verb::is_long_running(verb, uri.path());
         let is_head = request.method() == Method::HEAD;
@@ -35,9 +35,9 @@ impl<C: Catalog> Front<C> {
             None => {
                 // A watch that has not begun, for want of a proof or of upstream's answer, would end as soon as it does.
                 let drained = async {
-                    match verb {
-                        "watch" => self.reader.drain().cancelled().await,
-                        _ => std::future::pending().await,
+                    match is_watch {
+                        true => self.reader.drain().cancelled().await,
+                        false => std::future::pending().await,
                     }
                 };
                 tokio::select! {

@@ -165,7 +165,7 @@ impl<C: Catalog> Front<C> {
         let (store, version) = match continues.is_empty() {
             true => {
                 let patience = match freshness {
-                    Freshness::Consistent if self.proxy.is_none() => Patience::Bookmark,
+                    Freshness::Consistent if self.proxy.is_none() => self.patience(),
                     Freshness::Consistent => patience(&hub, &selection, limit, self.options.consistent_list_bytes_min),
                     _ => Patience::AtOnce,
                 };
@@ -230,7 +230,7 @@ impl<C: Catalog> Front<C> {
         Read { path, selected, format }: Read<'_>,
         freshness: Freshness,
     ) -> Result<Response<Body>, Otherwise> {
-        self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
+        self.freshen(&selected.served, freshness, self.patience()).await?;
         let (store, _) = selected.served.hub.snapshot()?;
         let key = ObjectKey::new(&path.namespace, &path.name);
         let Some(object) = store.get(key.as_str()) else {

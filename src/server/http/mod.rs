@@ -359,6 +359,11 @@ impl<C: Catalog> Front<C> {
         }
     }
 
+    /// How long those who have the time wait for a proof.
+    fn patience(&self) -> Patience {
+        if self.proxy.is_some() { Patience::Bookmark } else { Patience::Insistent }
+    }
+
     /// Waits until the cache is as fresh as was asked for.
     async fn freshen(&self, served: &Served, freshness: Freshness, patience: Patience) -> Result<(), Otherwise> {
         match freshness {
@@ -376,7 +381,7 @@ impl<C: Catalog> Front<C> {
     async fn reach(&self, served: &Served, version: ResourceVersion) -> Result<(), Otherwise> {
         let mut proved = false;
         let proof = async {
-            proved = self.reader.catalog().prove(served, Patience::Bookmark).await.is_ok();
+            proved = self.reader.catalog().prove(served, self.patience()).await.is_ok();
             std::future::pending::<std::convert::Infallible>().await
         };
         let reached = tokio::select! {

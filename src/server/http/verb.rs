@@ -12,7 +12,7 @@ pub fn of<B>(request: &Request<B>) -> &'static str {
     }
     let is_collection = || Path::parse(uri.path()).is_some_and(|path| path.name.is_empty());
     match *method {
-        Method::GET | Method::HEAD if watches(uri.path(), uri.query().unwrap_or_default()) => "watch",
+        _ if is_watch(request) => "watch",
         Method::GET | Method::HEAD if is_collection() => "list",
         Method::GET | Method::HEAD => "get",
         Method::POST => "create",
@@ -22,6 +22,12 @@ pub fn of<B>(request: &Request<B>) -> &'static str {
         Method::DELETE => "delete",
         _ => "other",
     }
+}
+
+/// Whether a request is a watch, over a websocket as well.
+pub fn is_watch<B>(request: &Request<B>) -> bool {
+    let (method, uri) = (request.method(), request.uri());
+    matches!(*method, Method::GET | Method::HEAD) && watches(uri.path(), uri.query().unwrap_or_default())
 }
 
 /// Whether a request of this verb lasts for as long as its caller likes (`BasicLongRunningRequestCheck` of the apiserver, as kube-apiserver

@@ -11,7 +11,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Bell, Catalog, Patience, Refusal, Start, Terms},
+    fanout::{Bell, Catalog, Refusal, Start, Terms},
     model::Media,
     server::reader::{Opened, Speech},
 };
@@ -34,7 +34,7 @@ impl<C: Catalog> Front<C> {
         let (hub, media) = (&selected.served.hub, selected.served.parser.media());
         let start = match begin {
             Begin::State(freshness) => {
-                if let Err(otherwise) = self.freshen(&selected.served, freshness, Patience::Bookmark).await {
+                if let Err(otherwise) = self.freshen(&selected.served, freshness, self.patience()).await {
                     return match (otherwise, freshness) {
                         // A watch has begun by the time that this is known.
                         (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_word(&failure, media)),
@@ -44,7 +44,7 @@ impl<C: Catalog> Front<C> {
                 Start::Snapshot
             }
             Begin::Now(freshness) => {
-                self.freshen(&selected.served, freshness, Patience::Bookmark).await?;
+                self.freshen(&selected.served, freshness, self.patience()).await?;
                 Start::After(hub.snapshot()?.1)
             }
             // A version of the cluster's may be ahead of a quiet resource's cache; upstream is silent until it gets there, too.

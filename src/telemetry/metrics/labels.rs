@@ -221,7 +221,7 @@ pub enum Proof {
     CaughtUp,
     /// A bookmark has moved it there.
     Bookmark,
-    /// It is behind, and nobody had the time, or the apiserver that was asked is behind too.
+    /// It is behind, and nobody had the time, or no bookmark came, or that of an apiserver that is behind too.
     Behind,
     /// Upstream could not be asked, or the cache is not watched just now.
     Failed,

@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan::{model::GroupVersionResource, sim::apiserver::SimOptions};
+use kubefan::{
+    model::GroupVersionResource,
+    sim::apiserver::{Fault, FaultRule, SimOptions, Verb},
+};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
@@ -21,7 +24,7 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: a_part_of_a_resource_answers_only_who_asks_for_it, a_part_says_so_where_nothing_is_passed_on,
-        what_cannot_be_passed_on_is_proved, too_many_reads_are_told_to_come_back, too_many_watches_are_told_to_come_back,
+        what_cannot_be_passed_on_is_proved, what_cannot_be_passed_on_is_waited_for_again, too_many_reads_are_told_to_come_back, too_many_watches_are_told_to_come_back,
         requests_are_counted_by_both_protocols, a_page_of_another_host_reads_nothing, an_unread_answer_lets_go_of_what_it_holds,
         a_client_that_is_gone_is_noticed_behind_its_next_request, only_a_watch_starts_a_cache,
         lists_start_caches_where_nothing_is_passed_on, watches_do_not_hold_up_the_end;
@@ -161,6 +164,22 @@ async fn what_cannot_be_passed_on_is_proved() {
     // Nobody else could make it pretty.
     let people = client().get(format!("http://{}{PODS}?{ANY}", kubefan.grpc_addr)).header("user-agent", "curl/8");
     assert_eq!(people.send().await.unwrap().status(), StatusCode::OK);
+}
+
+async fn what_cannot_be_passed_on_is_waited_for_again() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let elsewhere = json!({ "metadata": { "namespace": "default", "name": "elsewhere" } });
+    simulated.sim.create(&GroupVersionResource::new("", "v1", "configmaps"), elsewhere).unwrap();
+    simulated.sim.set_fault(FaultRule {
+        fault: Fault::Silence,
+        verb: Some(Verb::Watch),
+        resource: Some(pods()),
+        requests: 1,
+    });
+    let status = refused(get(&kubefan, PODS).await, StatusCode::SERVICE_UNAVAILABLE).await;
+    assert!(status["message"].as_str().unwrap().contains("no bookmark"), "{status}");
+    assert_eq!(names(get(&kubefan, PODS).await).await, ["a", "b", "c"]);
 }
 
 /// More than sockets hold on their way.
