@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    time::timeout,
 };
 
 use crate::{
@@ -575,7 +576,7 @@ async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
     let scripted = Scripted::start().await;
     let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
     let mut kubefan = scripted.kubefan("", &args).await;
-    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nOrigin: http://localhost\r\n\
                      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let (mut callers, mut unanswered) = (Vec::new(), Vec::new());
     for headers in ["", websocket] {
@@ -585,7 +586,7 @@ async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
     }
     kubefan.process.terminate();
     for caller in &mut callers {
-        let head = read_head(caller).await;
+        let head = timeout(wait::SOON, read_head(caller)).await.expect("it is told");
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
     }
     drop(callers);
