@@ -24,7 +24,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: a_part_of_a_resource_answers_only_who_asks_for_it, a_part_says_so_where_nothing_is_passed_on,
-        what_cannot_be_passed_on_is_proved, what_cannot_be_passed_on_is_waited_for_again, too_many_reads_are_told_to_come_back, too_many_watches_are_told_to_come_back,
+        what_cannot_be_passed_on_is_proved, what_cannot_be_passed_on_is_waited_for_again,
+        too_many_reads_are_told_to_come_back, too_many_watches_are_told_to_come_back,
         requests_are_counted_by_both_protocols, a_page_of_another_host_reads_nothing, an_unread_answer_lets_go_of_what_it_holds,
         a_client_that_is_gone_is_noticed_behind_its_next_request, only_a_watch_starts_a_cache,
         lists_start_caches_where_nothing_is_passed_on, watches_do_not_hold_up_the_end;
@@ -169,6 +170,9 @@ async fn what_cannot_be_passed_on_is_proved() {
 async fn what_cannot_be_passed_on_is_waited_for_again() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    // Else it would be listed after what comes next, or its own watch would be the silent one.
+    let own = r#"kubefan_upstream_watches{group="",media="json",namespace="",purpose="standing",resource="pods"}"#;
+    becomes(&kubefan, own, 1.0).await;
     let elsewhere = json!({ "metadata": { "namespace": "default", "name": "elsewhere" } });
     simulated.sim.create(&GroupVersionResource::new("", "v1", "configmaps"), elsewhere).unwrap();
     simulated.sim.set_fault(FaultRule {
