@@ -31,7 +31,7 @@ pub(super) struct KubeconfigArgs {
     /// The CA of kubefan's certificate (PEM); it becomes part of the kubeconfig [default: the system's CAs]
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
-    /// Where the client finds its bearer token; it is read by the client, and again when it changes
+    /// Where the client finds its bearer token; it is read there by the client, and again when it changes, and not by this command
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// The name of the cluster, and of its user
@@ -106,7 +106,7 @@ pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     let text = serde_saphyr::to_string(&kubeconfig(args)?).map_err(CliError::plain)?;
     if args.token_file.is_none() {
         eprintln!(
-            "kubefan: no --token-file, so there is no user in it: add one, or the apiserver takes its requests for anonymous ones"
+            "kubefan: no --token-file, so there is no user in it: add one, or kubectl asks for a name and other clients are anonymous"
         );
     }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)

@@ -19,7 +19,7 @@ pub(super) struct ServerArgs {
     server: String,
 
     /// The CA (PEM) that signed kubefan's certificate, instead of the system's
-    #[arg(long, env = "KUBEFAN_CA_FILE", value_name = "FILE")]
+    #[arg(long, visible_alias = "certificate-authority", env = "KUBEFAN_CA_FILE", value_name = "FILE")]
     ca_file: Option<PathBuf>,
 }
 
@@ -143,9 +143,12 @@ pub(super) fn describe(error: &ClientError) -> String {
             }
             // Whoever speaks TLS ends a connection that begins with something else.
             let spoke = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
-            let hint = match spoke && !address.contains("://") && !address.starts_with("unix:") {
-                true => format!("is that a port for TLS? Then write https://{address}"),
-                false => "is `kubefan serve` running?".to_owned(),
+            let hint = if message.contains("certificate") {
+                "--ca-file names the CA, and the certificate itself is to be none".to_owned()
+            } else if spoke && !address.contains("://") && !address.starts_with("unix:") {
+                format!("is that a port for TLS? Then write https://{address}")
+            } else {
+                "is `kubefan serve` running?".to_owned()
             };
             return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
         }
@@ -216,5 +219,8 @@ mod tests {
         let message = "stream closed because of a broken pipe".into();
         let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
         assert!(describe(&closed).ends_with("is that a port for TLS? Then write https://127.0.0.1:7443"));
+        let message = "invalid peer certificate: UnknownIssuer".into();
+        let unknown = ClientError::Unreachable { address: "https://127.0.0.1:7443".into(), message };
+        assert!(describe(&unknown).contains("--ca-file"));
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, RootCertStore,
+    CipherSuite, ClientConfig, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, ServerName},
 };
@@ -28,7 +28,10 @@ impl Certificate {
         std::fs::write(&key_file, made.signing_key.serialize_pem())?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(made.cert.der().to_vec())).map_err(io::Error::other)?;
-        let config = ClientConfig::builder_with_provider(ring::default_provider().into());
+        // As clients in Go prefer them, and as servers in Go choose: else one side would be measured with a dearer cipher than the other.
+        let mut provider = ring::default_provider();
+        provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+        let config = ClientConfig::builder_with_provider(provider.into());
         let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec()];
