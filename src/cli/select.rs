@@ -144,7 +144,7 @@ pub(super) fn describe(error: &ClientError) -> String {
             // Whoever speaks TLS ends a connection that begins with something else.
             let spoke = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
             let hint = if message.contains("certificate") {
-                "--ca-file names the CA, and the certificate itself is to be none".to_owned()
+                "--ca-file names the CA that signed kubefan's certificate, which must not be a CA itself".to_owned()
             } else if spoke && !address.contains("://") && !address.starts_with("unix:") {
                 format!("is that a port for TLS? Then write https://{address}")
             } else {

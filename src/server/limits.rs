@@ -1,8 +1,8 @@
 //! Every limit of the data port, in one place. What an operator may change is in the configuration; the rest is here.
 //!
-//! What one connection can make kubefan keep: [`COALESCE_BYTES_MAX`] on its way to the socket and
-//! [`TLS_BYTES_MAX`] behind that, [`PASS_BYTES_MAX`] handed to HTTP/2 and
-//! not written yet, and for each stream whose window is closed the rest of one message. All but the first are shared with the cache.
+//! What one connection can make kubefan keep: [`COALESCE_BYTES_MAX`] on its way to the socket and [`TLS_BYTES_MAX`] behind that,
+//! [`PASS_BYTES_MAX`] handed to HTTP/2 and not written yet, and for each stream whose window is closed the rest of one message. All but the
+//! first two are shared with the cache.
 
 use std::time::Duration;
 
