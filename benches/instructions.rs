@@ -12,7 +12,13 @@ mod rig;
 use std::{hint::black_box, sync::Arc};
 
 use gungraun::{Callgrind, EventKind, prelude::*};
-use kubefan::{
+use kubefan_common::proto::v1alpha1::ResolvedResource;
+use kubefan_model::{
+    event::WatchEvent,
+    format::{Encoding, Format},
+    projection::Projection,
+};
+use kubefan_proxy::{
     cache::writer::Commit,
     fanout::{
         budget::Budgets,
@@ -20,17 +26,12 @@ use kubefan::{
         index::SelectorIndex,
         log::LogEntry,
     },
-    model::{
-        event::WatchEvent,
-        format::{Encoding, Format},
-        projection::Projection,
-    },
-    proto::v1alpha1::ResolvedResource,
 };
 use rig::{Cache, PodKind, SMALL, Subscriber};
 use tokio::time::Instant;
 
 /// As the binary has it.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

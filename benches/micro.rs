@@ -13,25 +13,27 @@ use divan::{
     counter::{BytesCount, ItemsCount},
 };
 use http_body_util::{BodyExt, Full};
-use kubefan::{
+use kubefan_common::{
+    encoding::{chunk, delta},
+    proto::v1alpha1::ResolvedResource,
+};
+use kubefan_model::{
+    ResourceVersion, Scope,
+    event::WatchEvent,
+    format::Format,
+    projection::{Parts, Projection},
+};
+use kubefan_proxy::{
     cache::{
         CacheWriter, EventRing, Record, RingLimits, Store, Update,
         writer::{Change, Commit},
     },
-    encoding::{chunk, delta},
     fanout::{
         budget::Budgets,
         encoder::{Encoder, Holds},
         generation::Generation,
         index::SelectorIndex,
     },
-    model::{
-        ResourceVersion, Scope,
-        event::WatchEvent,
-        format::Format,
-        projection::{Parts, Projection},
-    },
-    proto::v1alpha1::ResolvedResource,
     telemetry::metrics::WatchPurpose,
     upstream::{
         Upstream,
@@ -50,6 +52,7 @@ use tokio::{
 use tower::{BoxError, service_fn};
 
 /// As the binary has it.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -440,7 +443,7 @@ mod snapshot {
     fn chunk_decode(bencher: Bencher<'_, '_>) {
         let (_, created) = Pods::new(50, &[]);
         let events = created.iter().map(|json| {
-            let event = kubefan::proto::v1alpha1::Event { object: json.clone().into(), ..Default::default() };
+            let event = kubefan_common::proto::v1alpha1::Event { object: json.clone().into(), ..Default::default() };
             prost::Message::encode_length_delimited_to_vec(&event)
         });
         let zstd = chunk::encode(events).expect("small enough");

@@ -15,17 +15,17 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use futures::{Stream, StreamExt, future::BoxFuture, stream};
-use kubefan::{
+use kubefan_common::proto::v1alpha1::{
+    Event, EventType as Kind, SnapshotBegin, SnapshotEnd, WatchRequest, WatchResponse, watch_response,
+};
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion, Scope,
+    event::EventType,
+    fields::FieldTable,
+    object::{Object, ObjectParser},
+};
+use kubefan_proxy::{
     cache::Update,
-    model::{
-        GroupVersionResource, Media, ResourceVersion, Scope,
-        event::EventType,
-        fields::FieldTable,
-        object::{Object, ObjectParser},
-    },
-    proto::v1alpha1::{
-        Event, EventType as Kind, SnapshotBegin, SnapshotEnd, WatchRequest, WatchResponse, watch_response,
-    },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
         Reflector, Upstream,
@@ -46,6 +46,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -13,24 +13,26 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
-use kubefan::{
-    cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
+use kubefan_common::{
     encoding::{chunk, delta},
-    fanout::{Catalog, Patience, Refusal, Served},
-    model::{
-        GroupVersionResource, Media, ResourceVersion, Scope,
-        fields::FieldTable,
-        format::Include,
-        object::{Object, ObjectParser},
-        projection::{Parts, Projection},
-        selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
-        table::Tables,
-    },
-    peer::{CacheIdentity, Decoder, Encoder},
     proto::v1alpha1::{
         Event, GetRequest, ListRequest, ObjectDelta, ResourceStatus, TransferEntry, TransferHeader, TransferResponse,
         TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
     },
+};
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion, Scope,
+    fields::FieldTable,
+    format::Include,
+    object::{Object, ObjectParser},
+    projection::{Parts, Projection},
+    selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+    table::Tables,
+};
+use kubefan_proxy::{
+    cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
+    fanout::{Catalog, Patience, Refusal, Served},
+    peer::{CacheIdentity, Decoder, Encoder},
     server::{
         call,
         http::{
@@ -232,8 +234,8 @@ impl Catalog for Nothing {
         false
     }
 
-    fn changes(&self) -> kubefan::watch::Receiver<u64> {
-        kubefan::watch::Sender::new(0).subscribe()
+    fn changes(&self) -> kubefan_common::sync::watch::Receiver<u64> {
+        kubefan_common::sync::watch::Sender::new(0).subscribe()
     }
 
     fn list(&self) -> Vec<(Media, ResourceStatus)> {

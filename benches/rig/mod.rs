@@ -5,7 +5,17 @@
 
 use std::{sync::Arc, task::Waker, time::Duration};
 
-use kubefan::{
+use kubefan_common::proto::v1alpha1::ResolvedResource;
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion, Scope,
+    event::{EventType, Transition, WatchEvent},
+    fields::FieldTable,
+    format::Format,
+    object::{Object, ObjectParser},
+    selection::Selection,
+    selector::{FieldSelector, LabelSelector},
+};
+use kubefan_proxy::{
     cache::{
         CacheWriter, Record, RingLimits, Update,
         writer::{Change, Commit},
@@ -14,19 +24,9 @@ use kubefan::{
         Bell, Gate, GateLimits, Hub, HubOptions, Line, Rung, Start, Subscription,
         log::{LogEntry, Seen},
     },
-    model::{
-        GroupVersionResource, Media, ResourceVersion, Scope,
-        event::{EventType, Transition, WatchEvent},
-        fields::FieldTable,
-        format::Format,
-        object::{Object, ObjectParser},
-        selection::Selection,
-        selector::{FieldSelector, LabelSelector},
-    },
-    proto::v1alpha1::ResolvedResource,
-    sim::workload::{Operation, Workload, WorkloadOptions},
     telemetry::metrics::{CacheMetrics, Metrics},
 };
+use kubefan_sim::workload::{Operation, Workload, WorkloadOptions};
 use prometheus::Registry;
 use serde_json::Value;
 use tokio::time::Instant;

@@ -1,4 +1,4 @@
-//! `kubefan bench`: flags, the choice between table and JSON, and the end. What is measured is in [`crate::sim::bench`].
+//! `kubefan bench`: flags, the choice between table and JSON, and the end. What is measured is in [`kubefan_bench`].
 
 use std::{
     env,
@@ -12,14 +12,12 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use super::{CliError, shutdown::shutdown};
-use crate::{
-    config,
-    model::format::Encoding,
-    sim::bench::{
-        self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol, Scenario, Windows, child,
-        floor, report,
-    },
+use kubefan_bench::{
+    self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol, Scenario, Windows, child, floor,
+    report,
 };
+use kubefan_model::format::Encoding;
+use kubefan_proxy::config;
 
 /// Measure what a server costs per delivery, and what the machine allows
 #[derive(Debug, Args)]
@@ -247,7 +245,7 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {
         let stop = shutdown(|_| eprintln!("stopping; ctrl-C again to leave everything as it is"))?;
-        bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
+        kubefan_bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
             BenchError::Stopped => CliError::Interrupted,
             error => CliError::plain(error),
         })

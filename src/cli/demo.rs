@@ -1,4 +1,4 @@
-//! `kubefan demo`: what kubefan is for, in half a minute and without a cluster. What is shown comes from [`crate::sim::demo`]; here are
+//! `kubefan demo`: what kubefan is for, in half a minute and without a cluster. What is shown comes from [`kubefan_demo`]; here are
 //! the flags, the choice between the live view and plain lines, and the end.
 
 use std::{
@@ -15,13 +15,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::CliError;
-use crate::{
+use kubefan_demo::{
+    Demo, DemoOptions, METER_INTERVAL, Meter, hints,
+    live::{self, Key, Live},
+    plain::Plain,
+};
+use kubefan_proxy::{
     config::{self, ListenAddress, LogFormat, ServeConfig},
-    sim::demo::{
-        Demo, DemoOptions, METER_INTERVAL, Meter, hints,
-        live::{self, Key, Live},
-        plain::Plain,
-    },
     telemetry,
 };
 

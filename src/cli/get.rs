@@ -17,7 +17,7 @@ use super::{
     table::{PodColumns, Table},
     watch::notice,
 };
-use crate::client::{
+use kubefan_client::{
     ClientError, Event, ListWatch, Object, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
 };
 

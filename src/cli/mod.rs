@@ -6,28 +6,17 @@ mod bench;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
-#[cfg(feature = "client")]
 mod get;
-#[cfg(feature = "server")]
 mod kubeconfig;
-#[cfg(feature = "client")]
 mod output;
-#[cfg(feature = "client")]
 mod pod_status;
-#[cfg(feature = "client")]
 mod projection;
-#[cfg(feature = "client")]
 mod select;
-#[cfg(feature = "server")]
 mod serve;
-#[cfg(feature = "server")]
 mod shutdown;
-#[cfg(feature = "client")]
 mod table;
-#[cfg(all(feature = "client", feature = "server"))]
 mod verify;
 mod version;
-#[cfg(feature = "client")]
 mod watch;
 
 use std::{ffi::OsString, io, process::ExitCode};
@@ -44,7 +33,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[cfg(feature = "server")]
     Serve(Box<serve::ServeArgs>),
     #[cfg(feature = "sim")]
     Demo(demo::DemoArgs),
@@ -54,15 +42,11 @@ enum Command {
     #[command(hide = true)]
     BenchFloor(bench::FloorArgs),
     #[cfg(feature = "sim")]
-    #[command(name = crate::sim::bench::child::LAUNCH, hide = true)]
+    #[command(name = kubefan_bench::child::LAUNCH, hide = true)]
     BenchChild(bench::ChildArgs),
-    #[cfg(feature = "client")]
     Get(get::GetArgs),
-    #[cfg(feature = "client")]
     Watch(watch::WatchArgs),
-    #[cfg(all(feature = "client", feature = "server"))]
     Verify(verify::VerifyArgs),
-    #[cfg(feature = "server")]
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
@@ -70,23 +54,20 @@ enum Command {
 
 /// Why a command failed; its text is the one line that the user sees.
 #[derive(Debug, thiserror::Error)]
-pub enum CliError {
+pub(crate) enum CliError {
     /// Something about the arguments, the configuration or the system.
     #[error("error: {0}")]
     Plain(String),
     /// What kubefan answered, or that it did not.
-    #[cfg(feature = "client")]
     #[error("{}", select::describe(.0))]
-    Client(#[from] crate::client::ClientError),
+    Client(#[from] kubefan_client::ClientError),
     /// Nothing leads on from where a watch was.
-    #[cfg(feature = "client")]
     #[error("{}; with --on-expired=restart the watch starts over with all that is there", select::describe(.0))]
-    Expired(crate::client::ClientError),
+    Expired(kubefan_client::ClientError),
     /// Writing the output failed.
     #[error("error: cannot write the output: {0}")]
     Output(#[from] io::Error),
     /// Whether what was asked holds could not be told; why, where that was not printed.
-    #[cfg(all(feature = "client", feature = "server"))]
     #[error("{}", .0.as_deref().unwrap_or_default())]
     Undetermined(Option<String>),
     /// The errors were printed as they came.
@@ -110,7 +91,7 @@ impl CliError {
 
 /// Runs the command line; 0 where it did what was asked, 1 on an error (in `verify`: a difference), 2 where the arguments make no sense
 /// (in `verify`: or where nothing can be told), 130 after ctrl-C.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
@@ -125,7 +106,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(CliError::Printed) => ExitCode::FAILURE,
         // As a shell counts it: 128 and SIGINT.
         Err(CliError::Interrupted) => ExitCode::from(130),
-        #[cfg(all(feature = "client", feature = "server"))]
         Err(CliError::Undetermined(why)) => {
             why.into_iter().for_each(|why| eprintln!("{}", why.trim_end().replace('\n', " ")));
             ExitCode::from(2)
@@ -139,7 +119,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(command: Command) -> Result<(), CliError> {
     match command {
-        #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(*args),
         #[cfg(feature = "sim")]
         Command::Demo(args) => demo::run(args),
@@ -149,26 +128,20 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::BenchFloor(args) => bench::run_floor(args),
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
-        #[cfg(feature = "client")]
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),
-        #[cfg(feature = "client")]
         Command::Watch(args) => client_runtime()?.block_on(watch::run(args)),
-        #[cfg(all(feature = "client", feature = "server"))]
         Command::Verify(args) => client_runtime()?.block_on(verify::run(args)),
-        #[cfg(feature = "server")]
         Command::Kubeconfig(args) => kubeconfig::run(&args),
         Command::Version(args) => version::run(&args),
         Command::Completion(args) => completion::run(&args, &mut command_for_completion()),
     }
 }
 
-#[cfg(feature = "client")]
 fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
 /// The time by which ages are shown.
-#[cfg(feature = "client")]
 #[expect(clippy::disallowed_methods, reason = "the command line is where the wall clock comes in")]
 fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
@@ -178,7 +151,6 @@ fn now() -> jiff::Timestamp {
 fn command() -> clap::Command {
     // Names of variables belong into the help, their values do not.
     let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
-    #[cfg(feature = "server")]
     let command = command.mut_subcommand("serve", serve::with_defaults);
     command
 }

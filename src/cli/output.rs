@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json, ser::PrettyFormatter};
 
 use super::table::type_name;
-use crate::client::{Object, ResolvedResource};
+use kubefan_client::{Object, ResolvedResource};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::client::{Parts, Projection};
+use kubefan_client::{Parts, Projection};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Projection")]

@@ -6,7 +6,7 @@ use clap::Args;
 use tonic::Code;
 
 use super::CliError;
-use crate::client::{ClientError, ClientOptions, ListWatch, Target};
+use kubefan_client::{ClientError, ClientOptions, ListWatch, Target};
 
 /// A server that is there answers within this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,10 +7,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{pod_status::pod_status, projection::ProjectionArgs};
-use crate::{
-    client::{Object, ResolvedResource},
-    model::human_duration::human_duration,
-};
+use kubefan_client::{Object, ResolvedResource};
+use kubefan_model::human_duration::human_duration;
 
 /// The least width of a column and the space between two, kubectl's own.
 const WIDTH_MIN: usize = 6;

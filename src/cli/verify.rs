@@ -18,11 +18,11 @@ use super::{
     select::{ServerArgs, describe, is_cluster_scoped},
     table::Columns,
 };
-use crate::{
+use kubefan_client::{ClientError, ListWatch, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
+use kubefan_common::proto::v1alpha1::ResourceState;
+use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
+use kubefan_proxy::{
     cache::comparison::{Comparison, Difference, Differences},
-    client::{ClientError, ListWatch, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target},
-    model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope},
-    proto::v1alpha1::ResourceState,
     upstream::{
         Upstream, UpstreamError,
         client::UpstreamOptions,
@@ -253,7 +253,7 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
         Ok((ObjectKey::new(&object.namespace, &object.name), version))
     });
     let held: Vec<(ObjectKey, ResourceVersion)> = held
-        .collect::<Result<_, crate::model::version::InvalidVersion>>()
+        .collect::<Result<_, kubefan_model::version::InvalidVersion>>()
         .map_err(|error| broken(error.to_string()))?;
     let scope = match target.namespace.as_str() {
         "" => Scope::Cluster,
@@ -348,7 +348,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::client::ResolvedResource;
+    use kubefan_client::ResolvedResource;
 
     #[derive(Parser)]
     struct Only {

@@ -18,10 +18,8 @@ use super::{
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
     table::{Columns, PodColumns, type_name},
 };
-use crate::{
-    client::{Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions},
-    proto::v1alpha1::DeleteReason,
-};
+use kubefan_client::{Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions};
+use kubefan_common::proto::v1alpha1::DeleteReason;
 
 /// `MODIFIED` is the longest type, and comes later than the first line.
 const TYPE_WIDTH: usize = 11;

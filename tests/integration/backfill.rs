@@ -1,9 +1,7 @@
 //! Coming back to a kubefan that has just begun: what came before its cache did is read again from upstream, once for all who ask.
 
-use kubefan::{
-    proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest},
-    sim::apiserver::{Fault, Status, Verb},
-};
+use kubefan_common::proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest};
+use kubefan_sim::apiserver::{Fault, Status, Verb};
 use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -138,7 +136,8 @@ async fn what_upstream_no_longer_holds_is_refused_or_started_over() {
         assert_eq!(refused.message(), format!("too old resource version: {old} ({oldest})"));
         assert!(rig.watch(target.clone(), oldest).await.is_ok());
         let request = rig.request(target, &old.to_string());
-        let request = kubefan::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
+        let request =
+            kubefan_common::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
         let mut over = rig.send(request).await.unwrap();
         over.until(sim.revision()).await;
         assert_eq!(over.restarted_from, [old.to_string()]);
@@ -157,7 +156,7 @@ async fn an_outage_upstream_is_no_reason_to_start_over() {
     drop(rig);
     again.network.refuse(true);
     let request = again.request(target("pods"), &old.to_string());
-    let request = kubefan::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
+    let request = kubefan_common::proto::v1alpha1::WatchRequest { on_expired: OnExpired::Restart.into(), ..request };
     let refused = again.send(request.clone()).await.err().unwrap();
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
     again.network.refuse(false);
@@ -169,7 +168,7 @@ async fn an_outage_upstream_is_no_reason_to_start_over() {
 async fn a_quiet_resource_is_backfilled_up_to_a_bookmark() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
-    let nodes = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    let nodes = kubefan_model::GroupVersionResource::new("", "v1", "nodes");
     sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
     let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
     let mut back = again.watch(stage("on"), &old.to_string()).await.unwrap();

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan::proto::v1alpha1::{
+use kubefan_common::proto::v1alpha1::{
     GetRequest, ListRequest, Target, WatchRequest, WatchResponse, watch_service_client::WatchServiceClient,
 };
 use tokio::{
@@ -336,7 +336,7 @@ async fn what_is_no_grpc_disturbs_nobody() {
         assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
     }
     good.goes_on(&simulated).await;
-    assert!(client.list_resources(kubefan::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
+    assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
 }
 
 async fn a_request_that_is_too_long_is_refused() {

@@ -1,7 +1,7 @@
 //! A start that cannot succeed, or not yet: flags, files, addresses and apiservers that cannot be used. One clear line that names the
 //! thing and the way out, the right exit code, no panic.
 
-use kubefan::sim::apiserver::SimOptions;
+use kubefan_sim::apiserver::SimOptions;
 use tokio::{io::AsyncWriteExt, net::TcpListener};
 use tonic::Code;
 use tonic_types::StatusExt;

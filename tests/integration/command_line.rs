@@ -69,7 +69,7 @@ async fn get_takes_every_name_and_selector() {
     let (simulated, _kubefan, server) = with_pods().await;
     simulated.stage("b", "other");
     let deployment = json!({ "metadata": { "namespace": "default", "name": "web" }, "spec": {} });
-    let deployments = kubefan::model::GroupVersionResource::new("apps", "v1", "deployments");
+    let deployments = kubefan_model::GroupVersionResource::new("apps", "v1", "deployments");
     simulated.sim.create(&deployments, deployment).unwrap();
     let cases: [(&[&str], &str); 14] = [
         (&["po"], "pod/a\npod/b\npod/c\n"),

@@ -4,7 +4,7 @@
 //! against a real one: a simulator that is kinder than the real thing would prove nothing. A row makes a namespace or a resource
 //! of its own, so that rows can share a server and run at the same time.
 
-use kubefan::sim::apiserver::{SimApiserver, SimOptions};
+use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use tokio::net::TcpListener;
 
 use self::api::Api;

@@ -9,11 +9,8 @@ use h2::{
     client::{self, SendRequest},
 };
 use http::{HeaderMap, Request, Response};
-use kubefan::{
-    proto::v1alpha1::{ListRequest, Target, WatchRequest, WatchResponse, watch_response},
-    server::listen::Peer,
-    telemetry::metrics::ConnectionEnd,
-};
+use kubefan_common::proto::v1alpha1::{ListRequest, Target, WatchRequest, WatchResponse, watch_response};
+use kubefan_proxy::{server::listen::Peer, telemetry::metrics::ConnectionEnd};
 use prost::Message;
 use serde_json::json;
 use tokio::{

@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use kubefan::{
-    sim::apiserver::SimOptions,
-    upstream::{
-        Upstream,
-        client::{UpstreamOptions, Verb},
-        settings::UpstreamSettings,
-    },
+use kubefan_proxy::upstream::{
+    Upstream,
+    client::{UpstreamOptions, Verb},
+    settings::UpstreamSettings,
 };
+use kubefan_sim::apiserver::SimOptions;
 
 use crate::harness::{
     Test,

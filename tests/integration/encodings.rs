@@ -1,10 +1,8 @@
 //! Every way of sending says the same: against a real apiserver, over a break of the connection, the client library gives the same
 //! events with the same bytes, whether objects travel as JSON, in compressed snapshots, or as deltas.
 
-use kubefan::{
-    client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream},
-    proto::v1alpha1::{Event, Target},
-};
+use kubefan_client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream};
+use kubefan_common::proto::v1alpha1::{Event, Target};
 use serde_json::json;
 
 use crate::harness::{

@@ -5,10 +5,10 @@
 
 use std::{collections::HashMap, env};
 
-use kubefan::{
-    proto::v1alpha1::Target,
-    sim::apiserver::{Fault, Verb},
-    sim::workload::{Workload, WorkloadOptions},
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_sim::{
+    apiserver::{Fault, Verb},
+    workload::{Workload, WorkloadOptions},
 };
 use tokio::{sync::watch, task::JoinSet};
 

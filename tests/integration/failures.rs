@@ -1,6 +1,6 @@
 //! What happens to subscribers when upstream fails: they stay connected, what is not exact is marked, and the state is right after.
 
-use kubefan::proto::v1alpha1::ResourceState;
+use kubefan_common::proto::v1alpha1::ResourceState;
 use serde_json::json;
 use tonic::Code;
 
@@ -177,6 +177,6 @@ async fn what_the_apiserver_denies_is_denied() {
     let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
     assert!(!code.is_success() && ready.contains("pods forbidden"), "{ready}");
     let resources =
-        client.list_resources(kubefan::proto::v1alpha1::ListResourcesRequest {}).await.unwrap().into_inner();
+        client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.unwrap().into_inner();
     assert_eq!(resources.resources[0].state(), ResourceState::Forbidden);
 }

@@ -4,11 +4,9 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use kubefan::{
-    fanout::{Catalog, Patience, Refusal, Served},
-    model::{GroupVersionResource, Media},
-    sim::apiserver::{Fault, SimApiserver, Verb},
-};
+use kubefan_model::{GroupVersionResource, Media};
+use kubefan_proxy::fanout::{Catalog, Patience, Refusal, Served};
+use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
 use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,

@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use kubefan::{
-    proto::v1alpha1::{OnExpired, WatchRequest},
-    sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
-};
+use kubefan_common::proto::v1alpha1::{OnExpired, WatchRequest};
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use tokio::time::sleep;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
@@ -316,7 +314,7 @@ async fn one_question_tells_all_resources_who_answers() {
 async fn where_kube_system_may_not_be_read_the_ca_is_used_and_that_is_said() {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
-    let namespaces = kubefan::model::GroupVersionResource::new("", "v1", "namespaces");
+    let namespaces = kubefan_model::GroupVersionResource::new("", "v1", "namespaces");
     let denied = |requests| FaultRule {
         fault: Fault::Forbidden,
         verb: Some(Verb::Get),

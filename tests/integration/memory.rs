@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path};
 
-use kubefan::sim::{
+use kubefan_sim::{
     apiserver::SimOptions,
     workload::{Workload, WorkloadOptions},
 };

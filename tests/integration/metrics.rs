@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use kubefan::{
-    proto::v1alpha1::{OnExpired, Target, WatchRequest},
-    sim::apiserver::{Fault, Verb},
-};
+use kubefan_common::proto::v1alpha1::{OnExpired, Target, WatchRequest};
+use kubefan_sim::apiserver::{Fault, Verb};
 use tokio::time::sleep;
 
 use crate::harness::{

@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use kubefan::{
-    app::on_demand::{OnDemand, SizeLimits},
-    proto::v1alpha1::Target,
-    sim::apiserver::{Fault, Verb},
-};
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_proxy::app::on_demand::{OnDemand, SizeLimits};
+use kubefan_sim::apiserver::{Fault, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
@@ -175,7 +173,7 @@ async fn what_grows_too_large_later_ends_its_streams() {
     assert!(status.message().contains("--on-demand-objects-max"), "{status}");
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
     assert_eq!(rig.sim.stats().open_watches.len(), 1, "the nodes'");
-    let node = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    let node = kubefan_model::GroupVersionResource::new("", "v1", "nodes");
     let created = rig.sim.create(&node, json!({ "metadata": { "name": "n1" } })).unwrap();
     nodes.until(created).await;
 }
@@ -184,7 +182,7 @@ async fn the_bytes_of_all_are_limited_together() {
     let setup = Setup::of(&[]).on_demand(limited(1000, 10_000));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 15);
-    let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let big =
         |name: &str| json!({ "metadata": { "namespace": "default", "name": name }, "data": { "a": "x".repeat(3000) } });
     for name in ["one", "two"] {

@@ -9,14 +9,14 @@ use std::{
 
 use futures::{StreamExt, future::BoxFuture};
 use hyper_util::rt::TokioIo;
-use kubefan::{
+use kubefan_common::proto::v1alpha1::{
+    Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
+};
+use kubefan_proxy::{
     app::registry::Registry,
     peer::{Dial, PeerError, Peers, Sender},
-    proto::v1alpha1::{
-        Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
-    },
-    sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb},
 };
+use kubefan_sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tonic::{

@@ -5,21 +5,21 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{BufMut, Bytes};
-use kubefan::{
+use kubefan_model::{
+    GroupVersionResource, Media, ResourceVersion,
+    fields::FieldRef,
+    object::Object,
+    protobuf::{self, ListMeta, kinds},
+    selection::Selection,
+    selector::{FieldSelector, LabelSelector},
+};
+use kubefan_proxy::{
     app::{
         informer::Shared,
         on_demand::Form,
         registry::{Registry, RegistryOptions},
     },
     fanout::{Catalog, Phase, Refusal, Served},
-    model::{
-        GroupVersionResource, Media, ResourceVersion,
-        fields::FieldRef,
-        object::Object,
-        protobuf::{self, ListMeta, kinds},
-        selection::Selection,
-        selector::{FieldSelector, LabelSelector},
-    },
     telemetry::metrics::Metrics,
     upstream::{
         Upstream,
@@ -102,8 +102,8 @@ impl Caches {
 
 /// With everything cached when it is asked for.
 fn anything() -> Setup {
-    let mut setup =
-        Setup::of(&[]).on_demand(kubefan::app::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
+    let mut setup = Setup::of(&[])
+        .on_demand(kubefan_proxy::app::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup
 }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use kubefan::sim::workload::{Workload, WorkloadOptions};
+use kubefan_sim::workload::{Workload, WorkloadOptions};
 use serde_json::json;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, SimResource, Verb};
+use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tonic::Code;

@@ -1,6 +1,6 @@
 //! Leaving and coming back: with a resume version a subscriber gets exactly what came in between, or is told that it is too late.
 
-use kubefan::client::ListWatch;
+use kubefan_client::ListWatch;
 use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -33,7 +33,7 @@ async fn who_returns_gets_exactly_what_came_between() {
     let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let query = Query { labels: "stage=on", ..Query::default() };
-    let target = || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..query.target("pods") };
+    let target = || kubefan_common::proto::v1alpha1::Target { namespace: namespace.clone(), ..query.target("pods") };
 
     let mut unbroken = Watch::start(&mut client, target(), "").await.unwrap();
     let mut leaver = Watch::start(&mut client, target(), "").await.unwrap();
@@ -66,7 +66,7 @@ async fn below_the_ring_each_change_comes_once() {
         Kubefan::start(&api, &["--resource", "pods", "--namespace", &namespace, "--ring-events-max", "3"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let target =
-        || kubefan::proto::v1alpha1::Target { namespace: namespace.clone(), ..Query::default().target("pods") };
+        || kubefan_common::proto::v1alpha1::Target { namespace: namespace.clone(), ..Query::default().target("pods") };
     let mut watch = Watch::start(&mut client, target(), "").await.unwrap();
     watch.until(created).await;
     let old = watch.resume_version.clone();
@@ -107,9 +107,9 @@ async fn a_list_and_its_version_start_a_watch() {
     api.create(&pods, &pod("a")).await;
     let second = version_of(&api.create(&pods, &pod("b")).await);
     let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
-    let client = ListWatch::connect(&kubefan.grpc_addr.to_string(), &kubefan::client::ClientOptions::default()).await;
+    let client = ListWatch::connect(&kubefan.grpc_addr.to_string(), &kubefan_client::ClientOptions::default()).await;
     let client = client.unwrap();
-    let target = kubefan::proto::v1alpha1::Target {
+    let target = kubefan_common::proto::v1alpha1::Target {
         namespace: namespace.clone(),
         label_selector: "app=b".into(),
         ..Query::default().target("po")

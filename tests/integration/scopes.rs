@@ -1,10 +1,8 @@
 //! `--namespace`: each namespace is a cache with versions, an upstream watch, metrics and a readiness of its own, and a subscription
 //! names one, because across them there is no common order to promise.
 
-use kubefan::{
-    proto::v1alpha1::{ResourceState, Target},
-    sim::apiserver::SimApiserver,
-};
+use kubefan_common::proto::v1alpha1::{ResourceState, Target};
+use kubefan_sim::apiserver::SimApiserver;
 use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -29,7 +27,7 @@ const BETA: &str = "/api/v1/namespaces/beta/pods";
 fn setup(resources: &[&str]) -> (SimApiserver, Setup) {
     let setup = Setup::of(resources).namespaces(&["alpha", "beta"]);
     let sim = setup.sim();
-    let namespaces = kubefan::model::GroupVersionResource::new("", "v1", "namespaces");
+    let namespaces = kubefan_model::GroupVersionResource::new("", "v1", "namespaces");
     for name in ["alpha", "beta", "gamma"] {
         sim.create(&namespaces, json!({ "metadata": { "name": name } })).unwrap();
         sim.create(&pods(), pod_in(name, "first", "new")).unwrap();
@@ -126,7 +124,7 @@ async fn a_namespace_that_is_denied_leaves_the_others() {
 
 async fn cluster_scoped_resources_are_cached_once() {
     let (sim, setup) = setup(&["pods", "nodes"]);
-    let nodes = kubefan::model::GroupVersionResource::new("", "v1", "nodes");
+    let nodes = kubefan_model::GroupVersionResource::new("", "v1", "nodes");
     let created = sim.create(&nodes, json!({ "metadata": { "name": "n1" } })).unwrap();
     let rig = Rig::synced(sim, setup).await;
     assert_eq!(rig.readyz_states(), "nodes synced\npods/alpha synced\npods/beta synced");

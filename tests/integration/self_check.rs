@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, Verb};
+use kubefan_sim::apiserver::{Fault, Verb};
 use serde_json::json;
 use tokio::time::sleep;
 use tonic::Code;
@@ -55,7 +55,7 @@ async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
 
 /// The rest of the cluster goes on.
 fn move_on(rig: &Rig) {
-    let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     rig.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "generateName": "other-" } })).unwrap();
 }
 
@@ -189,7 +189,7 @@ async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
     while pages() == 0 {
         sleep(Duration::from_millis(10)).await;
     }
-    let expired = kubefan::sim::apiserver::Status::expired("too old");
+    let expired = kubefan_sim::apiserver::Status::expired("too old");
     rig.fault(Verb::Watch, Fault::Status(Box::new(expired)), 1);
     rig.sim.drop_connections();
     rig.metric_becomes(

@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use kubefan::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
+use kubefan_common::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
 use tokio::io::AsyncWriteExt;
 use tonic::{
     Code, Status,

@@ -109,7 +109,7 @@ async fn a_quiet_resource_does_not_look_stale() {
         for i in 0..120 {
             if others_move {
                 let other = serde_json::json!({ "metadata": { "namespace": "default", "name": format!("other-{i}") } });
-                let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+                let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
                 rig.sim.create(&configmaps, other).unwrap();
             }
             sleep(Duration::from_secs(30)).await;

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use kubefan::{
+use kubefan_common::proto::v1alpha1::ListResourcesRequest;
+use kubefan_model::Media;
+use kubefan_proxy::{
     app::{on_demand::Form, registry::RegistryOptions},
     fanout::{Catalog, Refusal},
-    model::Media,
-    proto::v1alpha1::ListResourcesRequest,
 };
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};

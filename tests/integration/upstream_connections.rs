@@ -1,13 +1,11 @@
 //! The connections that kubefan's own requests go over: however many watches stand, the next request is answered.
 
 use futures::future::join_all;
-use kubefan::{
-    model::Media,
-    upstream::{
-        Upstream,
-        client::{UpstreamOptions, Verb},
-        settings::UpstreamSettings,
-    },
+use kubefan_model::Media;
+use kubefan_proxy::upstream::{
+    Upstream,
+    client::{UpstreamOptions, Verb},
+    settings::UpstreamSettings,
 };
 
 use crate::harness::{Test, apiserver::ApiServer, tests};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kubefan::sim::apiserver::{Fault, FaultRule, Status, Verb};
+use kubefan_sim::apiserver::{Fault, FaultRule, Status, Verb};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -219,7 +219,7 @@ async fn a_quiet_resource_is_no_failure() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let mut phase = rig.registry.hubs().remove(0).1.phase();
     let half_an_hour = Duration::from_secs(1800);
-    let stale = phase.wait_for(|phase| *phase != kubefan::fanout::Phase::Synced);
+    let stale = phase.wait_for(|phase| *phase != kubefan_proxy::fanout::Phase::Synced);
     assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it stays synced");
     let asked = &rig.network.asked(PODS)[before..];
     assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
@@ -274,7 +274,7 @@ async fn a_line_that_is_no_event_is_asked_for_again() {
 
 async fn bookmarks_move_the_version() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-    let configmaps = kubefan::model::GroupVersionResource::new("", "v1", "configmaps");
+    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let other = json!({ "metadata": { "namespace": "default", "name": "other" } });
     let moved = rig.sim.create(&configmaps, other).unwrap();
     // As in an apiserver, somebody's consistent read tells the watch cache how far the cluster is.

@@ -1,6 +1,6 @@
 //! `kubefan verify`: equal, different and unknown, each with its output and exit code.
 
-use kubefan::sim::apiserver::{Fault, FaultRule, SimOptions};
+use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
 
 use crate::harness::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kubefan::sim::apiserver::{Backup, Fault, FaultRule, Verb};
+use kubefan_sim::apiserver::{Backup, Fault, FaultRule, Verb};
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;

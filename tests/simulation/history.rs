@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kubefan::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
+use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
 
 use super::{selection::Selection, truth::Kind};
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use kubefan::{
+use kubefan_proxy::{
     app::{
         informer::Shared,
         registry::{Registry, RegistryOptions},

@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use kubefan::planted::{self, Bug};
+use kubefan_common::planted::{self, Bug};
 
 use super::{
     oracle::Violation,

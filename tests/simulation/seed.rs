@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, sync::Arc, time::Duration};
 
-use kubefan::sim::apiserver::{SimApiserver, SimOptions};
+use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tokio::{

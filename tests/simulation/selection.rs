@@ -1,6 +1,6 @@
 //! What subscribers select, and the oracle's own opinion of what that means: it shares no code with the selectors under test.
 
-use kubefan::proto::v1alpha1::Target;
+use kubefan_common::proto::v1alpha1::Target;
 
 use super::truth::Object;
 

@@ -12,15 +12,15 @@ use std::{
 
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
-use kubefan::{
-    client::{ClientError, ClientOptions, ListWatch, OnExpired, OnLag, WatchItem, WatchOptions},
+use kubefan_client::{ClientError, ClientOptions, ListWatch, OnExpired, OnLag, WatchItem, WatchOptions};
+use kubefan_common::{
     encoding::{chunk, delta},
-    model::format,
     proto::v1alpha1::{
         self, Event, EventType, WatchRequest, WatchResponse, watch_response::Message,
         watch_service_client::WatchServiceClient,
     },
 };
+use kubefan_model::format;
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::sleep;

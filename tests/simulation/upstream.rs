@@ -14,13 +14,11 @@ use futures::{Stream, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper_util::rt::TokioIo;
-use kubefan::{
-    sim::apiserver::SimApiserver,
-    upstream::{
-        Upstream,
-        client::{HttpService, UpstreamBody, UpstreamOptions},
-    },
+use kubefan_proxy::upstream::{
+    Upstream,
+    client::{HttpService, UpstreamBody, UpstreamOptions},
 };
+use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
 

@@ -1,7 +1,8 @@
 //! The writes: pods that come and go, enter and leave every selection, and are made again under the names of others. What is written
 //! next is drawn from the state as it is, so that the workload goes on after a restore too.
 
-use kubefan::{model::GroupVersionResource, sim::apiserver::SimApiserver};
+use kubefan_model::GroupVersionResource;
+use kubefan_sim::apiserver::SimApiserver;
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use kubefan::sim::apiserver::SimApiserver;
+use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::{Instant, sleep_until};
 
 use super::{link::Route, node::Node, truth::Truth};

@@ -2,10 +2,8 @@
 
 use std::{io::Read as _, time::Duration};
 
-use kubefan::{
-    model::GroupVersionResource,
-    sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, SimResource, Verb},
-};
+use kubefan_model::GroupVersionResource;
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, SimResource, Verb};
 use serde_json::json;
 
 use super::{

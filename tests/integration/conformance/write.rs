@@ -1,6 +1,6 @@
 //! Writes: as far as the other rows need them to be the same on both sides.
 
-use kubefan::sim::workload::{Operation, Workload, WorkloadOptions};
+use kubefan_sim::workload::{Operation, Workload, WorkloadOptions};
 use reqwest::Method;
 use serde_json::json;
 

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use kubefan::{
-    model::{GroupVersionResource, Scope},
-    sim::workload::{Change, Operation, Workload},
-};
+use kubefan_model::{GroupVersionResource, Scope};
+use kubefan_sim::workload::{Change, Operation, Workload};
 use reqwest::Method;
 use tokio::{sync::Semaphore, task::JoinSet};
 

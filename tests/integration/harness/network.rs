@@ -10,13 +10,11 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http_body_util::{BodyExt, Full, StreamBody};
-use kubefan::{
-    sim::apiserver::SimApiserver,
-    upstream::{
-        Upstream,
-        client::{HttpService, UpstreamBody, UpstreamOptions},
-    },
+use kubefan_proxy::upstream::{
+    Upstream,
+    client::{HttpService, UpstreamBody, UpstreamOptions},
 };
+use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::{Duration, Instant};
 use tower::{BoxError, service_fn};
 

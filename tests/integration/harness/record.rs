@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
 use futures::{Stream, StreamExt};
-use kubefan::proto::v1alpha1::{
+use kubefan_common::proto::v1alpha1::{
     DeleteReason, EventType, Target, WatchRequest, WatchResponse, watch_response::Message,
     watch_service_client::WatchServiceClient,
 };

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan::proto::v1alpha1::{OnExpired, OnLag, WatchRequest, watch_service_client::WatchServiceClient};
+use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, WatchRequest, watch_service_client::WatchServiceClient};
 use tokio::{sync::watch, time::sleep};
 use tonic::{Code, Status, transport::Endpoint};
 use tonic_types::StatusExt;

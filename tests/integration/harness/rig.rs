@@ -5,7 +5,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
-use kubefan::{
+use kubefan_common::proto::v1alpha1::{
+    ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
+    watch_service_client::WatchServiceClient,
+};
+use kubefan_model::{GroupVersionResource, Media};
+use kubefan_proxy::{
     app::{
         informer::Shared,
         on_demand::{OnDemand, SizeLimits},
@@ -14,14 +19,8 @@ use kubefan::{
     cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
-    model::{GroupVersionResource, Media},
     peer::Peers,
-    proto::v1alpha1::{
-        ListRequest, ListResourcesRequest, ListResponse, ResourceStatus, Target, WatchRequest,
-        watch_service_client::WatchServiceClient,
-    },
     server::{Server, ServerOptions, listen::Peer},
-    sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb},
     telemetry::metrics::Metrics,
     upstream::{
         discovery::{Discovery, DiscoveryOptions},
@@ -29,6 +28,7 @@ use kubefan::{
         reflector::ReflectorOptions,
     },
 };
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use kubefan::sim::apiserver::{SimApiserver, SimOptions};
+use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{net::TcpListener, task::JoinHandle};

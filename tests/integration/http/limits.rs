@@ -2,10 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kubefan::{
-    model::GroupVersionResource,
-    sim::apiserver::{Fault, FaultRule, SimOptions, Verb},
-};
+use kubefan_model::GroupVersionResource;
+use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions, Verb};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::{

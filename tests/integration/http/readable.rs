@@ -1,6 +1,6 @@
 //! Protobuf as JSON that says as much: what objects are called, and their bytes, so that both encodings are compared in one way.
 
-use kubefan::model::protobuf::{
+use kubefan_model::protobuf::{
     self, META_NAME, META_NAMESPACE, META_RESOURCE_VERSION, METADATA, Malformed, Status,
     wire::{Fields, Value as Field, bytes_field},
 };

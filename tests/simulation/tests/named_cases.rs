@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kubefan::sim::apiserver::SimOptions;
+use kubefan_sim::apiserver::SimOptions;
 use libtest_mimic::{Failed, Trial};
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;

@@ -1,0 +1,87 @@
+//! The floor: as many bytes as the server sends, over raw TCP by tokio, one task per connection and one write per wake. It is what a
+//! server on this machine cannot get below without leaving its runtime or the kernel's sockets.
+//!
+//! It runs as a process of its own. Its first connection gives the orders: each is a number, and so many bytes more are due to
+//! every other connection, those that come later included. When the first connection ends, so does the process.
+
+use std::{io, net::SocketAddr, path::Path, sync::Arc};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+use super::{BenchError, child::ServerProcess};
+
+/// Larger writes are cut into these.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// What the process prints before its address.
+const MARKER: &str = "kubefan: serving bytes on ";
+
+/// Runs the process.
+///
+/// # Errors
+/// When it cannot listen on loopback.
+pub async fn serve() -> io::Result<()> {
+    let listener = kubefan_proxy::server::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    eprintln!("{MARKER}{}", listener.local_addr()?);
+    let (orders, _) = listener.accept().await?;
+    let due = watch::Sender::new(0_u64);
+    let accepted = due.clone();
+    tokio::select! {
+        result = accept(listener, accepted) => result,
+        () = obey(orders, due) => Ok(()),
+    }
+}
+
+async fn obey(mut orders: TcpStream, due: watch::Sender<u64>) {
+    while let Ok(more) = orders.read_u64().await {
+        due.send_modify(|due| *due += more);
+    }
+}
+
+async fn accept(listener: TcpListener, due: watch::Sender<u64>) -> io::Result<()> {
+    let bytes: Arc<[u8]> = vec![b'x'; WRITE_BYTES_MAX].into();
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        tokio::spawn(send(stream, due.subscribe(), bytes.clone()));
+    }
+}
+
+async fn send(mut stream: TcpStream, mut due: watch::Receiver<u64>, bytes: Arc<[u8]>) -> io::Result<()> {
+    let mut sent = 0;
+    loop {
+        let now = *due.borrow_and_update();
+        while sent < now {
+            let count = usize::try_from(now - sent).unwrap_or(WRITE_BYTES_MAX).min(WRITE_BYTES_MAX);
+            stream.write_all(&bytes[..count]).await?;
+            sent += count as u64;
+        }
+        if due.changed().await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// A running floor, and the connection that gives it orders.
+pub(super) struct Floor {
+    pub(super) process: ServerProcess,
+    orders: TcpStream,
+}
+
+impl Floor {
+    pub(super) async fn start(program: &Path) -> Result<Self, BenchError> {
+        let process = ServerProcess::start("the floor", program, program, ["bench-floor"], MARKER).await?;
+        let orders = TcpStream::connect(process.address).await?;
+        orders.set_nodelay(true)?;
+        Ok(Self { process, orders })
+    }
+
+    /// Has so many bytes more sent to every connection.
+    pub(super) async fn send(&mut self, bytes: u64) -> io::Result<()> {
+        self.orders.write_u64(bytes).await
+    }
+}

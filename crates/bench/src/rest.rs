@@ -1,0 +1,159 @@
+//! An apiserver as a kubeconfig names it: one HTTP/2 connection for writes, and how receivers connect to it for watches.
+
+use std::{path::Path, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::{HeaderValue, Method, Request, Uri, header};
+use kube_client::client::ConfigExt;
+use rustls::pki_types::ServerName;
+use secrecy::ExposeSecret;
+use serde_json::Value;
+use tokio::net::lookup_host;
+
+use super::{BenchError, board::Board, link::Connector, receivers::Windows};
+use kubefan_proxy::upstream::settings::UpstreamSettings;
+
+/// Of an error's text.
+const MESSAGE_CHARS_MAX: usize = 300;
+
+/// How an apiserver is reached, and as whom.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    pub(super) connector: Connector,
+    /// Scheme, authority and path prefix.
+    base: Arc<str>,
+    authorization: Option<HeaderValue>,
+}
+
+impl Endpoint {
+    /// Reads a kubeconfig. Client certificates and tokens are taken, plugins are not.
+    pub(super) async fn read(kubeconfig: &Path) -> Result<Self, BenchError> {
+        let failed = |message: &dyn std::fmt::Display| BenchError::Cluster(message.to_string());
+        let settings = UpstreamSettings { kubeconfig: Some(kubeconfig.to_owned()), context: None };
+        let config = settings.load().await.map_err(|error| failed(&error))?;
+        let uri: &Uri = &config.cluster_url;
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let is_tls = uri.scheme_str() != Some("http");
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let address = lookup_host((&*host, port)).await?.next();
+        let address = address.ok_or_else(|| failed(&format_args!("{host} has no address")))?;
+        let tls = if is_tls {
+            let mut tls = config.rustls_client_config().map_err(|error| failed(&error))?;
+            tls.alpn_protocols = vec![b"h2".to_vec()];
+            let name = config.tls_server_name.clone().unwrap_or(host);
+            Some((Arc::new(tls), ServerName::try_from(name).map_err(|error| failed(&error))?))
+        } else {
+            None
+        };
+        let info = &config.auth_info;
+        if info.exec.is_some() || info.auth_provider.is_some() || info.username.is_some() {
+            return Err(failed(&"bench takes client certificates and tokens only; make a kubeconfig with one of them"));
+        }
+        let token = match (&info.token_file, &info.token) {
+            (Some(file), _) => Some(std::fs::read_to_string(file)?.trim().to_owned()),
+            (None, Some(token)) => Some(token.expose_secret().to_owned()),
+            (None, None) => None,
+        };
+        let authorization = token.map(|token| HeaderValue::try_from(format!("Bearer {token}")));
+        let authorization = authorization.transpose().map_err(|_| failed(&"the token is no header"))?;
+        let base = uri.to_string().trim_end_matches('/').into();
+        Ok(Self { connector: Connector { address, tls }, base, authorization })
+    }
+
+    /// A server that asks for no credentials.
+    pub(super) fn open(connector: Connector) -> Self {
+        let scheme = if connector.tls.is_some() { "https" } else { "http" };
+        Self { base: format!("{scheme}://{}", connector.address).into(), connector, authorization: None }
+    }
+
+    /// A request for a path such as `/api/v1/pods?watch=1`.
+    pub(super) fn request(&self, method: Method, path: &str, content_type: Option<&str>) -> http::Result<Request<()>> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        request = request.header(header::ACCEPT, "application/json").header(header::USER_AGENT, "kubefan-bench");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        if let Some(content_type) = content_type {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
+        request.body(())
+    }
+}
+
+/// A connection for requests and answers. Clones share it.
+#[derive(Clone)]
+pub(super) struct Rest {
+    endpoint: Endpoint,
+    send: SendRequest<Bytes>,
+}
+
+impl Rest {
+    pub(super) async fn connect(endpoint: Endpoint) -> Result<Self, BenchError> {
+        let board = Arc::new(Board::new(0, false));
+        let link = endpoint.connector.connect(&board).await?;
+        let windows = Windows::GO;
+        let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(windows.stream)
+            .initial_connection_window_size(windows.connection)
+            .max_frame_size(windows.frame)
+            .handshake(link)
+            .await
+            .map_err(|error| BenchError::Cluster(format!("HTTP/2: {error}")))?;
+        // Ends with the last clone; an error reaches whoever waits for an answer.
+        tokio::spawn(async move { connection.await.ok() });
+        Ok(Self { endpoint, send })
+    }
+
+    /// Reads an answer to its end and lets go of it; tells how many bytes it had.
+    pub(super) async fn drain(&self, path: &str) -> Result<u64, BenchError> {
+        let named = |message: String| BenchError::Cluster(format!("GET {path}: {message}"));
+        let failed = |error: h2::Error| named(error.to_string());
+        let request = self.endpoint.request(Method::GET, path, None).map_err(|error| named(error.to_string()))?;
+        let mut send = self.send.clone().ready().await.map_err(failed)?;
+        let (head, mut body) = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?.into_parts();
+        if !head.status.is_success() {
+            return Err(named(head.status.to_string()));
+        }
+        let mut bytes = 0;
+        while let Some(data) = body.data().await {
+            let data = data.map_err(failed)?;
+            // Cannot fail: so much was just received.
+            let _ = body.flow_control().release_capacity(data.len());
+            bytes += data.len() as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Sends JSON and reads the answer.
+    pub(super) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, BenchError> {
+        let named = |message: String| BenchError::Cluster(format!("{method} {path}: {message}"));
+        let failed = |error: h2::Error| named(error.to_string());
+        let request = self.endpoint.request(method.clone(), path, Some(content_type));
+        let request = request.map_err(|error| named(error.to_string()))?;
+        let mut send = self.send.clone().ready().await.map_err(failed)?;
+        let (response, mut stream) = send.send_request(request, body.is_none()).map_err(failed)?;
+        if let Some(body) = body {
+            stream.send_data(body.to_string().into(), true).map_err(failed)?;
+        }
+        let (head, mut body) = response.await.map_err(failed)?.into_parts();
+        let mut answer = BytesMut::new();
+        while let Some(data) = body.data().await {
+            let data = data.map_err(failed)?;
+            // Cannot fail: so much was just received.
+            let _ = body.flow_control().release_capacity(data.len());
+            answer.extend_from_slice(&data);
+        }
+        if !head.status.is_success() {
+            let text: String = String::from_utf8_lossy(&answer).chars().take(MESSAGE_CHARS_MAX).collect();
+            return Err(named(format!("{} {text}", head.status)));
+        }
+        serde_json::from_slice(&answer).map_err(|error| named(error.to_string()))
+    }
+}

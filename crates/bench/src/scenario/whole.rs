@@ -1,0 +1,48 @@
+//! What it costs the server to send everything that there is, whichever way clients ask for it.
+
+use std::io;
+
+use tokio::time::Instant;
+
+use crate::{
+    figures::{Figure, Figures},
+    process::Meter,
+};
+
+/// What the server had taken when clients began to ask.
+pub(super) struct Whole {
+    resident_bytes: u64,
+    has_peak: bool,
+    cpu_nanos: u64,
+    start: Instant,
+}
+
+impl Whole {
+    /// Begins; so much memory was resident before.
+    pub(super) fn begin(meter: &mut Meter, resident_bytes: u64) -> io::Result<Self> {
+        let has_peak = meter.forget_peak().is_ok();
+        Ok(Self { resident_bytes, has_peak, cpu_nanos: meter.cpu_nanos()?, start: Instant::now() })
+    }
+
+    /// The figures, as soon as so many clients together have received so many objects. `bytes` is asked for after the clock.
+    pub(super) fn end(
+        self,
+        meter: &mut Meter,
+        clients: usize,
+        deliveries: usize,
+        bytes: impl FnOnce() -> u64,
+    ) -> io::Result<Figures> {
+        let (seconds, cpu) = (self.start.elapsed().as_secs_f64(), (meter.cpu_nanos()? - self.cpu_nanos) as f64);
+        let deliveries = deliveries as f64;
+        let mut figures = Figures::default();
+        figures.set(Figure::CpuPerDelivery, cpu / 1e3 / deliveries);
+        figures.set(Figure::CpuPerClient, cpu / 1e6 / clients as f64);
+        figures.set(Figure::DeliveriesPerSecond, deliveries / seconds);
+        figures.set(Figure::BytesPerDelivery, bytes() as f64 / deliveries);
+        figures.set(Figure::Seconds, seconds);
+        if self.has_peak {
+            figures.set(Figure::RssAddedPeak, meter.peak_bytes()?.saturating_sub(self.resident_bytes) as f64);
+        }
+        Ok(figures)
+    }
+}

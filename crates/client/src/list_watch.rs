@@ -1,0 +1,270 @@
+//! One connection to a kubefan, and the calls that are not streams without end.
+
+use std::{path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+use super::{
+    error::{ClientError, root_cause},
+    projection::Projection,
+    watch::{WatchOptions, WatchStream},
+};
+use kubefan_common::proto::v1alpha1::{
+    GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
+    Target, watch_service_client::WatchServiceClient,
+};
+
+/// With HTTP/2's own 64 KiB a snapshot comes at a quarter of its speed.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// More than one stream's, so that one that is not read does not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Large frames mean fewer system calls on both sides.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// For `https://`: the CA (PEM) that signed kubefan's certificate, instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// For a connection to be made.
+    pub connect_timeout: Duration,
+    /// The longest message taken. One event carries one object; etcd's limit for those is 1.5 MiB by default.
+    pub message_bytes_max: usize,
+    /// A silent connection gets a PING after this.
+    pub keepalive_interval: Duration,
+    /// Without an answer for so long the connection is dead, and a watch starts again.
+    pub keepalive_timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            ca_file: None,
+            connect_timeout: Duration::from_secs(10),
+            message_bytes_max: 64 << 20,
+            keepalive_interval: Duration::from_secs(30),
+            keepalive_timeout: Duration::from_secs(15),
+        }
+    }
+}
+
+/// A whole list.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ObjectList {
+    /// The version of the state; a watch may start from it.
+    pub resource_version: String,
+    /// The objects, in key order.
+    pub objects: Vec<Object>,
+    /// The resource as kubefan resolved it.
+    pub resource: Option<ResolvedResource>,
+    /// Which cluster the version is of ([`WatchOptions::cluster`]); empty where that is not known.
+    pub cluster: String,
+}
+
+/// How to list or get. A text is the version.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReadOptions {
+    /// The oldest state wanted; empty for any.
+    pub resource_version: String,
+    /// What of each object is sent.
+    pub projection: Projection,
+}
+
+impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
+    fn from(resource_version: &T) -> Self {
+        Self { resource_version: resource_version.as_ref().to_owned(), ..Self::default() }
+    }
+}
+
+/// A client of one kubefan. A clone shares the connection.
+#[derive(Debug, Clone)]
+pub struct ListWatch {
+    pub(super) service: WatchServiceClient<Channel>,
+    pub(super) address: String,
+}
+
+impl ListWatch {
+    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`, and fails where nobody answers.
+    pub async fn connect(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
+        let endpoint = endpoint(address, options).await?;
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| ClientError::Unreachable { address: address.to_owned(), message: root_cause(&error) })?;
+        Ok(Self::from_channel(channel, address, options))
+    }
+
+    /// Connects at the first call, so that a server that is not there yet is no error; a watch waits for it.
+    pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
+        Ok(Self::from_channel(endpoint(address, options).await?.connect_lazy(), address, options))
+    }
+
+    /// A client over any channel; `address` is for messages.
+    pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
+        let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
+        Self { service, address: address.to_owned() }
+    }
+
+    /// The address as it was given.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Lists, in chunks as they come.
+    pub async fn list_chunks(
+        &self,
+        target: Target,
+        options: ReadOptions,
+    ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
+        let ReadOptions { resource_version, projection } = options;
+        let request = ListRequest { target: Some(target), resource_version, projection: projection.message(false) };
+        let stream = self.service.clone().list(request).await.map_err(|status| self.error(&status))?.into_inner();
+        let address = self.address.clone();
+        Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
+    }
+
+    /// Lists, all at once.
+    pub async fn list(&self, target: Target, options: impl Into<ReadOptions>) -> Result<ObjectList, ClientError> {
+        let mut chunks = self.list_chunks(target, options.into()).await?;
+        let mut list = ObjectList::default();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk?;
+            if list.resource_version.is_empty() {
+                list.cluster = chunk.cluster;
+            }
+            list.resource_version = chunk.resource_version;
+            list.objects.extend(chunk.objects);
+            list.resource = list.resource.or(chunk.resource);
+        }
+        if list.resource_version.is_empty() {
+            return Err(self.protocol("a list without a version"));
+        }
+        Ok(list)
+    }
+
+    /// Gets one object; `target.name` says which.
+    pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
+        let ReadOptions { resource_version, projection } = options.into();
+        let projection = projection.message(false);
+        let request = GetRequest { target: Some(target), resource_version, projection, ..GetRequest::default() };
+        let response = self.service.clone().get(request).await.map_err(|status| self.error(&status))?.into_inner();
+        if response.object.is_none() {
+            return Err(self.protocol("a get without an object"));
+        }
+        Ok(response)
+    }
+
+    /// What is served, in what state.
+    pub async fn list_resources(&self) -> Result<Vec<ResourceStatus>, ClientError> {
+        let response = self.service.clone().list_resources(ListResourcesRequest {}).await;
+        Ok(response.map_err(|status| self.error(&status))?.into_inner().resources)
+    }
+
+    /// Watches: the state, then every change, for as long as the stream is read. Nothing is sent before the first read.
+    pub fn watch(&self, target: Target, options: WatchOptions) -> WatchStream {
+        WatchStream::new(self.clone(), target, options)
+    }
+
+    pub(super) fn error(&self, status: &tonic::Status) -> ClientError {
+        ClientError::from_status(status, &self.address)
+    }
+
+    pub(super) fn protocol(&self, message: &str) -> ClientError {
+        ClientError::Protocol { address: self.address.clone(), message: message.to_owned() }
+    }
+}
+
+async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, ClientError> {
+    let wrong = |problem: String| ClientError::Address { address: address.to_owned(), problem };
+    let uri = endpoint_uri(address);
+    let endpoint = Endpoint::from_shared(Bytes::from(uri.clone().into_bytes())).map_err(|_| {
+        wrong(
+            "no address of a kubefan; write it like 127.0.0.1:7443, https://host:port, dns:host:port or unix:/path"
+                .to_owned(),
+        )
+    })?;
+    // Else it is taken for the protocol's own port, where somebody else may listen.
+    if let Some(authority) = endpoint.uri().authority()
+        && authority.port().is_none()
+        && authority.as_str().len() > authority.host().len()
+    {
+        return Err(wrong("what follows the host is no port; write it like 127.0.0.1:7443".to_owned()));
+    }
+    let mut endpoint = endpoint
+        .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
+        .map_err(|error| wrong(root_cause(&error)))?
+        .connect_timeout(options.connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(options.keepalive_interval)
+        .keep_alive_timeout(options.keepalive_timeout)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES_MAX);
+    if uri.starts_with("https:") {
+        let mut tls = ClientTlsConfig::new();
+        tls = match &options.ca_file {
+            Some(file) => {
+                let pem = tokio::fs::read(file).await;
+                tls.ca_certificate(Certificate::from_pem(
+                    pem.map_err(|error| wrong(format!("CA file {}: {error}", file.display())))?,
+                ))
+            }
+            None => tls.with_enabled_roots(),
+        };
+        endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;
+    } else if options.ca_file.is_some() {
+        return Err(wrong("a CA file is for https:// addresses".to_owned()));
+    }
+    Ok(endpoint)
+}
+
+/// gRPC's names for addresses, as a URI. `dns:` is resolved at every connect, by the system.
+fn endpoint_uri(address: &str) -> String {
+    if address.starts_with("unix:") || address.contains("://") && !address.starts_with("dns:") {
+        return address.to_owned();
+    }
+    let host = address.strip_prefix("dns:").map_or(address, |name| name.trim_start_matches('/'));
+    format!("http://{host}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_form_of_address_is_taken() {
+        let cases = [
+            ("127.0.0.1:7443", "http://127.0.0.1:7443"),
+            ("[::1]:7443", "http://[::1]:7443"),
+            ("dns:kubefan.svc:7443", "http://kubefan.svc:7443"),
+            ("dns:///kubefan.svc:7443", "http://kubefan.svc:7443"),
+            ("https://h:1", "https://h:1"),
+            ("unix:/run/k.sock", "unix:/run/k.sock"),
+        ];
+        for (address, uri) in cases {
+            assert_eq!(endpoint_uri(address), uri);
+            assert!(ListWatch::connect_lazy(address, &ClientOptions::default()).await.is_ok(), "{address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_address_and_who_does_not_answer_is_named() {
+        let error = ListWatch::connect("a b:c", &ClientOptions::default()).await.unwrap_err();
+        assert!(error.to_string().starts_with("\"a b:c\": no address of a kubefan"), "{error}");
+        for address in ["localhost:notaport", "https://h:99999", "dns:h:x"] {
+            let error = ListWatch::connect_lazy(address, &ClientOptions::default()).await.unwrap_err();
+            assert!(error.to_string().contains("no port"), "{error}");
+        }
+        // Bound and not listening: nobody else can take the port meanwhile.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let error = ListWatch::connect(&address, &ClientOptions::default()).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot reach kubefan at {address}: Connection refused"));
+        let options = ClientOptions { ca_file: Some("/does/not/exist.pem".into()), ..ClientOptions::default() };
+        let error = ListWatch::connect("https://127.0.0.1:1", &options).await.unwrap_err();
+        assert!(error.to_string().contains("CA file /does/not/exist.pem"), "{error}");
+    }
+}

@@ -1,0 +1,243 @@
+//! The watch against a server that plays a script, one part per stream.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::*;
+use crate::{ClientOptions, error::ERROR_DOMAIN};
+use kubefan_common::proto::v1alpha1::{
+    self as pb,
+    watch_service_server::{WatchService, WatchServiceServer},
+};
+
+mod encodings;
+
+type Step = Result<WatchResponse, Status>;
+
+/// Plays one script per watch, then says UNIMPLEMENTED; notes every request.
+#[derive(Clone, Default)]
+struct Scripted {
+    scripts: Arc<Mutex<VecDeque<Vec<Step>>>>,
+    requests: Arc<Mutex<Vec<WatchRequest>>>,
+}
+
+#[tonic::async_trait]
+impl WatchService for Scripted {
+    type WatchStream = BoxStream<'static, Step>;
+    type ListStream = BoxStream<'static, Result<pb::ListResponse, Status>>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.requests.lock().unwrap().push(request.into_inner());
+        match self.scripts.lock().unwrap().pop_front() {
+            Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
+            None => Err(Status::unimplemented("the script is at its end")),
+        }
+    }
+
+    async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let chunk = |version: &str, names: &[&str]| pb::ListResponse {
+            resource_version: version.to_owned(),
+            objects: names.iter().map(|name| pb::Object { name: name.to_string(), ..Default::default() }).collect(),
+            resource: (names.len() == 2).then(Default::default),
+            cluster: if names.len() == 2 { "c1".to_owned() } else { String::new() },
+        };
+        let chunks = [Ok(chunk("7", &["a", "b"])), Ok(chunk("7", &["c"]))];
+        Ok(Response::new(futures::stream::iter(chunks).boxed()))
+    }
+
+    async fn get(&self, _: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
+        Ok(Response::new(pb::GetResponse::default()))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<pb::ListResourcesRequest>,
+    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
+        Ok(Response::new(pb::ListResourcesResponse::default()))
+    }
+}
+
+async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, ListWatch) {
+    let server = Scripted { scripts: Arc::new(Mutex::new(scripts.into())), ..Scripted::default() };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let service = WatchServiceServer::new(server.clone());
+    tokio::spawn(
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
+    );
+    (server, ListWatch::connect(&address, &ClientOptions::default()).await.unwrap())
+}
+
+fn options() -> WatchOptions {
+    let backoff = BackoffOptions {
+        initial: Duration::from_millis(1),
+        max: Duration::from_millis(1),
+        ..BackoffOptions::default()
+    };
+    WatchOptions { backoff, seed: Some(1), ..WatchOptions::default() }
+}
+
+fn message(resume_version: &str, message: Message) -> Step {
+    Ok(WatchResponse { resume_version: resume_version.to_owned(), message: Some(message) })
+}
+
+fn event(resume_version: &str, name: &str) -> Step {
+    message(resume_version, Message::Event(Event { name: name.to_owned(), ..Event::default() }))
+}
+
+fn begin() -> Step {
+    message("", Message::SnapshotBegin(pb::SnapshotBegin { resource_version: "5".to_owned(), ..Default::default() }))
+}
+
+fn end() -> Step {
+    message("5", Message::SnapshotEnd(pb::SnapshotEnd { object_count: 1 }))
+}
+
+fn drained() -> Step {
+    Err(Status::unavailable("draining"))
+}
+
+/// Reads to the error that ends every script, and tells what came in short form.
+async fn told(mut watch: WatchStream) -> Vec<String> {
+    let mut told = Vec::new();
+    while let Some(item) = watch.next().await {
+        told.push(match item {
+            Ok(WatchItem::Event(event)) => event.name,
+            Ok(WatchItem::Disconnected { error, .. }) => format!("lost: {error}"),
+            Ok(WatchItem::Reconnected { from }) => format!("back from {from:?}"),
+            Ok(WatchItem::Restarted { error }) => format!("restart: {error}"),
+            Ok(WatchItem::SnapshotBegin { .. }) => "begin".to_owned(),
+            Ok(WatchItem::SnapshotEnd { .. }) => "end".to_owned(),
+            Ok(WatchItem::Bookmark) => "bookmark".to_owned(),
+            Ok(WatchItem::GapBegin { .. }) => "gap".to_owned(),
+            Ok(WatchItem::GapEnd) => "gap end".to_owned(),
+            Ok(WatchItem::CatchUpBegin { .. }) => "catch-up".to_owned(),
+            Ok(WatchItem::CatchUpEnd) => "catch-up end".to_owned(),
+            Err(error) => format!("{:?}", error.code()),
+        });
+    }
+    told
+}
+
+fn asked(server: &Scripted) -> Vec<String> {
+    server.requests.lock().unwrap().iter().map(|request| request.resource_version.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_broken_watch_comes_back_with_its_last_resume_version_and_no_other() {
+    let bookmark = message("9", Message::Bookmark(pb::Bookmark {}));
+    let (server, client) = serve(vec![
+        vec![begin(), event("", "a"), end(), event("6", "b"), drained()],
+        vec![event("8", "c"), bookmark, drained()],
+    ])
+    .await;
+    let told = told(client.watch(Target::default(), options())).await;
+    let lost = "lost: draining";
+    assert_eq!(
+        told,
+        ["begin", "a", "end", "b", lost, "back from \"6\"", "c", "bookmark", lost, "Unimplemented"],
+        "the third try meets the end of the script"
+    );
+    assert_eq!(asked(&server), ["", "6", "9"]);
+}
+
+#[tokio::test]
+async fn a_break_inside_a_snapshot_or_a_gap_starts_that_over() {
+    let gap =
+        || message("", Message::GapBegin(pb::GapBegin { resource_version: "5".into(), reason: "expired".into() }));
+    let (server, client) = serve(vec![
+        vec![begin(), event("", "a"), drained()],
+        vec![begin(), event("", "a"), end(), gap(), event("", "x"), drained()],
+        vec![gap(), event("", "x"), message("20", Message::GapEnd(pb::GapEnd {})), drained()],
+    ])
+    .await;
+    let told = told(client.watch(Target::default(), options())).await;
+    assert_eq!(told.iter().filter(|item| *item == "begin").count(), 2);
+    assert_eq!(asked(&server), ["", "", "5", "20"]);
+}
+
+fn expired() -> Step {
+    let details = ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, []);
+    Err(Status::with_error_details(Code::OutOfRange, "too old resource version: 3 (4)", details))
+}
+
+#[tokio::test]
+async fn an_expired_version_is_the_callers_to_decide() {
+    let from_3 = || WatchOptions { resource_version: "3".to_owned(), ..options() };
+    let (server, client) = serve(vec![vec![expired()], vec![expired()], vec![begin(), end(), drained()]]).await;
+    let fail = WatchOptions { on_expired: OnExpired::Fail, ..from_3() };
+    assert_eq!(told(client.watch(Target::default(), fail)).await, ["OutOfRange"]);
+    let told = told(client.watch(Target::default(), from_3())).await;
+    assert_eq!(told[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
+    assert_eq!(asked(&server), ["3", "3", "", "5"]);
+}
+
+#[tokio::test]
+async fn a_version_is_sent_with_the_cluster_that_it_is_of() {
+    let begin_in = |cluster: &str| {
+        let begin = pb::SnapshotBegin { cluster: cluster.to_owned(), ..Default::default() };
+        message("", Message::SnapshotBegin(begin))
+    };
+    let (server, client) = serve(vec![
+        vec![begin_in("c1"), end(), drained()],
+        vec![begin_in("c2"), drained()],
+        vec![begin_in("c2"), end(), drained()],
+        vec![expired()],
+    ])
+    .await;
+    let from_1 = WatchOptions { resource_version: "1".to_owned(), cluster: "c0".to_owned(), ..options() };
+    told(client.watch(Target::default(), from_1)).await;
+    let asked: Vec<_> = server.requests.lock().unwrap().iter().map(|request| request.cluster.clone()).collect();
+    assert_eq!(asked, ["c0", "c1", "c1", "c2", ""], "half a snapshot changes neither");
+    assert_eq!(client.list(Target::default(), "").await.unwrap().cluster, "c1", "the first chunk says it");
+}
+
+#[tokio::test]
+async fn a_timeout_ends_the_watch_and_nothing_else_does() {
+    let (server, client) = serve(vec![vec![begin(), end()], vec![event("6", "a")]]).await;
+    let with_timeout = WatchOptions { timeout: Some(Duration::from_secs(100)), ..options() };
+    assert_eq!(told(client.watch(Target::default(), with_timeout)).await, ["begin", "end"]);
+    let told = told(client.watch(Target::default(), options())).await;
+    assert_eq!(told, ["a", "lost: the stream ended", "Unimplemented"]);
+    assert_eq!(server.requests.lock().unwrap()[0].timeout_seconds, 100);
+}
+
+#[tokio::test]
+async fn a_list_is_put_together_and_an_empty_answer_is_no_object() {
+    let (_server, client) = serve(Vec::new()).await;
+    let list = client.list(Target::default(), "").await.unwrap();
+    assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7", 3, true));
+    let error = client.get(Target::default(), "").await.unwrap_err();
+    assert!(error.to_string().contains("does not speak kubefan's protocol: a get without an object"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_is_believed_only_from_the_ca_that_was_named() {
+    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let identity = tonic::transport::Identity::from_pem(key.cert.pem(), key.signing_key.serialize_pem());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let tls = tonic::transport::ServerTlsConfig::new().identity(identity);
+    let mut server = tonic::transport::Server::builder().tls_config(tls).unwrap();
+    let server = server.add_service(WatchServiceServer::new(Scripted::default()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+
+    let dir = tempfile::tempdir().unwrap();
+    let ca_file = dir.path().join("ca.crt");
+    std::fs::write(&ca_file, key.cert.pem()).unwrap();
+    let trusting = ClientOptions { ca_file: Some(ca_file), ..ClientOptions::default() };
+    let client = ListWatch::connect(&address, &trusting).await.unwrap();
+    assert_eq!(client.list(Target::default(), "").await.unwrap().objects.len(), 3);
+    let error = ListWatch::connect(&address, &ClientOptions::default()).await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+}

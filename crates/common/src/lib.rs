@@ -1,0 +1,8 @@
+//! What the client library, the proxy and the simulator share.
+
+pub mod backoff;
+pub mod encoding;
+#[doc(hidden)]
+pub mod planted;
+pub mod proto;
+pub mod sync;

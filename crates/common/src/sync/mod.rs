@@ -1,0 +1,3 @@
+//! A watch channel whose waiters wake in the order in which they began to wait.
+
+pub mod watch;

@@ -1,0 +1,390 @@
+//! Objects in protobuf: what routing reads, found by field numbers.
+//!
+//! Only the metadata and the selectable fields are looked for; all else is skipped by its length and never looked at. Numbers and booleans
+//! stay the bytes they are until a selector asks; a zero is as good as absent, because Kubernetes writes zeros of what is no pointer.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+
+use super::{Body, Object, ObjectError, Spans, check_len};
+use crate::{
+    GroupVersionResource, ObjectKey, ResourceVersion,
+    fields::FieldTable,
+    protobuf::{
+        ENTRY_KEY, ENTRY_VALUE, META_LABELS, META_NAME, META_NAMESPACE, META_RESOURCE_VERSION, META_UID, METADATA,
+        Malformed, enveloped,
+        kinds::{Location, Scalar, locations},
+        open,
+        wire::{Fields, Value, put_bytes, put_varint},
+    },
+};
+
+/// The selectable fields of a resource: for each, where it may lie, in order of preference.
+#[derive(Debug)]
+pub(super) struct ProtobufFields {
+    fields: Vec<Vec<Location>>,
+    /// The numbers of the object's own fields that lead to any of them.
+    roots: Vec<u32>,
+}
+
+/// What is looked at in the metadata.
+#[derive(Default)]
+struct Metadata<'a> {
+    name: &'a [u8],
+    namespace: &'a [u8],
+    uid: &'a [u8],
+    version: &'a [u8],
+    /// Keys and values.
+    labels: Vec<(&'a [u8], &'a [u8])>,
+}
+
+impl<'a> Metadata<'a> {
+    /// Takes what is in a message; where it comes in parts, the later ones count.
+    fn read(&mut self, message: &'a [u8]) -> Result<(), Malformed> {
+        for field in Fields::of(message) {
+            let field = field?;
+            let Value::Bytes(bytes) = field.value else { continue };
+            match field.number {
+                META_NAME => self.name = bytes,
+                META_NAMESPACE => self.namespace = bytes,
+                META_UID => self.uid = bytes,
+                META_RESOURCE_VERSION => self.version = bytes,
+                META_LABELS => self.labels.push(entry(bytes)?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Key and value of an entry of a map.
+fn entry(message: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
+    for field in Fields::of(message) {
+        match field.map(|field| (field.number, field.value))? {
+            (ENTRY_KEY, Value::Bytes(bytes)) => key = bytes,
+            (ENTRY_VALUE, Value::Bytes(bytes)) => value = bytes,
+            _ => {}
+        }
+    }
+    Ok((key, value))
+}
+
+impl ProtobufFields {
+    pub(super) fn new(gvr: &GroupVersionResource, table: &FieldTable) -> Option<Self> {
+        let fields = locations(gvr, table)?;
+        let mut roots: Vec<_> = fields.iter().flatten().filter_map(|at| at.path.first().copied()).collect();
+        roots.sort_unstable();
+        roots.dedup();
+        Some(Self { fields, roots })
+    }
+
+    /// An object from its envelope.
+    pub(super) fn parse(&self, bytes: Bytes) -> Result<Object, ObjectError> {
+        check_len(&bytes)?;
+        let message = open(&bytes)?.message;
+        let mut metadata = Metadata::default();
+        // The messages that fields lie in, in order.
+        let mut parts: Vec<(u32, Value<'_>)> = Vec::with_capacity(4);
+        for field in Fields::of(message) {
+            let field = field?;
+            match field.value {
+                Value::Bytes(within) if field.number == METADATA => metadata.read(within)?,
+                value if self.roots.contains(&field.number) => parts.push((field.number, value)),
+                _ => {}
+            }
+        }
+        let text = |bytes, what| match std::str::from_utf8(bytes) {
+            Ok("") | Err(_) => Err(ObjectError::Metadata(what)),
+            Ok(text) => Ok(text),
+        };
+        let name = text(metadata.name, "name")?;
+        let version = text(metadata.version, "resourceVersion")?;
+        let version = version.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
+        let namespace = std::str::from_utf8(metadata.namespace).map_err(|_| ObjectError::Metadata("namespace"))?;
+        let mut spans = Spans::default();
+        spans.put(&bytes, metadata.uid);
+        metadata.labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text));
+        for locations in &self.fields {
+            let mut found: &[u8] = &[];
+            for location in locations {
+                found = find(&parts, location)?;
+                if !found.is_empty() {
+                    break;
+                }
+            }
+            spans.put(&bytes, found);
+        }
+        Ok(Object {
+            key: ObjectKey::new(namespace, name),
+            version,
+            version_start: 0,
+            label_count: metadata.labels.len() as u32,
+            body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },
+        })
+    }
+
+    /// A field's bytes as selectors compare them. What is no valid text compares as JSON would write it.
+    pub(super) fn text<'a>(&self, index: usize, bytes: &'a [u8]) -> Cow<'a, str> {
+        let scalar =
+            self.fields.get(index).and_then(|locations| locations.first()).map_or(Scalar::Text, |at| at.scalar);
+        match scalar {
+            Scalar::Text => String::from_utf8_lossy(bytes),
+            // A zero is not kept.
+            Scalar::Bool => Cow::Borrowed("true"),
+            Scalar::Int => Cow::Owned((number(bytes) as i64).to_string()),
+        }
+    }
+
+    /// What is left of a remnant, in its envelope.
+    pub(super) fn remnant(&self, of: &Object, version: ResourceVersion, api_version: &str, kind: &str) -> Bytes {
+        let (mut metadata, mut texts) = (Vec::new(), of.texts());
+        let mut text = || texts.advance().unwrap_or_default();
+        put_bytes(META_NAME, of.key.name().as_bytes(), &mut metadata);
+        put_bytes(META_NAMESPACE, of.key.namespace().as_bytes(), &mut metadata);
+        put_bytes(META_UID, text(), &mut metadata);
+        put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
+        for _ in 0..of.label_count {
+            let mut entry = Vec::new();
+            put_bytes(ENTRY_KEY, text(), &mut entry);
+            put_bytes(ENTRY_VALUE, text(), &mut entry);
+            put_bytes(META_LABELS, &entry, &mut metadata);
+        }
+        // Two fields may be one place with two names.
+        let mut places: Vec<(&[u32], Scalar, &[u8])> = Vec::new();
+        for locations in &self.fields {
+            let text = text();
+            if let Some(Location { path, scalar }) = locations.first().filter(|_| !text.is_empty())
+                && !places.iter().any(|(known, ..)| known == path)
+            {
+                places.push((path, *scalar, text));
+            }
+        }
+        places.sort_unstable_by_key(|(path, ..)| *path);
+        let mut message = Vec::new();
+        put_bytes(METADATA, &metadata, &mut message);
+        put_places(&places, &mut message);
+        enveloped(api_version, kind, &message)
+    }
+}
+
+/// The bytes at a place; none where there is nothing, or a zero.
+fn find<'a>(parts: &[(u32, Value<'a>)], location: &Location) -> Result<&'a [u8], Malformed> {
+    let Some((first, rest)) = location.path.split_first() else { return Ok(&[]) };
+    let mut found: &[u8] = &[];
+    for (_, value) in parts.iter().filter(|(number, _)| number == first) {
+        descend(*value, rest, location.scalar, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// As deep as the path is long. What is of another type than the field is not the field.
+fn descend<'a>(value: Value<'a>, path: &[u32], scalar: Scalar, found: &mut &'a [u8]) -> Result<(), Malformed> {
+    match (value, path.split_first(), scalar) {
+        (Value::Bytes(message), Some((first, rest)), _) => {
+            for field in Fields::of(message) {
+                let field = field?;
+                if field.number == *first {
+                    descend(field.value, rest, scalar, found)?;
+                }
+            }
+        }
+        (Value::Bytes(text), None, Scalar::Text) => *found = text,
+        (Value::Varint(0, _), None, Scalar::Bool | Scalar::Int) => *found = &[],
+        (Value::Varint(_, bytes), None, Scalar::Bool | Scalar::Int) => *found = bytes,
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The number that some bytes were.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f))
+}
+
+/// Writes what lies at these places, which are in order.
+fn put_places(places: &[(&[u32], Scalar, &[u8])], out: &mut Vec<u8>) {
+    for places in places.chunk_by(|(one, ..), (other, ..)| one.first() == other.first()) {
+        match places {
+            [([number], Scalar::Text, text), ..] => put_bytes(*number, text, out),
+            [([number], _, varint), ..] => {
+                put_varint(u64::from(*number) << 3, out);
+                out.extend_from_slice(varint);
+            }
+            [([number, ..], ..), ..] => {
+                let mut message = Vec::new();
+                let within: Vec<_> = places.iter().map(|(path, scalar, text)| (&path[1..], *scalar, *text)).collect();
+                put_places(&within, &mut message);
+                put_bytes(*number, &message, out);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        Media,
+        fields::FieldRef,
+        object::ObjectParser,
+        packer::Packer,
+        protobuf::{partial_metadata, partial_metadata_item, wire::put_number},
+    };
+
+    fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        fields.iter().for_each(|(number, bytes)| put_bytes(*number, bytes, &mut out));
+        out
+    }
+
+    fn label(key: &str, value: &str) -> Vec<u8> {
+        message(&[(ENTRY_KEY, key.as_bytes()), (ENTRY_VALUE, value.as_bytes())])
+    }
+
+    fn parser(resource: &str, kind: &str) -> (Arc<ObjectParser>, FieldTable, GroupVersionResource) {
+        let gvr = GroupVersionResource::new("", "v1", resource);
+        let table = FieldTable::new(&gvr, true, &[]);
+        (Arc::new(ObjectParser::protobuf(&gvr, &table).unwrap().of(kind, "v1")), table, gvr)
+    }
+
+    /// A pod as an item of a list.
+    fn pod(labels: &[(String, String)], version: &str, node: &str, host_network: u64, phase: &str) -> Vec<u8> {
+        let mut metadata = message(&[(1, b"web-1"), (2, b""), (3, b"default"), (5, b"u-1"), (6, version.as_bytes())]);
+        labels.iter().for_each(|(key, value)| put_bytes(META_LABELS, &label(key, value), &mut metadata));
+        put_bytes(17, &[7; 500], &mut metadata);
+        let mut spec = message(&[(2, &[1; 6000]), (3, b"Always"), (8, b""), (10, node.as_bytes())]);
+        put_number(11, host_network, &mut spec);
+        message(&[(METADATA, &metadata), (2, &spec), (3, &message(&[(1, phase.as_bytes()), (6, b"10.0.0.1")]))])
+    }
+
+    fn fields(parser: &ObjectParser, table: &FieldTable, object: &Object) -> Vec<String> {
+        (0..table.fields().len()).map(|index| parser.field(object, FieldRef::Index(index)).into_owned()).collect()
+    }
+
+    #[test]
+    fn a_pod_is_read_by_its_field_numbers() {
+        let (parser, table, gvr) = parser("pods", "Pod");
+        assert_eq!(parser.media(), Media::Protobuf);
+        let labels = [("app".to_owned(), "web".to_owned()), ("x.io/y".to_owned(), String::new())];
+        let item = pod(&labels, "41", "n1", 1, "Running");
+        let object = parser.from_list_item(&item, "Pod", "v1").unwrap();
+        assert_eq!((object.key().as_str(), object.uid(), object.version().get()), ("default/web-1", "u-1", 41));
+        assert_eq!(object.labels().collect::<Vec<_>>(), [("app", "web"), ("x.io/y", "")]);
+        let field = |name: &str| parser.field(&object, table.resolve(name, &gvr).unwrap()).into_owned();
+        assert_eq!((field("spec.nodeName"), field("spec.host")), ("n1".into(), "n1".into()));
+        assert_eq!((field("spec.hostNetwork"), field("status.phase")), ("true".into(), "Running".into()));
+        assert_eq!((field("spec.serviceAccountName"), field("status.podIPs")), (String::new(), String::new()));
+        let other = parser.from_list_item(&pod(&[], "41", "", 0, ""), "Pod", "v1").unwrap();
+        assert_eq!(parser.field(&other, table.resolve("spec.hostNetwork", &gvr).unwrap()), "false");
+        // The same object by a watch is the same bytes.
+        assert_eq!(parser.parse(&object.bytes()).unwrap().bytes(), enveloped("v1", "Pod", &item));
+    }
+
+    #[test]
+    fn numbers_compare_as_text() {
+        let (parser, table, gvr) = parser("replicationcontrollers", "ReplicationController");
+        let replicas = |number: u64| {
+            let mut status = Vec::new();
+            put_number(1, number, &mut status);
+            let metadata = message(&[(1, b"rc"), (3, b"ns"), (6, b"5")]);
+            let item = message(&[(METADATA, &metadata), (3, &status)]);
+            let object = parser.from_list_item(&item, "ReplicationController", "v1").unwrap();
+            parser.field(&object, table.resolve("status.replicas", &gvr).unwrap()).into_owned()
+        };
+        assert_eq!([replicas(0), replicas(3), replicas(300), replicas(-1_i64 as u64)], ["0", "3", "300", "-1"]);
+    }
+
+    #[test]
+    fn the_metadata_alone_is_the_objects_own() {
+        let (parser, ..) = parser("pods", "Pod");
+        let item = pod(&[("app".into(), "web".into())], "41", "n1", 0, "");
+        let object = parser.from_list_item(&item, "Pod", "v1").unwrap();
+        let partial = partial_metadata(&object.bytes()).unwrap();
+        let opened = open(&partial).unwrap();
+        assert_eq!(opened.kind, "PartialObjectMetadata");
+        assert_eq!(opened.message, partial_metadata_item(&object.bytes()).unwrap());
+        assert!(item.starts_with(opened.message) && opened.message.len() < item.len());
+        let read = parser.parse(&partial).unwrap();
+        assert_eq!((read.key(), read.version(), read.label("app")), (object.key(), object.version(), Some("web")));
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        let (parser, ..) = parser("pods", "Pod");
+        let refused = |bytes: &[u8]| parser.parse(bytes).unwrap_err().to_string();
+        assert!(refused(br#"{"kind":"Pod"}"#).contains("k8s"));
+        assert!(refused(b"k8s\0").contains("empty"));
+        assert!(refused(&enveloped("v1", "Pod", b"")).contains("metadata.name"));
+        let item = |version: &[u8]| message(&[(METADATA, &message(&[(1, b"a"), (6, version)]))]);
+        assert!(refused(&enveloped("v1", "Pod", &item(b"0"))).contains("resourceVersion"));
+        assert!(refused(&enveloped("v1", "Pod", &[0x0a, 100, 1])).contains("cut off"));
+        let twice = [&enveloped("v1", "Pod", b"")[..], &message(&[(2, &item(b"7"))])].concat();
+        assert!(refused(&twice).contains("two messages"));
+        assert!(parser.parse(&enveloped("v1", "Pod", &item(b"7"))).is_ok());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn packed_or_as_a_remnant_or_at_another_version_selectors_see_the_same(
+            labels in prop::collection::btree_map("[a-z]{1,40}(/[a-z]{1,5})?", "[a-zA-Z0-9]{0,63}", 0..12),
+            node in "\\PC{0,200}",
+            host_network in 0..2_u64,
+            phase in "(Running|Pending|\"quoted\"|null)?",
+            version: u64,
+            other in 1..u64::MAX,
+        ) {
+            let (parser, table, _) = parser("pods", "Pod");
+            let labels: Vec<_> = labels.into_iter().collect();
+            let version = version.max(1).to_string();
+            let item = pod(&labels, &version, &node, host_network, &phase);
+            let plain = Arc::new(parser.from_list_item(&item, "Pod", "v1").unwrap());
+            prop_assert!(fields(&parser, &table, &plain)[0] == node);
+            let packed = plain.packed(&Arc::<Packer>::default());
+            prop_assert!(packed.is_packed());
+            let remnant = packed.remnant(&parser);
+            let other = ResourceVersion::new(other).unwrap();
+            let moved = parser.parse(&plain.bytes_at(other)).unwrap();
+            prop_assert_eq!(moved.version(), other);
+            prop_assert_eq!(moved.bytes_at(plain.version()), plain.bytes());
+            prop_assert_eq!(packed.bytes_at(other), moved.bytes());
+            let read = parser.parse(&remnant.bytes()).unwrap();
+            let read_at = parser.parse(&remnant.bytes_at(other)).unwrap();
+            prop_assert_eq!(read_at.version(), other);
+            for same in [&*packed, &*remnant, &moved, &read, &read_at] {
+                prop_assert!(same.is_seen_as(&plain) && plain.is_seen_as(same));
+                prop_assert_eq!((same.key(), same.uid()), (plain.key(), plain.uid()));
+                prop_assert!(same.labels().eq(plain.labels()));
+                prop_assert_eq!(fields(&parser, &table, same), fields(&parser, &table, &plain));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_object_or_an_error(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            at in any::<prop::sample::Index>(),
+            byte: u8,
+        ) {
+            let (parser, table, _) = parser("pods", "Pod");
+            let whole = enveloped("v1", "Pod", &pod(&[("a".into(), "b".into())], "7", "n", 1, "Running"));
+            let mut broken = whole.to_vec();
+            let at = at.index(broken.len());
+            broken[at] = byte;
+            for bytes in [&enveloped("v1", "Pod", &bytes)[..], &bytes, &broken, &whole[..at]] {
+                let Ok(object) = parser.parse(bytes) else { continue };
+                let _ = (fields(&parser, &table, &object), object.labels().count(), object.uid().len());
+                let other = ResourceVersion::new(99).unwrap();
+                prop_assert_eq!(parser.parse(&object.bytes_at(other)).unwrap().version(), other);
+                let _ = partial_metadata(&object.bytes()).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What is left of an object that the cache has forgotten: what selectors see of it, and nothing else.
+//!
+//! History that is too old to be kept in full is kept as remnants, so that whether an object was selected at a version stays exact for
+//! any selector. A remnant is an object like others, a few hundred bytes of it; its JSON is made when somebody asks for it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{Body, Object, ObjectParser, Reads, Texts};
+use crate::ResourceVersion;
+
+impl Object {
+    /// Its remnant: key, version, uid, labels and selectable fields. A remnant is its own.
+    pub fn remnant(self: &Arc<Self>, parser: &Arc<ObjectParser>) -> Arc<Self> {
+        if let Body::Remnant { .. } = self.body {
+            return self.clone();
+        }
+        let mut texts = Vec::with_capacity(256);
+        self.texts().write(&mut texts);
+        let body = Body::Remnant { texts: texts.into(), parser: parser.clone() };
+        let Self { version, label_count, .. } = **self;
+        Arc::new(Self { key: self.key.clone(), version, version_start: 0, label_count, body })
+    }
+
+    /// Whether selectors see the same in both.
+    pub fn is_seen_as(&self, other: &Self) -> bool {
+        if self.label_count != other.label_count {
+            return false;
+        }
+        match (self.texts(), other.texts()) {
+            // As most of history is held: what was written alike is alike.
+            (Texts::Packed(one), Texts::Packed(other)) => one == other,
+            (mut one, mut other) => loop {
+                match (one.advance(), other.advance()) {
+                    (None, None) => return true,
+                    (one, other) if one != other => return false,
+                    _ => {}
+                }
+            },
+        }
+    }
+
+    /// The bytes of a remnant, as if the object were at `version`.
+    pub(super) fn remnant_bytes(&self, parser: &ObjectParser, version: ResourceVersion) -> Bytes {
+        match &parser.reads {
+            Reads::Json(_) => self.remnant_json(parser, version).into(),
+            Reads::Table { tables, .. } => tables.remnant(&self.remnant_json(parser, version)).into(),
+            Reads::Protobuf(fields) => fields.remnant(self, version, &parser.api_version, &parser.kind),
+        }
+    }
+
+    fn remnant_json(&self, parser: &ObjectParser, version: ResourceVersion) -> Vec<u8> {
+        let text = |text: &str| Value::String(text.to_owned());
+        let mut metadata = Map::new();
+        metadata.insert("name".to_owned(), text(self.key.name()));
+        if !self.key.namespace().is_empty() {
+            metadata.insert("namespace".to_owned(), text(self.key.namespace()));
+        }
+        metadata.insert("uid".to_owned(), text(self.uid()));
+        metadata.insert("resourceVersion".to_owned(), text(&version.to_string()));
+        if self.label_count > 0 {
+            let labels = self.labels().map(|(key, value)| (key.to_owned(), text(value)));
+            metadata.insert("labels".to_owned(), Value::Object(labels.collect()));
+        }
+        let mut object = Map::new();
+        for (name, value) in [("kind", &parser.kind), ("apiVersion", &parser.api_version)] {
+            if !value.is_empty() {
+                object.insert(name.to_owned(), text(value));
+            }
+        }
+        object.insert("metadata".to_owned(), Value::Object(metadata));
+        let fields = self.texts().skip(1 + 2 * self.label_count as usize);
+        for (path, json) in parser.paths.iter().zip(fields).filter(|(_, json)| !json.is_empty()) {
+            // The text is a value's JSON, cut out of an object that was read.
+            if let (Some(path), Ok(value)) = (path, serde_json::from_str(json)) {
+                put_at(&mut object, path, value);
+            }
+        }
+        Value::Object(object).to_string().into_bytes()
+    }
+}
+
+/// Puts a value at a path; two paths may share their way, and one place may have two names.
+fn put_at(object: &mut Map<String, Value>, path: &[String], value: Value) {
+    match path {
+        [] => {}
+        [last] => {
+            object.insert(last.clone(), value);
+        }
+        [first, rest @ ..] => {
+            let within = object.entry(first.clone()).or_insert_with(|| Value::Object(Map::new()));
+            if let Value::Object(within) = within {
+                put_at(within, rest, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        GroupVersionResource,
+        fields::{FieldRef, FieldTable},
+        packer::Packer,
+    };
+
+    #[test]
+    fn a_remnant_is_seen_by_selectors_as_the_object_was_and_its_json_reads_as_itself() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table).of("Pod", "v1"));
+        let json = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"ns","uid":"u1","resourceVersion":"7",
+            "labels":{"app":"web","x.io/y":""},"annotations":{"long":"text"}},
+            "spec":{"nodeName":"n1","hostNetwork":true,"containers":[]},"status":{"phase":"Running","podIP":""}}"#;
+        let object = Arc::new(parser.parse(json).unwrap());
+        for held in [object.clone(), object.packed(&Arc::<Packer>::default())] {
+            let remnant = held.remnant(&parser);
+            let read = parser.parse(&remnant.bytes()).unwrap();
+            for same in [&*remnant, &read] {
+                assert!(same.is_seen_as(&object) && object.is_seen_as(same), "{:?}", same.bytes());
+                assert_eq!((same.key(), same.version(), same.uid()), (object.key(), object.version(), "u1"));
+                assert!(same.labels().eq(object.labels()));
+                for index in 0..table.fields().len() {
+                    let field = FieldRef::Index(index);
+                    assert_eq!(parser.field(same, field), parser.field(&object, field));
+                }
+            }
+            let json: Value = serde_json::from_slice(&remnant.bytes_at(ResourceVersion::new(9).unwrap())).unwrap();
+            assert_eq!(json["metadata"]["resourceVersion"], "9");
+            assert_eq!((json["kind"].as_str(), json["spec"]["nodeName"].as_str()), (Some("Pod"), Some("n1")));
+            assert_eq!(json["metadata"]["annotations"], Value::Null);
+            assert!(Arc::ptr_eq(&remnant.remnant(&parser), &remnant));
+        }
+        let other = Arc::new(parser.parse(&String::from_utf8_lossy(json).replace("web", "db").into_bytes()).unwrap());
+        assert!(!other.is_seen_as(&object));
+    }
+}

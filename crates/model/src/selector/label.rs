@@ -1,0 +1,498 @@
+//! Label selectors, read as apimachinery's `labels.Parse` does.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use super::{SelectorError, check_length, validate};
+use kubefan_common::planted::{self, Bug};
+
+/// Which objects, by their labels: all requirements must hold. The default selects everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct LabelSelector {
+    requirements: Arc<[Requirement]>,
+}
+
+/// What one label must be.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Requirement {
+    key: Box<str>,
+    operator: Operator,
+    values: Box<[Box<str>]>,
+}
+
+/// How a requirement reads its label. `=` and `==` are `In` with one value, `!=` is `NotIn` with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operator {
+    /// The label is there, and its value is one of these.
+    In,
+    /// The label is not there, or its value is none of these.
+    NotIn,
+    /// The label is there.
+    Exists,
+    /// The label is not there.
+    DoesNotExist,
+    /// The label is there, a decimal number, and greater.
+    GreaterThan,
+    /// The label is there, a decimal number, and less.
+    LessThan,
+}
+
+impl Requirement {
+    /// The label's key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// How the label is read.
+    pub fn operator(&self) -> Operator {
+        self.operator
+    }
+
+    /// The values, sorted, each once: at least one for `In` and `NotIn`, one for the comparisons, else none.
+    pub fn values(&self) -> &[Box<str>] {
+        &self.values
+    }
+
+    /// Whether the requirement holds for a label with this value, or without the label.
+    pub fn matches(&self, value: Option<&str>) -> bool {
+        let among = |value: &str| self.values.binary_search_by(|v| (**v).cmp(value)).is_ok();
+        match self.operator {
+            Operator::In => value.is_some_and(among),
+            Operator::NotIn if planted::is(Bug::NotInWantsLabel) => value.is_some_and(|value| !among(value)),
+            Operator::NotIn => !value.is_some_and(among),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+            Operator::GreaterThan => self.compare(value, |label, bound| label > bound),
+            Operator::LessThan => self.compare(value, |label, bound| label < bound),
+        }
+    }
+
+    fn compare(&self, value: Option<&str>, holds: impl Fn(i64, i64) -> bool) -> bool {
+        let label = value.and_then(|value| value.parse().ok());
+        let bound = self.values.first().and_then(|bound| bound.parse().ok());
+        label.zip(bound).is_some_and(|(label, bound)| holds(label, bound))
+    }
+}
+
+impl LabelSelector {
+    /// Reads `a=b,c==d,e!=f,g in (h,i),j notin (k),l,!m,n>1,o<2`. Empty text selects everything.
+    ///
+    /// # Errors
+    /// What apimachinery refuses: bad syntax, a key or value that no label can have, a comparison with no integer; and more than
+    /// [`super::SELECTOR_BYTES_MAX`] bytes.
+    pub fn parse(text: &str) -> Result<Self, SelectorError> {
+        check_length(text)?;
+        let mut requirements = Parser { tokens: scan(text), next: 0 }.parse()?;
+        requirements.sort_unstable();
+        requirements.dedup();
+        Ok(Self { requirements: requirements.into() })
+    }
+
+    /// Whether there are no requirements.
+    pub fn is_everything(&self) -> bool {
+        self.requirements.is_empty()
+    }
+
+    /// The requirements, sorted by key, each once.
+    pub fn requirements(&self) -> &[Requirement] {
+        &self.requirements
+    }
+
+    /// Whether all requirements hold for the labels that `get` reads.
+    pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
+    }
+}
+
+/// The canonical text; it reads back as the same selector.
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, requirement) in self.requirements.iter().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            requirement.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, operator, values } = self;
+        match (operator, &**values) {
+            (Operator::Exists, _) => f.write_str(key),
+            (Operator::DoesNotExist, _) => write!(f, "!{key}"),
+            (Operator::In, [value]) => write!(f, "{key}={value}"),
+            (Operator::NotIn, [value]) => write!(f, "{key}!={value}"),
+            (Operator::In, values) => write!(f, "{key} in ({})", values.join(",")),
+            (Operator::NotIn, values) => write!(f, "{key} notin ({})", values.join(",")),
+            (Operator::GreaterThan, values) => write!(f, "{key}>{}", values.join(",")),
+            (Operator::LessThan, values) => write!(f, "{key}<{}", values.join(",")),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    End,
+    Word,
+    In,
+    NotIn,
+    Open,
+    Close,
+    Comma,
+    Not,
+    Equals,
+    DoubleEquals,
+    NotEquals,
+    Greater,
+    Less,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Token<'a> {
+    kind: Kind,
+    text: &'a str,
+    at: usize,
+}
+
+fn is_symbol(byte: u8) -> bool {
+    matches!(byte, b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<')
+}
+
+/// Takes the text apart. The last token is always `End`. As in apimachinery, a NUL byte ends a word or a symbol, and where a
+/// token would start it ends the text.
+fn scan(text: &str) -> Vec<Token<'_>> {
+    let bytes = text.as_bytes();
+    let mut tokens = Vec::new();
+    let mut pos = 0;
+    loop {
+        pos += bytes[pos..].iter().take_while(|b| matches!(b, b' ' | b'\t' | b'\r' | b'\n')).count();
+        let rest = &bytes[pos..];
+        let (kind, len) = match rest {
+            [] | [0, ..] => (Kind::End, 0),
+            [b'=', b'=', ..] => (Kind::DoubleEquals, 2),
+            [b'!', b'=', ..] => (Kind::NotEquals, 2),
+            [b'=', ..] => (Kind::Equals, 1),
+            [b'!', ..] => (Kind::Not, 1),
+            [b'(', ..] => (Kind::Open, 1),
+            [b')', ..] => (Kind::Close, 1),
+            [b',', ..] => (Kind::Comma, 1),
+            [b'>', ..] => (Kind::Greater, 1),
+            [b'<', ..] => (Kind::Less, 1),
+            _ => {
+                let ends = |b: &u8| is_symbol(*b) || matches!(b, 0 | b' ' | b'\t' | b'\r' | b'\n');
+                let len = rest.iter().position(ends).unwrap_or(rest.len());
+                let kind = match &rest[..len] {
+                    b"in" => Kind::In,
+                    b"notin" => Kind::NotIn,
+                    _ => Kind::Word,
+                };
+                (kind, len)
+            }
+        };
+        tokens.push(Token { kind, text: &text[pos..pos + len], at: pos });
+        if kind == Kind::End {
+            return tokens;
+        }
+        pos += len;
+        // The byte after a token is consumed when it is NUL.
+        pos += usize::from(bytes.get(pos) == Some(&0));
+    }
+}
+
+/// A value and where it stands.
+type Values<'a> = BTreeMap<&'a str, usize>;
+
+struct Parser<'a> {
+    tokens: Vec<Token<'a>>,
+    next: usize,
+}
+
+impl<'a> Parser<'a> {
+    /// The next token; past the last one there is only `End`.
+    fn peek(&self) -> Token<'a> {
+        self.tokens[self.next.min(self.tokens.len() - 1)]
+    }
+
+    fn take(&mut self) -> Token<'a> {
+        let token = self.peek();
+        self.next += 1;
+        token
+    }
+
+    /// `in` and `notin` are words wherever an operator cannot stand.
+    fn peek_word(&self) -> Token<'a> {
+        let token = self.peek();
+        match token.kind {
+            Kind::In | Kind::NotIn => Token { kind: Kind::Word, ..token },
+            _ => token,
+        }
+    }
+
+    fn take_word(&mut self) -> Token<'a> {
+        let token = self.peek_word();
+        self.next += 1;
+        token
+    }
+
+    fn parse(mut self) -> Result<Vec<Requirement>, SelectorError> {
+        let mut requirements = Vec::new();
+        loop {
+            let token = self.peek_word();
+            match token.kind {
+                Kind::Word | Kind::Not => {}
+                Kind::End => return Ok(requirements),
+                _ => return Err(unexpected(token, ", expected: !, identifier, or 'end of string'")),
+            }
+            let requirement = self.requirement().map_err(|error| {
+                SelectorError::new(error.position, format!("unable to parse requirement: {}", error.message))
+            })?;
+            requirements.push(requirement);
+            let token = self.take_word();
+            match token.kind {
+                Kind::End => return Ok(requirements),
+                Kind::Comma if matches!(self.peek_word().kind, Kind::Word | Kind::Not) => {}
+                Kind::Comma => return Err(unexpected(self.peek(), ", expected: identifier after ','")),
+                _ => return Err(unexpected(token, ", expected: ',' or 'end of string'")),
+            }
+        }
+    }
+
+    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
+        let mut token = self.take_word();
+        let negated = token.kind == Kind::Not;
+        if negated {
+            token = self.take_word();
+        }
+        if token.kind != Kind::Word {
+            return Err(unexpected(token, ", expected: identifier"));
+        }
+        let key = token.text;
+        if let Some(fault) = validate::label_key(key) {
+            return Err(SelectorError::new(token.at, format!("<nil>: Invalid value: {key:?}: {fault}")));
+        }
+        if negated {
+            return Ok(requirement(key, Operator::DoesNotExist, Vec::<&str>::new()));
+        }
+        if matches!(self.peek().kind, Kind::End | Kind::Comma) {
+            return Ok(requirement(key, Operator::Exists, Vec::<&str>::new()));
+        }
+        let token = self.take();
+        let (operator, values) = match token.kind {
+            Kind::In => (Operator::In, self.value_set()?),
+            Kind::NotIn => (Operator::NotIn, self.value_set()?),
+            Kind::Equals | Kind::DoubleEquals => (Operator::In, self.single_value()?),
+            Kind::NotEquals => (Operator::NotIn, self.single_value()?),
+            Kind::Greater => (Operator::GreaterThan, self.single_value()?),
+            Kind::Less => (Operator::LessThan, self.single_value()?),
+            _ => return Err(unexpected(token, ", expected: in, notin, =, ==, !=, gt, lt")),
+        };
+        check_values(key, operator, &values)?;
+        if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
+            // `007` and `7` are one bound.
+            let bounds = values.keys().filter_map(|value| value.parse::<i64>().ok()).map(|bound| bound.to_string());
+            return Ok(requirement(key, operator, bounds.collect()));
+        }
+        Ok(requirement(key, operator, values.into_keys().collect()))
+    }
+
+    /// The values in parentheses; `()`, `(,` and `,)` hold the empty value.
+    fn value_set(&mut self) -> Result<Values<'a>, SelectorError> {
+        let open = self.take_word();
+        if open.kind != Kind::Open {
+            return Err(unexpected(open, " expected: '('"));
+        }
+        let first = self.peek_word();
+        let mut values = Values::new();
+        match first.kind {
+            Kind::Word | Kind::Comma => {}
+            Kind::Close => {
+                self.take();
+                values.insert("", first.at);
+                return Ok(values);
+            }
+            _ => return Err(unexpected(first, ", expected: ',', ')' or identifier")),
+        }
+        loop {
+            let token = self.take_word();
+            let next = self.peek_word();
+            match token.kind {
+                Kind::Word => {
+                    values.entry(token.text).or_insert(token.at);
+                    if !matches!(next.kind, Kind::Comma | Kind::Close) {
+                        return Err(unexpected(next, ", expected: ',' or ')'"));
+                    }
+                }
+                Kind::Comma => {
+                    if values.is_empty() || matches!(next.kind, Kind::Comma | Kind::Close) {
+                        values.entry("").or_insert(token.at);
+                    }
+                }
+                _ => return Err(unexpected(token, ", expected: ',', or identifier")),
+            }
+            if next.kind == Kind::Close {
+                self.take();
+                return Ok(values);
+            }
+        }
+    }
+
+    /// The value of a comparison; at a comma or the end it is empty.
+    fn single_value(&mut self) -> Result<Values<'a>, SelectorError> {
+        let token = self.peek_word();
+        match token.kind {
+            Kind::End | Kind::Comma => Ok(Values::from([("", token.at)])),
+            Kind::Word => {
+                self.take();
+                Ok(Values::from([(token.text, token.at)]))
+            }
+            _ => Err(unexpected(token, ", expected: identifier")),
+        }
+    }
+}
+
+fn unexpected(token: Token<'_>, expected: &str) -> SelectorError {
+    SelectorError::new(token.at, format!("found '{}'{expected}", token.text))
+}
+
+fn requirement<S: Into<Box<str>>>(key: &str, operator: Operator, values: Vec<S>) -> Requirement {
+    Requirement { key: key.into(), operator, values: values.into_iter().map(Into::into).collect() }
+}
+
+fn check_values(key: &str, operator: Operator, values: &Values<'_>) -> Result<(), SelectorError> {
+    let mut faults: Vec<(usize, String)> = Vec::new();
+    if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
+        for (i, (value, at)) in values.iter().enumerate().filter(|(_, (value, _))| value.parse::<i64>().is_err()) {
+            let rule = "for 'Gt', 'Lt' operators, the value must be an integer";
+            faults.push((*at, format!("values[{i}]: Invalid value: {value:?}: {rule}")));
+        }
+    }
+    for (i, (value, at)) in values.iter().enumerate() {
+        if let Some(fault) = validate::label_value(value) {
+            faults.push((*at, format!("values[{i}][{key}]: Invalid value: {value:?}: {fault}")));
+        }
+    }
+    let Some(&(at, _)) = faults.first() else { return Ok(()) };
+    let messages: Vec<_> = faults.into_iter().map(|(_, message)| message).collect();
+    match &*messages {
+        [message] => Err(SelectorError::new(at, message)),
+        messages => Err(SelectorError::new(at, format!("[{}]", messages.join(", ")))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> LabelSelector {
+        LabelSelector::parse(text).unwrap()
+    }
+
+    fn matches(text: &str, labels: &[(&str, &str)]) -> bool {
+        let get = |key: &str| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
+        parse(text).matches(get)
+    }
+
+    #[test]
+    fn every_operator_reads_its_label() {
+        let labels = [("app", "web"), ("gen", "5"), ("empty", "")];
+        for yes in [
+            "",
+            "app=web",
+            "app==web",
+            "app!=db",
+            "app in (db,web)",
+            "app notin (db)",
+            "app",
+            "!tier",
+            "gen>4",
+            "gen<6",
+            "gen > 4 , app",
+            "empty=",
+            "empty",
+            "empty in ()",
+            "app=web,gen in (5,6),!x",
+        ] {
+            assert!(matches(yes, &labels), "{yes}");
+        }
+        for no in
+            ["app=db", "app!=web", "app in (a,b)", "app notin (web)", "tier", "!app", "gen>5", "gen<5", "app>1", "x<1"]
+        {
+            assert!(!matches(no, &labels), "{no}");
+        }
+    }
+
+    #[test]
+    fn an_absent_label_is_unequal_and_in_no_set() {
+        assert!(matches("tier!=db", &[]) && matches("tier notin (db)", &[]));
+        assert!(!matches("tier=", &[]) && !matches("tier in ()", &[]));
+    }
+
+    #[test]
+    fn two_texts_for_one_selection_are_equal() {
+        assert_eq!(parse("b,a in (x),c notin (z, y,z)"), parse("a==x,c notin (y,z),b,b"));
+        assert_eq!(parse("a>007"), parse("a>7"));
+        assert_eq!(parse("x in (foo,,baz),y,z notin ()").to_string(), "x in (,baz,foo),y,z!=");
+        assert!(parse(" ").is_everything());
+        assert_ne!(parse("a=b"), parse("a!=b"));
+    }
+
+    #[test]
+    fn in_and_notin_are_words_where_no_operator_stands() {
+        assert_eq!(parse("in in (in,notin)").to_string(), "in in (in,notin)");
+        assert_eq!(parse("notin=in,!in").to_string(), "!in,notin=in");
+    }
+
+    #[test]
+    fn errors_say_where_and_what_in_apimachinerys_words() {
+        let error = |text: &str| {
+            let error = LabelSelector::parse(text).unwrap_err();
+            (error.position(), error.message().to_owned())
+        };
+        let is = |at: usize, message: &str| (at, message.to_owned());
+        assert_eq!(error("a=b,"), is(4, "found '', expected: identifier after ','"));
+        assert_eq!(error("=b"), is(0, "found '=', expected: !, identifier, or 'end of string'"));
+        assert_eq!(
+            error("a b"),
+            is(2, "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt")
+        );
+        assert_eq!(error("a===b"), is(3, "unable to parse requirement: found '=', expected: identifier"));
+        assert_eq!(error("a in b"), is(5, "unable to parse requirement: found 'b' expected: '('"));
+        assert_eq!(error("a in (b"), is(7, "unable to parse requirement: found '', expected: ',' or ')'"));
+        assert_eq!(error("!a=b"), is(2, "found '=', expected: ',' or 'end of string'"));
+        assert_eq!(error("!"), is(1, "unable to parse requirement: found '', expected: identifier"));
+        assert!(error("x=a b").1.starts_with("found 'b', expected: ',' or 'end of string'"));
+        let (at, message) = error("ok,-bad");
+        assert!(at == 3 && message.contains("Invalid value: \"-bad\": name part must consist of"), "{message}");
+        let (at, message) = error("a in (ok,b@d)");
+        assert!(at == 9 && message.contains("values[0][a]: Invalid value: \"b@d\""), "{message}");
+        assert!(error("a>x").1.contains("the value must be an integer"));
+        assert!(error("Ex.com/a").1.contains("prefix part a lowercase RFC 1123 subdomain"));
+        assert!(error("a/b/c").1.contains("a valid label key"));
+        assert_eq!(error(&"a,".repeat(10_000)).0, super::super::SELECTOR_BYTES_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_and_canonical_text_reads_back(
+            words in prop::collection::vec("[a-c1]|in|notin|\\(|\\)|,|=|==|!|!=|>|<| |/|\0|é", 0..16)
+        ) {
+            if let Ok(selector) = LabelSelector::parse(&words.concat()) {
+                prop_assert_eq!(LabelSelector::parse(&selector.to_string()), Ok(selector));
+            }
+        }
+
+        #[test]
+        fn the_canonical_form_selects_what_each_requirement_alone_selects(
+            requirements in prop::collection::vec("(a|b)(=|!=|>|<)[0-2]|!?(a|b)|(a|b) (in|notin) \\([0-2],[0-2]\\)", 1..4),
+            labels in prop::collection::btree_map("a|b", "[0-2]", 0..2),
+        ) {
+            let get = |key: &str| labels.get(key).map(String::as_str);
+            let each = requirements.iter().all(|text| parse(text).matches(get));
+            prop_assert_eq!(parse(&requirements.join(",")).matches(get), each);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+use std::time::Duration;
+
+use super::*;
+use crate::{ResourceVersion, fields::FieldTable, object::ObjectParser};
+
+/// 2026-01-01T01:00:00Z.
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_229_200)
+}
+
+const AGE: &str = r#"{"name":"Age","type":"string","format":"","description":"CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed","priority":0}"#;
+
+fn column(name: &str, kind: &str, description: &str) -> String {
+    format!(r#"{{"name":"{name}","type":"{kind}","format":"","description":"{description}","priority":0}}"#)
+}
+
+fn tables(resource: &str, columns: &[&str]) -> Result<Tables, TableError> {
+    let tables = Tables::new(&GroupVersionResource::new("", "v1", resource), now);
+    let name = column("Name", "string", "");
+    let columns: Vec<&str> = std::iter::once(name.as_str()).chain(columns.iter().copied()).collect();
+    let table = format!(
+        r#"{{"kind":"Table","metadata":{{"resourceVersion":"9"}},"columnDefinitions":[{}],"rows":null}}"#,
+        columns.join(",")
+    );
+    tables.read(table.as_bytes())?;
+    Ok(tables)
+}
+
+fn object(created: &str, rest: &str) -> String {
+    format!(
+        r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"a","namespace":"ns","resourceVersion":"7","creationTimestamp":"{created}"}}{rest}}}"#
+    )
+}
+
+fn row(cells: &str, object: &str) -> String {
+    format!(r#"{{"cells":{cells},"object":{object}}}"#)
+}
+
+fn sent(tables: &Tables, row: &str, include: Include) -> String {
+    let kept = tables.keep(row.as_bytes()).unwrap();
+    String::from_utf8(tables.row(&kept, include).into()).unwrap()
+}
+
+#[test]
+fn an_age_is_told_as_of_now_and_the_kept_row_is_the_same_whenever_it_was_written() {
+    let tables = tables("configmaps", &[AGE]).unwrap();
+    let object = object("2026-01-01T00:57:00Z", "");
+    let (early, late) = (row(r#"["a","0s"]"#, &object), row(r#"["a","2m30s"]"#, &object));
+    let kept = tables.keep(early.as_bytes()).unwrap();
+    assert_eq!(kept, tables.keep(late.as_bytes()).unwrap());
+    assert_eq!(kept, tables.keep(&kept).unwrap(), "what is kept stays as it is");
+    assert_eq!(sent(&tables, &early, Include::Object), row(r#"["a","3m"]"#, &object));
+    let future = super::tests::object("2026-01-01T02:00:00Z", "");
+    let invalid = row(r#"["a","\u003cinvalid\u003e"]"#, &future);
+    assert_eq!(sent(&tables, &row(r#"["a","5s"]"#, &future), Include::Object), invalid);
+    assert_eq!(
+        tables.keep(row(r#"["a","5s"]"#, &future).as_bytes()).unwrap(),
+        tables.keep(invalid.as_bytes()).unwrap()
+    );
+}
+
+#[test]
+fn what_is_no_age_stays_as_upstream_wrote_it() {
+    let tables = tables("configmaps", &[AGE]).unwrap();
+    let object = object("2026-01-01T00:57:00Z", "");
+    for cells in
+        [r#"["a","2026-01-01T00:57:00Z"]"#, r#"["a",null]"#, r#"["a",{"":1}]"#, r#"["5m","\u003cunknown\u003e"]"#]
+    {
+        assert_eq!(sent(&tables, &row(cells, &object), Include::Object), row(cells, &object));
+    }
+    let conditions =
+        format!(r#"{{"cells":["a","x"],"conditions":[{{"type":"Completed","status":"True"}}],"object":{object}}}"#);
+    assert_eq!(sent(&tables, &conditions, Include::Object), conditions);
+}
+
+#[test]
+fn a_row_has_as_much_of_its_object_as_was_asked_for() {
+    let tables = tables("configmaps", &[AGE]).unwrap();
+    let full = row(r#"["a","3m"]"#, &object("2026-01-01T00:57:00Z", r#","data":{"x":"y"}"#));
+    assert_eq!(sent(&tables, &full, Include::None), row(r#"["a","3m"]"#, "null"));
+    let metadata = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"a","namespace":"ns","resourceVersion":"7","creationTimestamp":"2026-01-01T00:57:00Z"}}"#;
+    assert_eq!(sent(&tables, &full, Include::Metadata), row(r#"["a","3m"]"#, metadata));
+}
+
+#[test]
+fn the_last_restart_of_a_pod_is_told_as_of_now() {
+    let columns = [column("Restarts", "string", ""), AGE.to_owned()];
+    let tables = tables("pods", &[&columns[0], &columns[1]]).unwrap();
+    let status = r#","status":{"containerStatuses":[{"name":"a","lastState":{"terminated":{"exitCode":1,"finishedAt":"2026-01-01T00:59:00Z"}}}]}"#;
+    let pod = object("2026-01-01T00:00:00Z", status);
+    let sent_now = sent(&tables, &row(r#"["a","3 (5s ago)","1s"]"#, &pod), Include::None);
+    assert_eq!(sent_now, row(r#"["a","3 (60s ago)","60m"]"#, "null"));
+    let never = object("2026-01-01T00:00:00Z", "");
+    assert_eq!(sent(&tables, &row(r#"["a","0","1s"]"#, &never), Include::None), row(r#"["a","0","60m"]"#, "null"));
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let date = |description| tables("things", &[&column("Since", "date", description)]);
+    assert!(matches!(
+        date("Custom resource definition column (in JSONPath format): .status.at"),
+        Err(TableError::Relative(_))
+    ));
+    assert!(date("Custom resource definition column (in JSONPath format): .metadata.creationTimestamp").is_ok());
+    let tables = tables("things", &[AGE]).unwrap();
+    assert!(matches!(tables.read(br#"{"kind":"ThingList","metadata":{}}"#), Err(TableError::Malformed(_))));
+    assert!(matches!(tables.read(b"[]"), Err(TableError::Malformed(_))));
+    let other = br#"{"kind":"Table","metadata":{},"columnDefinitions":[],"rows":[]}"#;
+    assert!(matches!(tables.read(other), Err(TableError::Changed)));
+    assert!(tables.read(br#"{"kind":"Table","metadata":{},"columnDefinitions":null,"rows":[]}"#).is_ok());
+    assert!(matches!(tables.keep(br#"{"cells":["a"],"object":{}}"#), Err(TableError::Changed)));
+    assert!(tables.keep(br#"{"cells":["a","b"],"object":null}"#).is_ok(), "the parser refuses it");
+    assert!(matches!(tables.keep(br#"{"cells":["a","b"]}"#), Err(TableError::Malformed(_))));
+    let partial =
+        row(r#"["a","5m"]"#, r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}"#);
+    assert!(matches!(tables.keep(partial.as_bytes()), Err(TableError::Malformed(_))));
+    assert!(other_times(&GroupVersionResource::new("batch", "v1", "jobs")).is_some());
+}
+
+#[test]
+fn selectors_see_the_object_in_the_row_as_they_see_it_alone() {
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = FieldTable::new(&gvr, true, &[]);
+    let json = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7","labels":{"app":"web"},"creationTimestamp":"2026-01-01T00:57:00Z"},"spec":{"nodeName":"n1"},"status":{"phase":"Running"}}"#;
+    let parser = ObjectParser::table(tables("pods", &[AGE]).unwrap(), &fields).of("Pod", "v1");
+    let (plain, row) = (row(r#"["a","1s"]"#, json), ObjectParser::new(&fields).of("Pod", "v1"));
+    let (plain, alone) =
+        (std::sync::Arc::new(parser.parse(plain.as_bytes()).unwrap()), row.parse(json.as_bytes()).unwrap());
+    assert_eq!((plain.key(), plain.uid(), plain.version()), (alone.key(), alone.uid(), alone.version()));
+    assert!(plain.labels().eq(alone.labels()));
+    for field in ["spec.nodeName", "status.phase", "spec.hostNetwork"] {
+        let field = fields.resolve(field, &gvr).unwrap();
+        assert_eq!(parser.field(&plain, field), row.field(&alone, field));
+    }
+    let moved = plain.bytes_at(ResourceVersion::new(1000).unwrap());
+    assert_eq!(parser.parse(&moved).unwrap().version().get(), 1000);
+    let remnant = plain.remnant(&std::sync::Arc::new(parser)).bytes();
+    let tables = tables("pods", &[AGE]).unwrap();
+    let told = String::from_utf8(tables.row(&remnant, Include::None).into()).unwrap();
+    assert_eq!(told, super::tests::row("[null,null]", "null"));
+}
+
+#[test]
+fn a_bookmark_has_the_cells_that_upstream_gives_one() {
+    let tables = tables("configmaps", &[AGE]).unwrap();
+    let pod = ("ConfigMap", "v1");
+    assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row("[null,null]", "null"));
+    let upstream = row(
+        r#"["","\u003cunknown\u003e"]"#,
+        r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"4"},"status":{}}"#,
+    );
+    tables.note_bookmark(serde_json::from_str(&upstream).unwrap());
+    assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
+    let last: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::None, "5", true)).unwrap();
+    assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(last["object"]["kind"], "PartialObjectMetadata");
+    let full: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::Object, "5", false)).unwrap();
+    assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes nothing");
+    assert_eq!(
+        (&full["object"]["kind"], &full["object"]["metadata"]["resourceVersion"]),
+        (&"ConfigMap".into(), &"5".into())
+    );
+}

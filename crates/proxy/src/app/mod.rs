@@ -1,0 +1,344 @@
+//! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
+
+mod backfill;
+mod catalog;
+mod cluster_version;
+mod freshness;
+mod governor;
+pub mod informer;
+pub mod on_demand;
+mod peers;
+pub mod registry;
+mod self_check;
+mod warm_start;
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use prometheus::Registry as PrometheusRegistry;
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tonic::{service::Routes, transport::Server as HttpServer};
+use tracing::{info, warn};
+
+use self::{
+    informer::Shared,
+    on_demand::{Form, OnDemand, SizeLimits},
+    registry::{Registry, RegistryOptions},
+};
+use crate::{
+    cache::RingLimits,
+    config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
+    fanout::GateLimits,
+    peer::{PeerError, Peers},
+    server::{
+        Server, ServerOptions,
+        admin::{self, Admin},
+        health,
+        http::proxy::Proxy,
+        listen::{BindError, Bound, Listener},
+        tls::{self, TlsError},
+    },
+    telemetry::metrics::Metrics,
+    upstream::{
+        Upstream, UpstreamError,
+        client::{UpstreamOptions, Verb},
+        discovery::{Discovery, DiscoveryOptions},
+        lines::LINE_BYTES_MAX,
+        passthrough::{Credentials, Passthrough, PassthroughOptions},
+        reflector::ReflectorOptions,
+        settings::SettingsError,
+    },
+};
+use kubefan_common::proto::DESCRIPTORS;
+
+/// Why kubefan cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The way to the apiserver cannot be read.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The apiserver must be reachable, and is not.
+    #[error("{0} (--require-upstream)")]
+    Upstream(#[source] UpstreamError),
+    /// A port cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A server failed.
+    #[error("{what} failed: {message}")]
+    Server {
+        /// Which one.
+        what: &'static str,
+        /// How.
+        message: String,
+    },
+    /// Certificate, key or CA of the peers cannot be used.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// Metrics could not be registered: two kubefans share a registry.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// A kubefan whose ports are bound and which does not serve yet.
+pub struct App {
+    config: ServeConfig,
+    upstream: Upstream,
+    proxy: Option<Arc<Proxy>>,
+    metrics: Arc<Metrics>,
+    data: Listener,
+    admin: Listener,
+    peer: Option<Listener>,
+    tls: Option<TlsAcceptor>,
+}
+
+/// Binds, says where on stderr, and serves until `shutdown` completes and every stream was told.
+pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+    let app = App::bind(config).await?;
+    let (data, admin) = app.bound()?;
+    eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
+    eprintln!("kubefan: serving admin on {admin}");
+    if let Some(peers) = app.bound_for_peers()? {
+        eprintln!("kubefan: serving peers on {peers}");
+    }
+    app.serve(shutdown).await
+}
+
+impl App {
+    /// Reads credentials and certificates and binds both ports. The apiserver is not waited for, unless it is required.
+    pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
+        let options =
+            UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
+        let connect_timeout = options.connect_timeout;
+        let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
+        let passthrough = match &config.passthrough {
+            &Some(PassthroughConfig { credentials, requests_max, .. }) => {
+                let options = PassthroughOptions { credentials, requests_max, connect_timeout };
+                Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
+            }
+            None => None,
+        };
+        Self::bind_with(upstream, passthrough, config).await
+    }
+
+    /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read, and nothing is
+    /// passed on.
+    pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
+        Self::bind_with(upstream, None, config).await
+    }
+
+    async fn bind_with(
+        upstream: Upstream,
+        passthrough: Option<Passthrough>,
+        config: ServeConfig,
+    ) -> Result<Self, AppError> {
+        let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
+        // Where callers act as themselves, who has nothing but a certificate is told why that does not do.
+        let asks = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
+        let tls = config.tls.as_ref().map(|files| tls::read(files, asks)).transpose()?;
+        let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
+        #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+        let number = rand::random();
+        let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, number, metrics.clone())));
+        peers::tls(&config).map(|files| files.check()).transpose()?;
+        let counted = metrics.clone();
+        let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
+            Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
+            None => counted.upstream_request(verb.as_str(), "error"),
+        }));
+        if config.upstream.required {
+            upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
+        }
+        let data = Listener::bind(&config.listen, "--listen").await?;
+        let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
+        let peer = match &config.peer.listen {
+            Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
+            None => None,
+        };
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls })
+    }
+
+    /// What `/metrics` will serve.
+    pub fn metrics(&self) -> &PrometheusRegistry {
+        self.metrics.registry()
+    }
+
+    /// Where the data port and the admin port are.
+    pub fn bound(&self) -> Result<(Bound, Bound), AppError> {
+        let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
+        Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
+    }
+
+    /// Where the port for other replicas is, if there is one.
+    pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
+        let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
+        self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
+    }
+
+    /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
+    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+        let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls } = self;
+        let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
+        // Whatever way this function is left, everything that it started ends.
+        let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
+        let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
+        let memory_max = memory_max.or_else(governor::default_budget);
+        let whom = peers::whom(&config, own_port, memory_max);
+        let registry = registry(&config, &upstream, whom, &metrics, &stop);
+        let informers = tokio::spawn(registry.clone().run());
+        if let Some(bytes_max) = memory_max {
+            let governor = governor::govern(registry.clone(), metrics.clone(), bytes_max);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
+        }
+        let mut admin = serve_admin(admin, &registry, &metrics, &stop);
+        let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
+        if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
+            tokio::spawn(peers::serve(listener, tls, registry.clone(), metrics.clone(), stop.clone()));
+        }
+        info!(apiserver = upstream.server(), "started");
+
+        let ended = tokio::select! {
+            () = shutdown => Ok(()),
+            result = &mut data => Err(server_error("the gRPC server", result)),
+            result = &mut admin => Err(server_error("the admin server", result)),
+        };
+        if ended.is_ok() {
+            info!(timeout = ?config.drain_timeout, "draining");
+            drain.cancel();
+            if timeout(config.drain_timeout, &mut data).await.is_err() {
+                warn!("some connections did not end within the drain timeout");
+                data.abort();
+            }
+        }
+        stop.cancel();
+        // Bounded: the tasks only wait for cancellation.
+        let _ = timeout(Duration::from_secs(2), informers).await;
+        admin.abort();
+        ended
+    }
+}
+
+fn registry(
+    config: &ServeConfig,
+    upstream: &Upstream,
+    peers: Option<Peers>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Arc<Registry> {
+    let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let form = |form: FormConfig| Form { bytes_max: limit(form.bytes_max), idle_timeout: form.idle_timeout };
+    let shared = Shared {
+        upstream: upstream.clone(),
+        discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
+        reflector: ReflectorOptions {
+            page_size: config.upstream.page_size,
+            watch_list: config.upstream.watch_list == WatchListMode::Auto,
+            upstream_idle_timeout: config.upstream.idle_timeout,
+            line_bytes_max: LINE_BYTES_MAX,
+        },
+        upstream_field_selector: config.upstream.field_selector.as_ref().map(ToString::to_string).unwrap_or_default(),
+        schema_check_interval: config.upstream.schema_check_interval,
+        cache_compression: config.cache_compression == CacheCompression::Zstd,
+        peers,
+        seed: None,
+    };
+    let options = RegistryOptions {
+        resources: config.resources.clone(),
+        namespaces: config.namespaces.clone(),
+        ring: RingLimits {
+            ring_bytes_max: config.ring.bytes_max.map(limit),
+            ring_events_max: config.ring.events_max,
+            ring_age_max: config.ring.age_max,
+            residue_bytes_max: config.ring.residue_bytes_max.map(limit),
+        },
+        coalesce_max: config.coalesce_max,
+        gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
+        staleness_max: config.staleness_max,
+        proves: config.consistent_reads == ConsistentReads::Probe,
+        self_check_interval: config.upstream.self_check_interval,
+        on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
+            on_demand_resources_max: on_demand.resources_max,
+            size: SizeLimits {
+                on_demand_objects_max: on_demand.objects_max,
+                on_demand_bytes_max: limit(on_demand.bytes_max),
+            },
+            on_demand_idle_timeout: on_demand.idle_timeout,
+        }),
+        protobuf: config.protobuf.map(form),
+        tables: config.tables.map(form),
+    };
+    Registry::new(shared, options, metrics.clone(), stop.clone())
+}
+
+type ServerTask = JoinHandle<Result<(), String>>;
+
+fn serve_admin(
+    listener: Listener,
+    registry: &Arc<Registry>,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+) -> ServerTask {
+    let (refreshed, ready) = (registry.clone(), registry.clone());
+    let router = admin::router(Admin {
+        catalog: registry.clone(),
+        registry: metrics.registry().clone(),
+        refresh: Box::new(move || refreshed.refresh_gauges()),
+        readiness: Box::new(move || ready.readiness()),
+    });
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        // axum's router under tonic's server: one kind of listener for both ports.
+        let server = HttpServer::builder().accept_http1(true).add_routes(router.into());
+        server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
+    })
+}
+
+fn serve_data(
+    listener: Listener,
+    tls: Option<TlsAcceptor>,
+    proxy: Option<Arc<Proxy>>,
+    config: &ServeConfig,
+    registry: &Arc<Registry>,
+    metrics: &Arc<Metrics>,
+    drain: &CancellationToken,
+) -> Result<ServerTask, AppError> {
+    let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| failed(&error))?;
+    let others = Routes::new(health_service).add_service(reflection);
+    let catalog = Arc::new(registry.clone());
+    let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
+    let (registry, drain) = (registry.clone(), drain.clone());
+    Ok(tokio::spawn(async move {
+        health::begin(&reporter).await;
+        let changes = registry.changes();
+        let health = move || (registry.readiness().0, registry.health());
+        let following = tokio::spawn(health::follow(changes, health, reporter, drain));
+        server.run(listener, tls).await;
+        following.abort();
+        Ok(())
+    }))
+}
+
+fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {
+    let message = match result {
+        Ok(Ok(())) => "it ended by itself".to_owned(),
+        Ok(Err(message)) => message,
+        Err(error) => error.to_string(),
+    };
+    AppError::Server { what, message }
+}
+
+/// An error with its causes, which libraries often keep out of their own text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,176 @@
+//! What is held against what is true: two sequences of (key, version) in key order, compared as they come.
+//!
+//! A cache that has lost an event looks like any other; only upstream can tell. Keys come in pages, so nothing here needs more memory
+//! than the differences that are kept, and of those there is a limit.
+
+use std::{cmp::Ordering, fmt, iter::Peekable};
+
+use kubefan_model::{ObjectKey, ResourceVersion};
+
+/// One key that is not the same on both sides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The object.
+    pub key: ObjectKey,
+    /// Its version here; `None` where it is not held.
+    pub held: Option<ResourceVersion>,
+    /// Its version upstream; `None` where there is none.
+    pub told: Option<ResourceVersion>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, held, told } = self;
+        match (held, told) {
+            (Some(held), Some(told)) => write!(f, "{key} (held at {held}, upstream at {told})"),
+            (None, Some(told)) => write!(f, "{key} (not held, upstream at {told})"),
+            (Some(held), None) => write!(f, "{key} (held at {held}, not upstream)"),
+            (None, None) => write!(f, "{key}"),
+        }
+    }
+}
+
+/// The differences found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// How many.
+    pub count: usize,
+    /// The first of them.
+    pub first: Vec<Difference>,
+}
+
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, difference) in self.first.iter().enumerate() {
+            let comma = if i > 0 { ", " } else { "" };
+            write!(f, "{comma}{difference}")?;
+        }
+        match self.count - self.first.len() {
+            0 => Ok(()),
+            more => write!(f, ", and {more} more"),
+        }
+    }
+}
+
+/// Upstream's keys came out of order, so nothing can be said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("upstream lists {key} after {after}, which is not the order of keys")]
+pub struct OutOfOrder {
+    key: ObjectKey,
+    after: ObjectKey,
+}
+
+/// A comparison under way.
+pub struct Comparison<I: Iterator<Item = (ObjectKey, ResourceVersion)>> {
+    held: Peekable<I>,
+    last: Option<ObjectKey>,
+    differences: Differences,
+    kept_max: usize,
+}
+
+impl<I: Iterator<Item = (ObjectKey, ResourceVersion)>> Comparison<I> {
+    /// A comparison with what is held, in key order; of the differences the first `kept_max` are named.
+    pub fn new(held: I, kept_max: usize) -> Self {
+        Self { held: held.peekable(), last: None, differences: Differences::default(), kept_max }
+    }
+
+    /// Takes upstream's next object.
+    pub fn tell(&mut self, key: ObjectKey, told: ResourceVersion) -> Result<(), OutOfOrder> {
+        if let Some(after) = self.last.take_if(|last| *last >= key) {
+            return Err(OutOfOrder { key, after });
+        }
+        while let Some((held_key, held)) = self.held.next_if(|(held_key, _)| *held_key <= key) {
+            match held_key.cmp(&key) {
+                Ordering::Equal if held == told => {
+                    self.last = Some(key);
+                    return Ok(());
+                }
+                Ordering::Equal => {
+                    self.note(&key, Some(held), Some(told));
+                    self.last = Some(key);
+                    return Ok(());
+                }
+                _ => self.note(&held_key, Some(held), None),
+            }
+        }
+        self.note(&key, None, Some(told));
+        self.last = Some(key);
+        Ok(())
+    }
+
+    /// Upstream has told all.
+    pub fn finish(mut self) -> Differences {
+        while let Some((key, held)) = self.held.next() {
+            self.note(&key, Some(held), None);
+        }
+        self.differences
+    }
+
+    fn note(&mut self, key: &ObjectKey, held: Option<ResourceVersion>, told: Option<ResourceVersion>) {
+        self.differences.count += 1;
+        if self.differences.first.len() < self.kept_max {
+            self.differences.first.push(Difference { key: key.clone(), held, told });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type State = BTreeMap<ObjectKey, ResourceVersion>;
+
+    fn states() -> impl Strategy<Value = State> {
+        let object = ("[ab]-?[ab]?", "[xyz]", 1..4_u64);
+        let state = prop::collection::vec(object, 0..12);
+        state.prop_map(|objects| {
+            let object = |(namespace, name, version): (String, String, u64)| {
+                (ObjectKey::new(&namespace, &name), ResourceVersion::new(version).unwrap())
+            };
+            objects.into_iter().map(object).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_that_differs_is_found_and_no_other(held in states(), told in states(), kept_max in 0..20_usize) {
+            let keys: BTreeSet<_> = held.keys().chain(told.keys()).cloned().collect();
+            let differences = keys.into_iter().filter_map(|key| {
+                let (held, told) = (held.get(&key).copied(), told.get(&key).copied());
+                (held != told).then_some(Difference { key, held, told })
+            });
+            let expected: Vec<_> = differences.collect();
+            let mut comparison = Comparison::new(held.clone().into_iter(), kept_max);
+            for (key, version) in told.clone() {
+                comparison.tell(key, version).unwrap();
+            }
+            let found = comparison.finish();
+            prop_assert_eq!(found.count, expected.len());
+            prop_assert_eq!(&found.first[..], &expected[..expected.len().min(kept_max)]);
+        }
+    }
+
+    #[test]
+    fn keys_out_of_order_are_no_difference() {
+        let mut comparison = Comparison::new(std::iter::empty(), 1);
+        let version = ResourceVersion::new(1).unwrap();
+        comparison.tell(ObjectKey::new("", "b"), version).unwrap();
+        let error = comparison.tell(ObjectKey::new("", "a"), version).unwrap_err();
+        assert_eq!(error.to_string(), "upstream lists a after b, which is not the order of keys");
+    }
+
+    #[test]
+    fn the_first_are_named_and_the_others_counted() {
+        let version = |number| ResourceVersion::new(number);
+        let difference = |name: &str, held, told| Difference { key: ObjectKey::new("ns", name), held, told };
+        let first = vec![difference("a", version(1), version(2)), difference("b", None, version(2))];
+        assert_eq!(
+            Differences { count: 5, first }.to_string(),
+            "ns/a (held at 1, upstream at 2), ns/b (not held, upstream at 2), and 3 more"
+        );
+    }
+}

@@ -1,0 +1,229 @@
+//! The history of one resource and scope: recent events in full, and what is left of older ones.
+//!
+//! What the ring lets go of goes into the residue, so the two join without a hole. Together they say which way leads on from a version.
+
+use std::{ops::Bound, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{
+    residue::{Replaced, Residue},
+    ring::{EventRing, Expired, Record, RingLimits},
+};
+use kubefan_model::{ResourceVersion, object::ObjectParser};
+
+/// What leads on from a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Every event after it is held.
+    Ring,
+    /// What changed after it is known, each object once.
+    Residue,
+}
+
+/// Whether `version` is within an upper bound.
+pub(super) fn is_within(version: ResourceVersion, up_to: Bound<ResourceVersion>) -> bool {
+    match up_to {
+        Bound::Included(last) => version <= last,
+        Bound::Excluded(end) => version < end,
+        Bound::Unbounded => true,
+    }
+}
+
+/// A history as it is at one version, copied by reference, in parts, so that nobody waits for it long: see [`History::copy`].
+#[derive(Debug)]
+pub struct HistoryCopy {
+    /// What it leads up to.
+    pub version: ResourceVersion,
+    /// Every record after this version is among the `records`.
+    pub ring_floor: ResourceVersion,
+    /// Every change after this version and up to `ring_floor` is among the `changes`.
+    pub residue_floor: ResourceVersion,
+    /// What is left of old changes, oldest first.
+    pub changes: Vec<Replaced>,
+    /// The spans up to `ring_floor` inside of which nothing is exact, in order.
+    pub inexact: Vec<(ResourceVersion, ResourceVersion)>,
+    /// Events and gaps, and when they came, oldest first.
+    pub records: Vec<(Record, Instant)>,
+    in_ring: bool,
+}
+
+impl HistoryCopy {
+    /// A copy of which nothing is made yet, of the history that leads up to `version`.
+    pub fn of(version: ResourceVersion) -> Self {
+        let (changes, inexact, records) = Default::default();
+        Self { version, ring_floor: version, residue_floor: version, changes, inexact, records, in_ring: true }
+    }
+}
+
+/// Ring and residue.
+pub struct History {
+    limits: RingLimits,
+    parser: Arc<ObjectParser>,
+    ring: EventRing,
+    residue: Residue,
+    /// What it may take of its usual size.
+    share: f64,
+}
+
+impl History {
+    /// A history that starts after `floor`, of objects that `parser` reads.
+    pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
+        Self::to_restore(limits, (floor, floor), parser)
+    }
+
+    /// A history to be restored: what is older than `ring_floor` was reduced elsewhere, and nothing is known from before
+    /// `residue_floor`.
+    pub fn to_restore(
+        limits: RingLimits,
+        (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
+        parser: Arc<ObjectParser>,
+    ) -> Self {
+        let (ring, residue) = (EventRing::new(limits, ring_floor), Residue::new(residue_floor));
+        Self { limits, parser, ring, residue, share: 1.0 }
+    }
+
+    /// Where changes are restored to, before the first record is pushed.
+    pub fn residue_mut(&mut self) -> &mut Residue {
+        &mut self.residue
+    }
+
+    /// Everything was restored: lets go of what is over the limits here.
+    pub fn restored(&mut self, now: Instant, store_bytes: usize) {
+        self.evict(now, store_bytes, 0);
+    }
+
+    /// The recent events.
+    pub fn ring(&self) -> &EventRing {
+        &self.ring
+    }
+
+    /// What is left of older ones.
+    pub fn residue(&self) -> &Residue {
+        &self.residue
+    }
+
+    /// Appends a record that the views have seen. [`Self::evict`] follows.
+    pub fn push(&mut self, record: Record, now: Instant) {
+        self.ring.push(record, now);
+    }
+
+    /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
+    pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
+        let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        gone.iter().for_each(|record| self.residue.push(record, &self.parser));
+        self.residue.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
+        gone
+    }
+
+    /// Keeps a share of its usual size from the next eviction on.
+    pub fn keep(&mut self, share: f64) {
+        self.share = share;
+    }
+
+    /// The oldest version that something leads on from.
+    pub fn oldest(&self) -> ResourceVersion {
+        self.residue.floor()
+    }
+
+    /// What leads on from `version`, which is not from the future: events where they are held.
+    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Expired> {
+        let Err(expired) = self.ring.since(version) else { return Ok(Way::Ring) };
+        // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
+        let inside_a_gap = version >= self.ring.floor();
+        let oldest = if inside_a_gap { expired.oldest } else { self.residue.known_from(version) };
+        match oldest == version {
+            true => Ok(Way::Residue),
+            false => Err(Expired { requested: version, oldest }),
+        }
+    }
+
+    /// The same for one who may not be able to tell what is exact from what is not: then only events lead on, and none that are older than
+    /// the last gap.
+    pub fn way_for(&self, version: ResourceVersion, has_marks: bool) -> Result<Way, Expired> {
+        let way = self.way_from(version)?;
+        let exact_from = self.ring.exact_from();
+        match has_marks || version >= exact_from {
+            true => Ok(way),
+            false => Err(Expired { requested: version, oldest: exact_from }),
+        }
+    }
+
+    /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
+    /// has forgotten by then is found in the residue. Tells whether there is more.
+    pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
+        if copy.in_ring {
+            let oldest = copy.records.last().map(|(record, _)| record.version());
+            let older =
+                self.ring.between(self.ring.floor(), oldest.map_or(Bound::Included(copy.version), Bound::Excluded));
+            let before = copy.records.len();
+            copy.records.extend(older.take(entries_max).map(|(record, at)| (record.clone(), at)));
+            if copy.records.len() - before == entries_max {
+                return true;
+            }
+            copy.in_ring = false;
+            let start = copy.records.last().map_or(Some(copy.version), |(record, _)| match record {
+                Record::Event(event) => ResourceVersion::new(event.version().get() - 1),
+                Record::Gap(gap) => Some(gap.from),
+            });
+            copy.ring_floor = start.map_or(self.ring.floor(), |start| start.min(self.ring.floor()));
+            copy.records.reverse();
+            return true;
+        }
+        let oldest = copy.changes.last().map(|change| change.version);
+        let up_to = oldest.map_or(Bound::Included(copy.ring_floor), Bound::Excluded);
+        let before = copy.changes.len();
+        for change in self.residue.between(self.residue.floor(), up_to) {
+            // Whole versions: a gap's changes share one.
+            let another = copy.changes.last().is_some_and(|last| last.version != change.version);
+            if another && copy.changes.len() - before >= entries_max {
+                return true;
+            }
+            copy.changes.push(change.clone());
+        }
+        copy.residue_floor = self.residue.floor().min(copy.ring_floor);
+        let known = |version: &ResourceVersion| *version > copy.residue_floor;
+        copy.changes.retain(|change| known(&change.version));
+        copy.changes.reverse();
+        let within = |(_, to): &(ResourceVersion, ResourceVersion)| known(to) && *to <= copy.ring_floor;
+        copy.inexact = self.residue.gaps().filter(within).collect();
+        false
+    }
+
+    /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes
+    /// each time, so that a reader who has much to catch up with keeps nobody from the history: where there is more, the version that
+    /// it lies below is given too.
+    pub fn replaced(
+        &self,
+        after: ResourceVersion,
+        up_to: Bound<ResourceVersion>,
+        changes_max: usize,
+    ) -> Result<(Vec<Replaced>, Option<ResourceVersion>), Expired> {
+        if after < self.residue.floor() {
+            return Err(Expired { requested: after, oldest: self.oldest() });
+        }
+        let mut part = Vec::new();
+        for (record, _) in self.ring.between(after, up_to) {
+            let version = record.version();
+            let replaced = record.events().iter().rev().map(|event| {
+                let (object, before) = (event.object(), event.previous());
+                Replaced { version, key: object.key().clone(), before }
+            });
+            part.extend(replaced);
+            if part.len() >= changes_max {
+                return Ok((part, Some(version)));
+            }
+        }
+        for change in self.residue.between(after, up_to) {
+            // Whole versions: a gap's changes share one.
+            if let Some(last) = part.last().map(|last: &Replaced| last.version)
+                && last != change.version
+                && part.len() >= changes_max
+            {
+                return Ok((part, Some(last)));
+            }
+            part.push(change.clone());
+        }
+        Ok((part, None))
+    }
+}

@@ -1,0 +1,150 @@
+//! The current objects of one resource and scope.
+//!
+//! A persistent map: a clone is O(1) and stays as it is while the writer goes on, so a reader's snapshot is consistent without
+//! blocking anyone. What a snapshot pins is only what has changed since.
+
+use std::{
+    ops::Bound::{Excluded, Included, Unbounded},
+    sync::Arc,
+};
+
+use imbl::OrdMap;
+
+use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
+
+/// Objects by key, in the order of the apiserver's lists.
+#[derive(Clone, Default)]
+pub struct Store {
+    /// Not a set of objects that know their keys: inner nodes keep keys for longer than their objects, and would keep those.
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    json_bytes: usize,
+    cost_bytes: usize,
+}
+
+impl Store {
+    /// The number of objects.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// The JSON bytes of all objects together.
+    pub fn json_bytes(&self) -> usize {
+        self.json_bytes
+    }
+
+    /// What the objects cost in memory, in bytes, packed or not; the map itself is not counted.
+    pub fn cost_bytes(&self) -> usize {
+        self.cost_bytes
+    }
+
+    /// The object of a key.
+    pub fn get(&self, key: &str) -> Option<&Arc<Object>> {
+        self.objects.get(key)
+    }
+
+    /// Puts an object in; returns the one it replaces.
+    pub fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
+        self.json_bytes += object.json_len();
+        self.cost_bytes += object.cost_bytes();
+        let previous = self.objects.insert(object.key().clone(), object);
+        self.without(previous)
+    }
+
+    /// Takes an object out.
+    pub fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
+        let previous = self.objects.remove(key);
+        self.without(previous)
+    }
+
+    fn without(&mut self, previous: Option<Arc<Object>>) -> Option<Arc<Object>> {
+        let previous = previous?;
+        self.json_bytes -= previous.json_len();
+        self.cost_bytes -= previous.cost_bytes();
+        Some(previous)
+    }
+
+    /// The objects after `last`, from the start if `None`, in key order.
+    pub fn after<'a>(&'a self, last: Option<&'a ObjectKey>) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
+        let from = last.map_or(Unbounded, |key| Excluded(key.as_str()));
+        self.objects.range::<(_, _), str>((from, Unbounded)).map(|(_, object)| object)
+    }
+
+    /// All objects, in key order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
+        self.objects.values()
+    }
+
+    /// Key and version of every object, in key order.
+    pub fn into_versions(self) -> impl Iterator<Item = (ObjectKey, ResourceVersion)> + Send + use<> {
+        self.objects.into_iter().map(|(key, object)| (key, object.version()))
+    }
+
+    /// The selected objects from one key to another, both included, in key order.
+    pub fn select_range<'a>(
+        &'a self,
+        selection: &'a Selection,
+        first: &ObjectKey,
+        last: &ObjectKey,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
+        let range = self.objects.range::<(_, _), str>((Included(first.as_str()), Included(last.as_str())));
+        range.map(|(_, object)| object).filter(|object| selection.matches(object))
+    }
+
+    /// The selected objects after `last` (from the start if `None`), in key order. A selection of one namespace or one object looks
+    /// only at its keys.
+    pub fn select<'a>(
+        &'a self,
+        selection: &'a Selection,
+        last: Option<&'a ObjectKey>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
+        let spec = selection.spec();
+        // In keys, `/` ends a namespace, and `0` is the byte after it.
+        let (first, end) = match (spec.namespace.as_str(), spec.name.as_str()) {
+            ("", _) => (None, None),
+            (namespace, "") => (Some(format!("{namespace}/")), Some(format!("{namespace}0"))),
+            (namespace, name) => (Some(format!("{namespace}/{name}")), Some(format!("{namespace}/{name}\0"))),
+        };
+        let from = last.map(|key| Excluded(key.as_str())).or(first.as_deref().map(Included)).unwrap_or(Unbounded);
+        let to = end.as_deref().map_or(Unbounded, Excluded);
+        self.objects.range::<(_, _), str>((from, to)).map(|(_, object)| object).filter(|o| selection.matches(o))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubefan_model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        object::ObjectParser,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    #[test]
+    fn one_namespace_or_one_object_is_found_among_all() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        let mut store = Store::default();
+        for (namespace, name) in [("a", "x"), ("a", "y"), ("a-b", "x"), ("b", "x"), ("aa", "x")] {
+            let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","resourceVersion":"1"}}}}"#);
+            store.insert(Arc::new(parser.parse(json.as_bytes()).unwrap()));
+        }
+        let select = |namespace, name, last: Option<ObjectKey>| {
+            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let selection = Selection::bind(namespace, name, labels, &fields, &table, parser.clone(), &gvr).unwrap();
+            store.select(&selection, last.as_ref()).map(|object| object.key().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(select("", "", None), ["a-b/x", "a/x", "a/y", "aa/x", "b/x"]);
+        assert_eq!(select("a", "", None), ["a/x", "a/y"]);
+        assert_eq!(select("a", "y", None), ["a/y"]);
+        assert_eq!(select("", "x", None).len(), 4);
+        assert_eq!(select("a", "", Some(ObjectKey::new("a", "x"))), ["a/y"]);
+        assert!(select("a", "", Some(ObjectKey::new("a", "y"))).is_empty());
+    }
+}

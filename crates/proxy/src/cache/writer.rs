@@ -1,0 +1,702 @@
+//! The sole mutator of a cache: turns what upstream says into commits.
+//!
+//! A commit is a new state and the one record that led to it; readers see all of it or none. A list after the first becomes adds,
+//! changes and deletes, found here, off the readers' path. Objects that a list repeats unchanged keep their memory, so a relist
+//! costs little more than its network buffers. What goes into history is packed here too, before the commit is published.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{
+    history::History,
+    ring::{Gap, Record},
+    store::Store,
+};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::{
+    ObjectKey, ResourceVersion,
+    event::{EventType, WatchEvent},
+    object::Object,
+    packer::{Packer, Sampler},
+};
+
+/// Why a list begins when a self-check has found a difference.
+pub const SELF_CHECK: &str = "self_check";
+
+/// What the reflector tells, in upstream's order.
+#[derive(Debug)]
+pub enum Update {
+    /// A list begins: the first, or another because of `reason`.
+    ListBegin {
+        /// Why; the label of `kubefan_relists_total`.
+        reason: &'static str,
+    },
+    /// One object of the list.
+    ListItem(Object),
+    /// The list is complete, at this version.
+    ListEnd(ResourceVersion),
+    /// A change.
+    Event(EventType, Object),
+    /// Nothing at or below this version is still to come.
+    Bookmark(ResourceVersion),
+    /// The cluster's version is below the one that was told: its state was restored. A list follows.
+    WentBack {
+        /// The cluster's version.
+        reached: ResourceVersion,
+    },
+}
+
+/// A new state of the cache.
+pub struct Commit {
+    /// The objects.
+    pub store: Store,
+    /// Their version.
+    pub version: ResourceVersion,
+    /// What led here.
+    pub change: Change,
+}
+
+/// How a commit relates to the one before it.
+pub enum Change {
+    /// The first list, or history does not lead here: it starts anew.
+    Start {
+        /// Why, for those who followed what was before.
+        because: String,
+    },
+    /// The state came with its history.
+    Restored(Box<History>),
+    /// One more record.
+    Record(Record),
+    /// Only the version has moved.
+    Version,
+}
+
+/// Upstream broke a rule of its own protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UpdateError {
+    /// A change before the first list was complete.
+    #[error("upstream sent a change before the first list was complete")]
+    NotListed,
+    /// A change at or below the version already reached: passing it on would repeat or reorder.
+    #[error("upstream sent {key} at version {version}, after version {reached}")]
+    OutOfOrder {
+        /// The object.
+        key: ObjectKey,
+        /// Its version.
+        version: ResourceVersion,
+        /// What was reached before.
+        reached: ResourceVersion,
+    },
+}
+
+/// The writer of one cache.
+#[derive(Default)]
+pub struct CacheWriter {
+    store: Store,
+    version: Option<ResourceVersion>,
+    listing: Option<Listing>,
+    rest: Rest,
+    /// Why the next complete list cannot follow on what is held.
+    rewritten: Option<String>,
+}
+
+struct Listing {
+    store: Store,
+    reason: &'static str,
+    /// An item that cannot be, if what is held is an earlier state of the same history.
+    contradiction: Option<String>,
+    /// What the list will have replaced or deleted, packed already: all at once, at its end, would take seconds.
+    history: HashMap<ObjectKey, Arc<Object>>,
+    /// Up to here the objects before the list were looked at by [`CacheWriter::prepare`].
+    prepared: Option<ObjectKey>,
+}
+
+/// How objects are kept while nobody looks at them.
+#[derive(Default)]
+struct Rest {
+    /// The current objects are packed too, not only those that they replaced.
+    pack_current: bool,
+    packer: Arc<Packer>,
+    /// `None` once the dictionary is made.
+    sampler: Option<Sampler>,
+}
+
+impl Rest {
+    /// With so few objects a dictionary is not worth its own size.
+    const SAMPLES_LEAST: usize = 16;
+
+    fn make_packer(&mut self) {
+        if let Some(sampler) = &self.sampler {
+            self.packer = Arc::new(sampler.packer());
+        }
+    }
+
+    fn current(&self, object: &Arc<Object>) -> Arc<Object> {
+        if self.pack_current { object.packed(&self.packer) } else { object.clone() }
+    }
+
+    /// An item of a list, as it is kept. The first ones wait plain in `store` until there is a dictionary.
+    fn list_item(&mut self, object: Arc<Object>, store: &mut Store) -> Arc<Object> {
+        let Some(sampler) = &mut self.sampler else { return self.current(&object) };
+        sampler.look(&object);
+        if !self.pack_current || self.packer.has_dictionary() {
+            return self.current(&object);
+        }
+        if sampler.seen() == Sampler::SAMPLES_MAX {
+            self.make_packer();
+            self.pack_all(store);
+            return self.current(&object);
+        }
+        object
+    }
+
+    /// The list is complete: the dictionary is made from all of it, and serves until the next one.
+    fn list_end(&mut self, store: &mut Store) {
+        if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
+            self.make_packer();
+            self.sampler = None;
+        }
+        if self.pack_current && store.len() < Sampler::SAMPLES_MAX {
+            self.pack_all(store);
+        }
+    }
+
+    /// A resource that began with few objects gets its dictionary once there were enough.
+    fn event(&mut self, object: &Arc<Object>) {
+        if let Some(sampler) = &mut self.sampler {
+            sampler.look(object);
+            if sampler.seen() >= Sampler::SAMPLES_MAX {
+                self.make_packer();
+                self.sampler = None;
+            }
+        }
+    }
+
+    fn pack_all(&self, store: &mut Store) {
+        let plain: Vec<_> = store.iter().filter(|object| !object.is_packed()).cloned().collect();
+        plain.iter().for_each(|object| drop(store.insert(object.packed(&self.packer))));
+    }
+}
+
+impl CacheWriter {
+    /// A writer of an empty cache. What was replaced is always packed; with `pack_current` the current objects are too.
+    pub fn new(pack_current: bool) -> Self {
+        Self { rest: Rest { pack_current, ..Rest::default() }, ..Self::default() }
+    }
+
+    /// A writer of a cache beside another one: objects that both hold are in memory once.
+    pub fn sharing(store: Store) -> Self {
+        Self { store, ..Self::new(false) }
+    }
+
+    /// The version reached; `None` before the first list is complete.
+    pub fn version(&self) -> Option<ResourceVersion> {
+        self.version
+    }
+
+    /// What everything is packed by.
+    pub fn packer(&self) -> &Arc<Packer> {
+        &self.rest.packer
+    }
+
+    /// Objects and JSON bytes held, those of a list under way included: what the limits of a first sync are checked against.
+    pub fn held(&self) -> (usize, usize) {
+        let listing = self.listing.as_ref().map(|listing| &listing.store);
+        let most = |of: fn(&Store) -> usize| of(&self.store).max(listing.map_or(0, of));
+        (most(Store::len), most(Store::json_bytes))
+    }
+
+    /// Takes one update; gives a commit where it completes one.
+    pub fn apply(&mut self, update: Update) -> Result<Option<Commit>, UpdateError> {
+        match update {
+            Update::ListBegin { reason } => {
+                let (store, contradiction, history, prepared) = Default::default();
+                self.listing = Some(Listing { store, reason, contradiction, history, prepared });
+                self.rest.sampler = Some(Sampler::default());
+                Ok(None)
+            }
+            Update::ListItem(object) => {
+                let listing = self.listing.as_mut().ok_or(UpdateError::NotListed)?;
+                let held = self.store.get(object.key().as_str());
+                if listing.contradiction.is_none()
+                    && let Some(reached) = self.version
+                {
+                    listing.contradiction = contradiction(held, &object, reached, listing.reason);
+                }
+                let object = match held {
+                    Some(held) if same(held, &object) => held.clone(),
+                    held => new_object(object, held),
+                };
+                if let Some(held) = held.filter(|held| !Arc::ptr_eq(held, &object)) {
+                    listing.history.insert(held.key().clone(), held.packed(&self.rest.packer));
+                }
+                let object = self.rest.list_item(object, &mut listing.store);
+                listing.store.insert(object);
+                Ok(None)
+            }
+            Update::ListEnd(version) => {
+                let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
+                self.rest.list_end(&mut listing.store);
+                Ok(Some(self.replace(listing, version)))
+            }
+            Update::Event(kind, object) => {
+                let reached = self.version.ok_or(UpdateError::NotListed)?;
+                let version = object.version();
+                if version <= reached && !planted::is(Bug::OutOfOrderPassedOn) {
+                    return Err(UpdateError::OutOfOrder { key: object.key().clone(), version, reached });
+                }
+                Ok(Some(self.change(kind, object)))
+            }
+            Update::WentBack { reached } => {
+                let was = self.version.ok_or(UpdateError::NotListed)?;
+                self.rewritten = Some(format!("version {was} was told, and the cluster is at {reached}"));
+                Ok(None)
+            }
+            Update::Bookmark(version) => {
+                let reached = self.version.ok_or(UpdateError::NotListed)?;
+                // A bookmark says that nothing is missing, so one at an older version says nothing new.
+                Ok((version > reached).then(|| self.commit(version, Change::Version)))
+            }
+        }
+    }
+
+    /// Does a part of what a complete list needs before its commit, for up to `objects_max` objects; tells whether there is more.
+    /// Optional: it is for callers that must not be kept from other work for long.
+    pub fn prepare(&mut self, objects_max: usize) -> bool {
+        let Some(listing) = &mut self.listing else { return false };
+        let prepared = listing.prepared.take();
+        let mut after = self.store.after(prepared.as_ref());
+        for old in after.by_ref().take(objects_max) {
+            listing.prepared = Some(old.key().clone());
+            if listing.store.get(old.key().as_str()).is_none() {
+                listing.history.insert(old.key().clone(), old.packed(&self.rest.packer));
+            }
+        }
+        let more = after.next().is_some();
+        drop(after);
+        listing.prepared = listing.prepared.take().or(prepared);
+        more
+    }
+
+    fn change(&mut self, kind: EventType, object: Object) -> Commit {
+        let version = object.version();
+        let held = self.store.get(object.key().as_str());
+        let object = new_object(object, held);
+        self.rest.event(&object);
+        let current = (kind != EventType::Deleted).then(|| self.rest.current(&object));
+        let previous = match &current {
+            None => self.store.remove(object.key().as_str()),
+            Some(current) => self.store.insert(current.clone()),
+        };
+        // What the state says outranks what upstream called it: an apiserver that restarted may say ADDED for what is held.
+        let kind = match (kind, &previous) {
+            (EventType::Deleted, _) => EventType::Deleted,
+            (_, Some(_)) => EventType::Modified,
+            (_, None) => EventType::Added,
+        };
+        let event = WatchEvent::new(kind, version, object, previous).packing(&self.rest.packer, current);
+        self.commit(version, Change::Record(Record::Event(Arc::new(event))))
+    }
+
+    fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Commit {
+        let Listing { store, reason, contradiction, mut history, .. } = listing;
+        let before = std::mem::replace(&mut self.store, store);
+        let start = |because: String| Change::Start { because };
+        let rewritten = self.rewritten.take().or(contradiction);
+        let change = match (self.version, rewritten) {
+            (None, _) => start("the first list".to_owned()),
+            (Some(reached), _) if version < reached => {
+                start(format!("version {reached} was followed by a list at {version}"))
+            }
+            (Some(_), Some(because)) => start(because),
+            (Some(from), None) => {
+                let events = difference(&before, &self.store, &mut history, &self.rest.packer);
+                if events.is_empty() && from == version {
+                    Change::Version
+                } else if from == version {
+                    // The same version with other bytes: the schema has changed. Positions are versions, so there is no
+                    // place in history for it.
+                    start(format!("a list at version {version} differs from what was told at that version"))
+                } else {
+                    Change::Record(Record::Gap(Arc::new(Gap { from, to: version, reason, events })))
+                }
+            }
+        };
+        self.commit(version, change)
+    }
+
+    fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
+        self.version = Some(version);
+        Commit { store: self.store.clone(), version, change }
+    }
+}
+
+/// Whether a list repeats an object: the same version has the same bytes, unless the schema has changed.
+fn same(held: &Object, object: &Object) -> bool {
+    held.version() == object.version() && held.json_len() == object.json_len() && held.bytes() == object.bytes()
+}
+
+/// What of a listed object cannot be where `held` is its state at the version `reached`, earlier in the same history. Such an object comes
+/// from a state that was restored, and has since passed `reached` by other changes.
+fn contradiction(
+    held: Option<&Arc<Object>>,
+    object: &Object,
+    reached: ResourceVersion,
+    reason: &str,
+) -> Option<String> {
+    let (key, version) = (object.key(), object.version());
+    match held {
+        Some(held) if version < held.version() => {
+            Some(format!("{key} was at version {}, and is listed at {version}", held.version()))
+        }
+        Some(held) if version == held.version() && object.uid() != held.uid() => {
+            Some(format!("{key} at version {version} had uid {}, and has {}", held.uid(), object.uid()))
+        }
+        // What a self-check misses here has been lost on the way; that alone rewrites no history.
+        None if version <= reached && reason != SELF_CHECK => {
+            Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
+        }
+        _ => None,
+    }
+}
+
+/// Shares the key's text with the object that it replaces.
+fn new_object(mut object: Object, held: Option<&Arc<Object>>) -> Arc<Object> {
+    if let Some(held) = held {
+        object.share_key(held);
+    }
+    Arc::new(object)
+}
+
+/// What leads from one state to another: deletes first (a key whose uid changed is deleted, then added), then adds and changes in
+/// the order of their versions. An object with the same version and other bytes has changed: its schema has. `history` has the
+/// packed form of what was replaced, as far as it is known already.
+fn difference(
+    before: &Store,
+    after: &Store,
+    history: &mut HashMap<ObjectKey, Arc<Object>>,
+    packer: &Arc<Packer>,
+) -> Vec<Arc<WatchEvent>> {
+    let mut event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
+        let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
+        let packed = previous.and_then(|previous| history.remove(previous.key()));
+        Arc::new(event.packing_previous_as(packed).packing(packer, None))
+    };
+    let mut deletes = Vec::new();
+    for old in before.iter() {
+        let new = after.get(old.key().as_str());
+        if new.map_or(!planted::is(Bug::RelistForgetsDeletes), |new| new.uid() != old.uid()) {
+            deletes.push(event(EventType::Deleted, old, Some(old)));
+        }
+    }
+    let mut changes = Vec::new();
+    for new in after.iter() {
+        match before.get(new.key().as_str()) {
+            Some(old) if Arc::ptr_eq(old, new) => {}
+            Some(old) if old.uid() == new.uid() => changes.push(event(EventType::Modified, new, Some(old))),
+            _ => changes.push(event(EventType::Added, new, None)),
+        }
+    }
+    changes.sort_by_key(|event| event.version());
+    deletes.append(&mut changes);
+    deletes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubefan_model::{fields::FieldTable, object::ObjectParser};
+
+    fn version(number: u64) -> ResourceVersion {
+        ResourceVersion::new(number).unwrap()
+    }
+
+    fn object(name: &str, uid: &str, number: u64) -> Object {
+        let json = format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","resourceVersion":"{number}"}}}}"#);
+        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+    }
+
+    fn list(writer: &mut CacheWriter, objects: Vec<Object>, number: u64) -> Commit {
+        writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+        for object in objects {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        writer.apply(Update::ListEnd(version(number))).unwrap().unwrap()
+    }
+
+    fn told(commit: &Commit) -> Vec<(EventType, String, u64)> {
+        let line = |event: &WatchEvent| (event.kind(), event.object().key().to_string(), event.version().get());
+        match &commit.change {
+            Change::Record(Record::Event(event)) => vec![line(event)],
+            Change::Record(Record::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
+            Change::Start { .. } | Change::Restored(_) | Change::Version => vec![],
+        }
+    }
+
+    use EventType::{Added, Deleted, Modified};
+
+    /// Like each other, as objects of one resource are, and larger than what is read from them.
+    fn pod(number: usize, version: u64) -> Object {
+        let containers =
+            r#"{"name":"main","image":"registry.example.com/team/server:1.13.0","imagePullPolicy":"IfNotPresent"},"#;
+        let json = format!(
+            r#"{{"kind":"Pod","metadata":{{"name":"web-{number:04}","uid":"u{number}","resourceVersion":"{version}","labels":{{"app":"web"}}}},"spec":{{"containers":[{}{{}}]}}}}"#,
+            containers.repeat(6)
+        );
+        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+    }
+
+    fn events(commit: &Commit) -> Vec<Arc<WatchEvent>> {
+        let Change::Record(record) = &commit.change else { panic!("no record") };
+        record.events().to_vec()
+    }
+
+    #[test]
+    fn with_compression_every_current_object_is_packed_and_reads_the_same() {
+        for count in [3, 30, 300] {
+            let mut writer = CacheWriter::new(true);
+            let commit = list(&mut writer, (0..count).map(|number| pod(number, 5)).collect(), 10);
+            assert!(commit.store.iter().all(|object| object.is_packed()), "{count}");
+            let json: Vec<_> = (0..count).map(|number| pod(number, 5).bytes()).collect();
+            assert_eq!(commit.store.iter().map(|object| object.bytes()).collect::<Vec<_>>(), json);
+            assert_eq!(commit.store.json_bytes(), json.iter().map(|bytes| bytes.len()).sum::<usize>());
+            assert!(commit.store.cost_bytes() < commit.store.json_bytes());
+            let commit = writer.apply(Update::Event(Modified, pod(1, 12))).unwrap().unwrap();
+            assert!(commit.store.get("web-0001").unwrap().is_packed());
+            assert!(!events(&commit)[0].object().is_packed(), "what is about to be sent is not unpacked for it");
+        }
+    }
+
+    #[test]
+    fn a_relist_that_repeats_a_packed_object_keeps_its_memory() {
+        let mut writer = CacheWriter::new(true);
+        let pods = || (0..200).map(|number| pod(number, 5)).collect();
+        let before = list(&mut writer, pods(), 10).store;
+        let after = list(&mut writer, pods(), 11).store;
+        assert!(before.iter().zip(after.iter()).all(|(before, after)| Arc::ptr_eq(before, after)));
+    }
+
+    #[test]
+    fn what_an_event_replaces_rests_packed() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+        let commit = writer.apply(Update::Event(Modified, pod(7, 12))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        assert!(!event.previous().unwrap().is_packed(), "a new event is about to be encoded");
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && !event.object().is_packed());
+        assert_eq!(event.previous().unwrap().bytes(), pod(7, 5).bytes());
+        let commit = writer.apply(Update::Event(Deleted, pod(7, 13))).unwrap().unwrap();
+        let event = &events(&commit)[0];
+        event.settle();
+        assert!(event.previous().unwrap().is_packed() && event.object().is_packed());
+        assert_eq!(event.object().bytes(), pod(7, 13).bytes());
+    }
+
+    #[test]
+    fn a_relist_prepared_in_parts_says_the_same() {
+        let commit = |parts: Option<usize>| {
+            let mut writer = CacheWriter::default();
+            list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+            writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+            for number in (0..100).filter(|number| number % 3 > 0) {
+                let version = if number % 3 == 1 { 5 } else { 15 };
+                writer.apply(Update::ListItem(pod(number, version))).unwrap();
+            }
+            while parts.is_some_and(|parts| writer.prepare(parts)) {}
+            let commit = writer.apply(Update::ListEnd(version(20))).unwrap().unwrap();
+            for event in events(&commit) {
+                event.settle();
+                assert!(event.previous().is_none_or(|previous| previous.is_packed()));
+            }
+            told(&commit)
+        };
+        assert_eq!(commit(None).len(), 67);
+        assert_eq!(commit(None), commit(Some(7)));
+    }
+
+    #[test]
+    fn a_relist_becomes_deletes_then_changes_in_order() {
+        let mut writer = CacheWriter::default();
+        let first = vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7), object("d", "4", 8)];
+        assert!(matches!(list(&mut writer, first, 10).change, Change::Start { .. }));
+        let second = vec![object("a", "1", 19), object("b", "9", 12), object("d", "4", 8), object("e", "5", 15)];
+        let commit = list(&mut writer, second, 20);
+        assert_eq!(
+            told(&commit),
+            [
+                (Deleted, "b".into(), 6),
+                (Deleted, "c".into(), 7),
+                (Added, "b".into(), 12),
+                (Added, "e".into(), 15),
+                (Modified, "a".into(), 19),
+            ]
+        );
+        assert_eq!((commit.version.get(), commit.store.len()), (20, 4));
+    }
+
+    #[test]
+    fn a_relist_keeps_the_memory_of_unchanged_objects() {
+        let mut writer = CacheWriter::default();
+        let before = list(&mut writer, vec![object("a", "1", 5)], 10).store;
+        let after = list(&mut writer, vec![object("a", "1", 5)], 11).store;
+        assert!(Arc::ptr_eq(before.get("a").unwrap(), after.get("a").unwrap()));
+    }
+
+    #[test]
+    fn an_empty_difference_is_a_gap_all_the_same() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![], 10);
+        assert!(matches!(list(&mut writer, vec![], 12).change, Change::Record(Record::Gap(_))));
+        assert!(matches!(list(&mut writer, vec![], 12).change, Change::Version), "nothing can have happened");
+    }
+
+    #[test]
+    fn versions_that_went_back_upstream_start_history_again() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5)], 10);
+        assert!(matches!(list(&mut writer, vec![], 9).change, Change::Start { .. }));
+        assert_eq!(writer.version(), Some(version(9)));
+    }
+
+    #[test]
+    fn a_list_that_contradicts_what_was_told_starts_history_again() {
+        let because = |reason: &'static str, second: Object| {
+            let mut writer = CacheWriter::default();
+            list(&mut writer, vec![object("a", "1", 5), object("b", "2", 8)], 10);
+            writer.apply(Update::ListBegin { reason }).unwrap();
+            for object in [object("a", "1", 5), second, object("z", "9", 15)] {
+                writer.apply(Update::ListItem(object)).unwrap();
+            }
+            match writer.apply(Update::ListEnd(version(20))).unwrap().unwrap().change {
+                Change::Start { because } => because,
+                _ => String::new(),
+            }
+        };
+        assert_eq!(because("test", object("b", "7", 8)), "b at version 8 had uid 2, and has 7");
+        assert_eq!(because("test", object("b", "2", 7)), "b was at version 8, and is listed at 7");
+        assert_eq!(because("test", object("c", "3", 9)), "c is listed at version 9, and was not there at 10");
+        assert_eq!(because(SELF_CHECK, object("c", "3", 9)), "", "it was missed, and a gap tells it");
+        for possible in [object("b", "2", 8), object("b", "7", 12), object("c", "3", 11)] {
+            assert_eq!(because("test", possible), "");
+        }
+    }
+
+    #[test]
+    fn versions_that_went_back_start_history_again_although_the_list_is_ahead() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5)], 10);
+        writer.apply(Update::WentBack { reached: version(7) }).unwrap();
+        // The first try fails midway.
+        writer.apply(Update::ListBegin { reason: "rewritten" }).unwrap();
+        let commit = list(&mut writer, vec![object("a", "1", 5)], 12);
+        let Change::Start { because } = commit.change else { panic!("it goes on") };
+        assert_eq!(because, "version 10 was told, and the cluster is at 7");
+        let commit = list(&mut writer, vec![object("a", "1", 5)], 13);
+        assert!(matches!(commit.change, Change::Record(_)), "once");
+    }
+
+    #[test]
+    fn a_repeated_or_reordered_event_is_not_passed_on() {
+        let mut writer = CacheWriter::default();
+        assert_eq!(writer.apply(Update::Bookmark(version(3))).err(), Some(UpdateError::NotListed));
+        list(&mut writer, vec![object("a", "1", 5)], 10);
+        writer.apply(Update::Event(Modified, object("a", "1", 12))).unwrap();
+        let error = writer.apply(Update::Event(Modified, object("a", "1", 12))).err().unwrap();
+        assert_eq!(error.to_string(), "upstream sent a at version 12, after version 12");
+    }
+
+    #[test]
+    fn the_state_decides_whether_an_object_is_new() {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5)], 10);
+        let commit = writer.apply(Update::Event(Added, object("a", "1", 11))).unwrap().unwrap();
+        assert_eq!(told(&commit), [(Modified, "a".into(), 11)]);
+        let commit = writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().unwrap();
+        assert!(commit.store.is_empty());
+        assert!(writer.apply(Update::Bookmark(version(11))).unwrap().is_none());
+        assert_eq!(writer.apply(Update::Bookmark(version(30))).unwrap().unwrap().version.get(), 30);
+    }
+
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    /// What becomes of one name between two lists.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Fate {
+        NeverThere,
+        New,
+        Gone,
+        Same,
+        Changed,
+        Remade,
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_relists_difference_leads_from_one_state_to_the_other_and_tells_nothing_else(
+            fates in prop::collection::vec((0..6usize, 0..50u64), 0..12),
+            parts in prop::option::of(1..4usize),
+        ) {
+            use Fate::{Changed, Gone, NeverThere, New, Remade, Same};
+            let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+            for (number, (fate, order)) in (0u64..).zip(&fates) {
+                let fate = [NeverThere, New, Gone, Same, Changed, Remade][*fate];
+                let (name, old, new) = (format!("n{number}"), 10 + number, 100 + 100 * order + number);
+                let was = (!matches!(fate, NeverThere | New)).then_some(("1", old));
+                let is = match fate {
+                    NeverThere | Gone => None,
+                    Same => was,
+                    New | Changed => Some(("1", new)),
+                    Remade => Some(("2", new)),
+                };
+                was.map(|was| before.insert(name.clone(), was));
+                is.map(|is| after.insert(name, is));
+            }
+            let all = |state: &BTreeMap<String, (&str, u64)>| -> Vec<_> {
+                state.iter().map(|(name, (uid, version))| object(name, uid, *version)).collect()
+            };
+            let mut writer = CacheWriter::default();
+            list(&mut writer, all(&before), 90);
+            writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+            for object in all(&after) {
+                writer.apply(Update::ListItem(object)).unwrap();
+            }
+            while parts.is_some_and(|parts| writer.prepare(parts)) {}
+            let commit = writer.apply(Update::ListEnd(version(10_000))).unwrap().unwrap();
+            let events = events(&commit);
+            let mut state = before.clone();
+            let (mut last, mut count) = (None, BTreeMap::new());
+            for event in &events {
+                let (name, object) = (event.object().key().to_string(), event.object());
+                let held = state.get(&name).copied();
+                let previous = event.previous();
+                let previous = previous.as_deref().map(|previous| (previous.uid(), previous.version().get()));
+                prop_assert_eq!(previous, held, "what was there before {}", name);
+                let now = (if object.uid() == "1" { "1" } else { "2" }, object.version().get());
+                match event.kind() {
+                    Deleted => {
+                        prop_assert_eq!((held, last), (Some(now), None), "deletes come first, of what was there");
+                        state.remove(&name);
+                    }
+                    kind => {
+                        prop_assert!(last < Some(event.version()), "changes come in the order of versions");
+                        prop_assert_eq!(kind == Added, held.is_none());
+                        last = Some(event.version());
+                        state.insert(name.clone(), now);
+                    }
+                }
+                *count.entry(name).or_insert(0) += 1;
+            }
+            let held = commit.store.iter().map(|o| (o.key().to_string(), o.version().get())).collect::<Vec<_>>();
+            prop_assert_eq!(held, after.iter().map(|(name, (_, version))| (name.clone(), *version)).collect::<Vec<_>>());
+            prop_assert_eq!(&state, &after);
+            for (number, (fate, _)) in fates.iter().enumerate() {
+                let told = count.get(&format!("n{number}")).copied().unwrap_or(0);
+                prop_assert_eq!(told, [0, 1, 1, 0, 1, 2][*fate], "n{}", number);
+            }
+        }
+    }
+}

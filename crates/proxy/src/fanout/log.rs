@@ -1,0 +1,229 @@
+//! A view's log: what it sees, in order, each with a sequence number that a cursor points at.
+//!
+//! An entry names the event that the ring holds and how the view sees it; bytes are made when somebody takes them. The log covers
+//! history from its floor, which never lies below the ring's. It can grow at the old end too, when somebody resumes from before the
+//! view was made.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::time::Instant;
+
+use crate::cache::{Gap, Record};
+use kubefan_model::{
+    ResourceVersion,
+    event::{Transition, WatchEvent},
+    selection::Selection,
+};
+
+/// What a view sees of a record.
+#[derive(Debug, Clone)]
+pub enum Seen {
+    /// An event.
+    Event(Arc<WatchEvent>, Transition),
+    /// A gap opens.
+    GapBegin(Arc<Gap>),
+    /// An event inside a gap.
+    GapEvent(Arc<WatchEvent>, Transition),
+    /// A gap closes.
+    GapEnd(Arc<Gap>),
+}
+
+/// One message in its place.
+#[derive(Debug, Clone)]
+pub struct LogEntry {
+    /// The version that the stream has reached with the record that this is part of.
+    pub version: ResourceVersion,
+    /// What is sent.
+    pub seen: Seen,
+    /// When upstream's line was read; `None` where it was found in history.
+    pub received: Option<Instant>,
+}
+
+impl LogEntry {
+    /// About how long its message is.
+    pub fn estimate_bytes(&self) -> usize {
+        const HEAD: usize = 128;
+        match &self.seen {
+            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().json_len(),
+            Seen::GapBegin(_) | Seen::GapEnd(_) => HEAD,
+        }
+    }
+}
+
+/// An event inside a gap, as a selection sees it.
+pub type SeenInGap = (Arc<WatchEvent>, Transition);
+
+/// What a selection sees of a record.
+pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
+    match record {
+        Record::Event(event) => {
+            event.transition(selection).map(|seen| entry(event, seen, received)).into_iter().collect()
+        }
+        Record::Gap(gap) => {
+            let seen = gap.events.iter().filter_map(|event| Some((event.clone(), event.transition(selection)?)));
+            gap_entries(gap, seen, received).collect()
+        }
+    }
+}
+
+/// An event as it is seen.
+pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
+    LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received }
+}
+
+/// A gap with what is seen inside.
+pub fn gap_entries(
+    gap: &Arc<Gap>,
+    inside: impl IntoIterator<Item = SeenInGap>,
+    received: Option<Instant>,
+) -> impl Iterator<Item = LogEntry> {
+    let version = gap.to;
+    let inside = inside.into_iter().map(|(event, seen)| Seen::GapEvent(event, seen));
+    let begin = std::iter::once(Seen::GapBegin(gap.clone()));
+    let all = begin.chain(inside).chain(std::iter::once(Seen::GapEnd(gap.clone())));
+    all.map(move |seen| LogEntry { version, seen, received })
+}
+
+/// What the logs of all views of one cache take together, in bytes.
+pub type LogBytes = Arc<AtomicUsize>;
+
+/// The entries after `floor`.
+#[derive(Debug)]
+pub struct ViewLog {
+    floor: ResourceVersion,
+    first: u64,
+    entries: VecDeque<LogEntry>,
+    bytes: LogBytes,
+}
+
+/// Sequence numbers start in the middle, so that there is room for older history in front.
+const MIDDLE: u64 = 1 << 62;
+
+impl ViewLog {
+    /// An empty log that covers what comes after `floor`; it is counted in `bytes`.
+    pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
+        Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes }
+    }
+
+    /// The version after which the log is complete.
+    pub fn floor(&self) -> ResourceVersion {
+        self.floor
+    }
+
+    /// Appends an entry.
+    pub fn push(&mut self, entry: LogEntry) {
+        self.bytes.fetch_add(size_of::<LogEntry>(), Ordering::Relaxed);
+        self.entries.push_back(entry);
+    }
+
+    /// Puts older history in front, oldest first; the log now covers what comes after `floor`.
+    pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogEntry>) {
+        self.first -= older.len() as u64;
+        self.bytes.fetch_add(older.len() * size_of::<LogEntry>(), Ordering::Relaxed);
+        older.into_iter().rev().for_each(|entry| self.entries.push_front(entry));
+        self.floor = floor;
+    }
+
+    /// Lets go of everything at or below `floor`.
+    pub fn trim(&mut self, floor: ResourceVersion) {
+        if floor <= self.floor {
+            return;
+        }
+        self.floor = floor;
+        let gone = self.entries.partition_point(|entry| entry.version <= floor);
+        self.entries.drain(..gone);
+        self.first += gone as u64;
+        self.bytes.fetch_sub(gone * size_of::<LogEntry>(), Ordering::Relaxed);
+        // What a burst has left behind.
+        if self.entries.capacity() > 4 * self.entries.len().max(4) {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
+    }
+
+    /// The sequence number of the first entry.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The sequence number after the last entry.
+    pub fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    /// The sequence number of the first entry after `version`, which is at or above the floor.
+    pub fn after(&self, version: ResourceVersion) -> u64 {
+        self.first + self.entries.partition_point(|entry| entry.version <= version) as u64
+    }
+
+    /// The entries from a sequence number on; `None` if it has been let go of.
+    pub fn from(&self, sequence: u64) -> Option<impl Iterator<Item = &LogEntry>> {
+        let skip = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
+        Some(self.entries.range(skip.min(self.entries.len())..))
+    }
+}
+
+impl Drop for ViewLog {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.entries.len() * size_of::<LogEntry>(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(number: u64) -> ResourceVersion {
+        ResourceVersion::new(number).unwrap()
+    }
+
+    fn entry(number: u64) -> LogEntry {
+        let gap = Gap { from: version(1), to: version(number), reason: "test", events: vec![] };
+        LogEntry { version: version(number), seen: Seen::GapEnd(Arc::new(gap)), received: None }
+    }
+
+    fn from(log: &ViewLog, sequence: u64) -> Option<Vec<u64>> {
+        log.from(sequence).map(|entries| entries.map(|entry| entry.version.get()).collect())
+    }
+
+    #[test]
+    fn a_cursor_keeps_its_place_while_history_grows_at_both_ends() {
+        let mut log = ViewLog::new(version(10), LogBytes::default());
+        let cursor = log.end();
+        log.push(entry(12));
+        log.extend_back(version(5), vec![entry(7), entry(9)]);
+        assert_eq!(from(&log, cursor), Some(vec![12]));
+        assert_eq!(from(&log, log.after(version(5))), Some(vec![7, 9, 12]));
+        assert_eq!(from(&log, log.after(version(8))), Some(vec![9, 12]));
+    }
+
+    #[test]
+    fn a_cursor_below_the_floor_is_told() {
+        let mut log = ViewLog::new(version(10), LogBytes::default());
+        let cursor = log.end();
+        log.push(entry(12));
+        log.push(entry(13));
+        log.trim(version(12));
+        assert_eq!(from(&log, cursor), None);
+        assert_eq!(from(&log, cursor + 1), Some(vec![13]));
+    }
+
+    #[test]
+    fn what_all_logs_take_is_known_without_asking_each() {
+        let bytes = LogBytes::default();
+        let mut one = ViewLog::new(version(10), bytes.clone());
+        let mut other = ViewLog::new(version(10), bytes.clone());
+        one.push(entry(11));
+        other.push(entry(11));
+        other.push(entry(12));
+        assert_eq!(bytes.load(Ordering::Relaxed), 3 * size_of::<LogEntry>());
+        other.trim(version(11));
+        drop(one);
+        assert_eq!(bytes.load(Ordering::Relaxed), size_of::<LogEntry>());
+    }
+}

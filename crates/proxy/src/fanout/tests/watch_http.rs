@@ -1,0 +1,134 @@
+//! What a Kubernetes watch over HTTP sees, line by line.
+
+use super::*;
+use crate::fanout::Terms;
+use kubefan_model::{format::Format, projection::Projection};
+
+fn subscribe(cache: &Cache, labels: &str, projection: Projection, terms: Terms) -> Result<Subscription, Refusal> {
+    cache.hub.subscribe(cache.select(labels), Format::http(Media::Json, projection), terms, Bell::new(&Line::new(), 0))
+}
+
+fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> {
+    subscribe(cache, labels, Projection::default(), Start::After(version(at)).into())
+}
+
+/// Each line as its type, the object's name and its version.
+async fn lines(subscription: &mut Subscription) -> Vec<String> {
+    let mut all = BytesMut::new();
+    while let Ok(Ok(pieces)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
+        all.extend_from_slice(&to_bytes(pieces));
+    }
+    let text = String::from_utf8(all.to_vec()).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'));
+    text.lines()
+        .map(|line| {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let meta = &event["object"]["metadata"];
+            let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+            let ends = if meta["annotations"]["k8s.io/initial-events-end"] == "true" { " ends the state" } else { "" };
+            format!("{} {}@{}{ends}", text(&event["type"]), text(&meta["name"]), text(&meta["resourceVersion"]))
+        })
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_state_its_end_and_then_events_of_which_each_is_a_line() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
+    let terms = Terms { marks_end: true, ..Start::Snapshot.into() };
+    let mut web = subscribe(&cache, "app=web", Projection::default(), terms).unwrap();
+    let mut silent = subscribe(&cache, "app=web", Projection::default(), Start::Snapshot.into()).unwrap();
+    assert_eq!(lines(&mut web).await, ["ADDED a@5", "BOOKMARK @10 ends the state"]);
+    assert_eq!(lines(&mut silent).await, ["ADDED a@5"], "who does not want bookmarks gets none");
+    cache.event(Modified, "b", "web", 11);
+    cache.event(Modified, "a", "db", 12);
+    cache.event(Deleted, "b", "web", 13);
+    let expected = ["ADDED b@11", "DELETED a@12", "DELETED b@13"];
+    assert_eq!(lines(&mut web).await, expected);
+    assert_eq!(lines(&mut silent).await, expected, "from the same block");
+    assert_eq!(cache.hub.views(), 1);
+    cache.apply(Update::Bookmark(version(20)));
+    let bookmark = to_bytes(web.bookmark().unwrap());
+    assert!(bookmark.starts_with(br#"{"type":"BOOKMARK","object":{"#) && bookmark.ends_with(b"}\n"), "{bookmark:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn metadata_alone_keeps_its_version_also_where_an_object_leaves() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let partial = Projection::partial_object_metadata();
+    let mut web = subscribe(&cache, "app=web", partial, Start::Snapshot.into()).unwrap();
+    cache.event(Modified, "a", "db", 11);
+    assert_eq!(lines(&mut web).await, ["ADDED a@5", "DELETED a@11"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let ahead =
+        |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
+    // One waits before anything comes; one looks only when some of it is there; and one comes in the middle.
+    let mut web = ahead(&cache);
+    assert!(lines(&mut web).await.is_empty());
+    let mut late = ahead(&cache);
+    cache.event(Modified, "a", "web", 11);
+    let mut between = ahead(&cache);
+    assert!(lines(&mut web).await.is_empty() && lines(&mut between).await.is_empty());
+    assert!(web.bookmark().is_none(), "a bookmark below what it has would take it back");
+    cache.event(Modified, "a", "web", 20);
+    cache.event(Modified, "a", "web", 21);
+    cache.event(Modified, "b", "web", 22);
+    for watch in [&mut web, &mut late, &mut between] {
+        assert_eq!(lines(watch).await, ["MODIFIED a@21", "ADDED b@22"]);
+    }
+    cache.event(Deleted, "b", "web", 23);
+    assert_eq!(lines(&mut web).await, ["DELETED b@23"]);
+    // Reached meanwhile: as any other.
+    assert_eq!(lines(&mut ahead(&cache)).await.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_is_ahead_gets_a_bookmark_once_the_cache_is_further_and_the_events_after_it() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let mut web = subscribe(&cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
+    assert!(lines(&mut web).await.is_empty());
+    cache.apply(Update::Bookmark(version(20)));
+    assert!(web.bookmark().is_none());
+    cache.apply(Update::Bookmark(version(30)));
+    assert!(web.bookmark().is_some());
+    cache.event(Modified, "a", "web", 31);
+    assert_eq!(lines(&mut web).await, ["MODIFIED a@31"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_cannot_be_told_so_it_ends_the_watch_and_none_begins_before_it() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
+    let mut web = after(&cache, "app=web", 10).unwrap();
+    cache.event(Modified, "a", "web", 11);
+    cache.list(&[("a", "db", 18)], 20);
+    cache.event(Modified, "a", "web", 21);
+    assert_eq!(lines(&mut web).await, ["MODIFIED a@11"], "what came before is exact");
+    assert_eq!(web.next().await.unwrap_err().to_string(), "too old resource version: 11 (20)");
+    assert_eq!(after(&cache, "app=web", 11).err().unwrap().to_string(), "too old resource version: 11 (20)");
+    let mut next = after(&cache, "app=web", 20).unwrap();
+    assert_eq!(lines(&mut next).await, ["ADDED a@21"]);
+    drop(web);
+    assert_eq!(cache.hub.views(), 1, "the old view's end is not its successor's");
+    cache.event(Modified, "a", "web", 22);
+    assert_eq!(lines(&mut next).await, ["MODIFIED a@22"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_a_catch_up_could_tell_is_expired() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    for at in 11..=16 {
+        cache.event(Modified, "a", if at % 2 == 0 { "web" } else { "db" }, at);
+    }
+    assert!(cache.after("app=web", 11).is_ok(), "over gRPC it is caught up");
+    assert!(after(&cache, "app=web", 11).is_err());
+    assert_eq!(lines(&mut after(&cache, "app=web", 12).unwrap()).await.len(), 4);
+}

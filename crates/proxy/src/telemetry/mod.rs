@@ -1,0 +1,6 @@
+//! Metrics and logs.
+
+pub mod metrics;
+pub mod process;
+pub mod requests;
+pub mod tracing;

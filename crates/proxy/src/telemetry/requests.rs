@@ -1,0 +1,134 @@
+//! The requests that are answered, by whatever protocol: how many, how, and how long they took.
+//!
+//! Every label is one of a few, whatever callers send: resources only where they are cached.
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use tokio::time::Instant;
+
+/// The label of a resource that is not cached, and of what names none.
+pub const OTHER: &str = "other";
+
+/// By which a request came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Protocol {
+    /// The contract of this project
+    #[default]
+    Grpc,
+    /// The Kubernetes API
+    Http,
+}
+
+impl Protocol {
+    /// The label in metrics, and the name on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
+        }
+    }
+
+    /// The code of a request whose caller did not wait for the answer.
+    fn cancelled(self) -> &'static str {
+        match self {
+            Self::Grpc => "CANCELLED",
+            Self::Http => "cancelled",
+        }
+    }
+}
+
+/// Where an answer is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnsweredBy {
+    /// A cache.
+    Cache,
+    /// The apiserver: it was passed on.
+    Upstream,
+    /// kubefan itself, which has refused it.
+    Kubefan,
+}
+
+impl AnsweredBy {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Upstream => "upstream",
+            Self::Kubefan => "kubefan",
+        }
+    }
+}
+
+/// The metrics of requests.
+#[derive(Clone)]
+pub struct RequestMetrics {
+    requests: IntCounterVec,
+    in_flight: IntGaugeVec,
+    duration: HistogramVec,
+}
+
+impl RequestMetrics {
+    /// Registers them. Fails only if the registry already has one of them.
+    pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let requests = Opts::new(
+            "kubefan_requests_total",
+            "Requests that were answered, by protocol, verb, resource, status code, and by whom.",
+        );
+        let in_flight = Opts::new(
+            "kubefan_requests_inflight",
+            "Requests that are being answered now, by protocol and verb; watches until they have begun.",
+        );
+        let duration = HistogramOpts::new(
+            "kubefan_request_duration_seconds",
+            "From a request to the end of its answer, where it is no watch, log or session, by protocol, verb, and by whom.",
+        );
+        let buckets =
+            vec![0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+        let requests = IntCounterVec::new(requests, &["protocol", "verb", "resource", "code", "answered_by"])?;
+        let in_flight = IntGaugeVec::new(in_flight, &["protocol", "verb"])?;
+        let duration = HistogramVec::new(duration.buckets(buckets), &["protocol", "verb", "answered_by"])?;
+        registry.register(Box::new(requests.clone()))?;
+        registry.register(Box::new(in_flight.clone()))?;
+        registry.register(Box::new(duration.clone()))?;
+        Ok(Self { requests, in_flight, duration })
+    }
+
+    /// A request has come; it counts as under way until the guard is dropped. How long one takes that is `long_running` says nothing.
+    pub fn begin(&self, protocol: Protocol, verb: &'static str, long_running: bool) -> Counted {
+        let in_flight = self.in_flight.with_label_values(&[protocol.as_str(), verb]);
+        in_flight.inc();
+        Counted { all: self.clone(), protocol, verb, long_running, begun: Instant::now(), in_flight, answered_by: None }
+    }
+}
+
+/// One request.
+pub struct Counted {
+    all: RequestMetrics,
+    protocol: Protocol,
+    verb: &'static str,
+    long_running: bool,
+    begun: Instant,
+    in_flight: IntGauge,
+    answered_by: Option<AnsweredBy>,
+}
+
+impl Counted {
+    /// Its answer begins.
+    pub fn answered(&mut self, resource: &str, code: &str, by: AnsweredBy) {
+        self.answered_by = Some(by);
+        let labels = [self.protocol.as_str(), self.verb, resource, code, by.as_str()];
+        self.all.requests.with_label_values(&labels).inc();
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.in_flight.dec();
+        match self.answered_by {
+            None => self.answered(OTHER, self.protocol.cancelled(), AnsweredBy::Kubefan),
+            Some(by) if !self.long_running => {
+                let labels = [self.protocol.as_str(), self.verb, by.as_str()];
+                self.all.duration.with_label_values(&labels).observe(self.begun.elapsed().as_secs_f64());
+            }
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Log lines: on stderr, for people or as JSON. Nothing that is logged may hold a credential or an object's content.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// Starts logging for the whole process; an error says what is wrong with `level`, or that it was started before.
+pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
+    let filter = EnvFilter::try_new(level).map_err(|error| {
+        format!("--log-level {level:?}: {error}; write it like info, or crate::upstream=warn,info for a module")
+    })?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let started = match format {
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| format!("cannot start logging: {error}"))
+}

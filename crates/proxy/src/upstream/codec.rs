@@ -1,0 +1,180 @@
+//! What the page of a list and the event of a watch say, in either encoding: all that the reflector has to know of the difference.
+//!
+//! Both give the same things: objects in the watch's form, versions, and errors for whatever is not what an apiserver sends.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    error::{Status, UpstreamError},
+    reflector::{ReflectorError, Target},
+};
+use kubefan_model::{
+    Media, ResourceVersion,
+    event::EventType,
+    object::{Object, ObjectError, ObjectParser},
+    protobuf::{self, INITIAL_EVENTS_END, Malformed},
+    table::{Document, TableError, Tables},
+};
+
+/// A page of a list.
+pub(super) struct Page {
+    pub(super) version: ResourceVersion,
+    /// The token of the page that follows.
+    pub(super) next: Option<String>,
+    pub(super) objects: Vec<Object>,
+}
+
+/// An event of a watch.
+pub(super) enum Told {
+    Event(EventType, Object),
+    Bookmark { version: ResourceVersion, ends_initial_state: bool },
+}
+
+#[derive(Deserialize)]
+struct ListPage<'a> {
+    metadata: ListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WatchLine<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct TableRow<'a> {
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct BookmarkObject {
+    metadata: BookmarkMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMeta {
+    resource_version: String,
+    #[serde(default)]
+    annotations: std::collections::HashMap<String, String>,
+}
+
+/// Reads a page of a list.
+pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> Result<Page, ReflectorError> {
+    let api_version = target.gvr.api_version();
+    let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
+    if let Some(tables) = parser.tables() {
+        let Document { version, next, rows } = tables.read(body).map_err(ObjectError::from)?;
+        let version = parse_version(&version).map_err(ReflectorError::List)?;
+        let objects: Result<_, _> = rows.into_iter().map(|row| parser.parse(row.get().as_bytes())).collect();
+        return Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? });
+    }
+    let (version, next, objects): (_, _, Result<_, ObjectError>) = match parser.media() {
+        Media::Json | Media::Table => {
+            let ListPage { metadata, items } = parse(body).map_err(ReflectorError::List)?;
+            let items = items.unwrap_or_default().into_iter().map(|item| item.get().as_bytes());
+            (metadata.resource_version, metadata.next.unwrap_or_default(), items.map(object).collect())
+        }
+        Media::Protobuf => {
+            let list = protobuf::open(body).and_then(|opened| protobuf::read_list(opened.message));
+            let protobuf::List { meta, items } = list.map_err(invalid).map_err(ReflectorError::List)?;
+            (meta.resource_version, meta.next, items.into_iter().map(object).collect())
+        }
+    };
+    // The version first: a page without one is no list, whatever is in it.
+    let version = parse_version(&version).map_err(ReflectorError::List)?;
+    Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? })
+}
+
+/// Reads an event of a watch; of an ERROR event, the error.
+pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, ReflectorError> {
+    let (kind, object) = match parser.media() {
+        Media::Json | Media::Table => {
+            let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
+            (kind, object.get().as_bytes())
+        }
+        Media::Protobuf => {
+            let event = protobuf::read_watch_event(event).map_err(invalid).map_err(ReflectorError::Watch)?;
+            (event.kind, event.object)
+        }
+    };
+    let kind = match kind {
+        "ADDED" => EventType::Added,
+        "MODIFIED" => EventType::Modified,
+        "DELETED" => EventType::Deleted,
+        "BOOKMARK" => return read_bookmark(parser, object),
+        "ERROR" => {
+            let status = Status::parse(object);
+            let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
+            return Err(ReflectorError::Watch(status.map_or_else(unreadable, UpstreamError::from)));
+        }
+        other => {
+            let other: String = other.chars().take(32).collect();
+            return Err(ReflectorError::Watch(UpstreamError::invalid(format_args!("event type {other:?}"))));
+        }
+    };
+    match parser.tables() {
+        None => Ok(Told::Event(kind, parser.parse(object)?)),
+        Some(tables) => Ok(Told::Event(kind, parser.parse(only_row(tables, object)?.get().as_bytes())?)),
+    }
+}
+
+/// The row of a Table that is the object of an event.
+fn only_row<'a>(tables: &Tables, table: &'a [u8]) -> Result<&'a RawValue, ObjectError> {
+    let Document { rows, .. } = tables.read(table)?;
+    match rows[..] {
+        [row] => Ok(row),
+        _ => Err(TableError::Malformed(format!("an event with {} rows", rows.len())).into()),
+    }
+}
+
+fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<Told, ReflectorError> {
+    let Some(tables) = parser.tables() else {
+        return bookmark_of(parser.media(), object).map_err(ReflectorError::Watch);
+    };
+    let row = only_row(tables, object)?;
+    tables.note_bookmark(row);
+    let TableRow { object } = parse(row.get().as_bytes()).map_err(ReflectorError::Watch)?;
+    bookmark_of(Media::Json, object.get().as_bytes()).map_err(ReflectorError::Watch)
+}
+
+fn bookmark_of(media: Media, object: &[u8]) -> Result<Told, UpstreamError> {
+    let (version, ends_initial_state) = match media {
+        Media::Json | Media::Table => {
+            let BookmarkObject { metadata } = parse(object)?;
+            let ends = metadata.annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
+            (parse_version(&metadata.resource_version)?, ends)
+        }
+        Media::Protobuf => {
+            let bookmark = protobuf::read_bookmark(object).map_err(invalid)?;
+            (parse_version(bookmark.version)?, bookmark.ends_initial_state)
+        }
+    };
+    Ok(Told::Bookmark { version, ends_initial_state })
+}
+
+fn parse_version(text: &str) -> Result<ResourceVersion, UpstreamError> {
+    text.parse().map_err(UpstreamError::invalid)
+}
+
+fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, UpstreamError> {
+    serde_json::from_slice(json).map_err(UpstreamError::invalid)
+}
+
+fn invalid(error: Malformed) -> UpstreamError {
+    UpstreamError::invalid(error)
+}

@@ -1,0 +1,403 @@
+//! What can go wrong upstream, one arm per kind, because each kind has its own way out: relist, wait, back off, or tell the
+//! operator. The texts are shown to users and logged, so they are cut to a length and never hold credentials.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use kubefan_model::{ResourceVersion, protobuf};
+
+/// Longest text taken over from the apiserver or from a library.
+const MESSAGE_CHARS_MAX: usize = 512;
+
+/// Longest delay taken from `Retry-After`: beyond it a server's word would look like a hang.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// A failed request, or a broken response.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UpstreamError {
+    /// No connection: refused, no route, no such host.
+    #[error("cannot reach the apiserver at {server}: {message}")]
+    Unreachable {
+        /// Scheme, host and port.
+        server: String,
+        /// The system's reason.
+        message: String,
+    },
+    /// The TLS handshake failed.
+    #[error("TLS with the apiserver at {server} failed: {message}")]
+    Tls {
+        /// Scheme, host and port.
+        server: String,
+        /// What was wrong with which side.
+        message: String,
+    },
+    /// No credentials could be had: an exec plugin, an OIDC refresh or a token file failed.
+    #[error("no credentials for the apiserver: {message}")]
+    Credentials {
+        /// What failed; never its output.
+        message: String,
+    },
+    /// 401.
+    #[error("the apiserver does not accept kubefan's credentials (401): {message}")]
+    Auth {
+        /// The apiserver's message.
+        message: String,
+    },
+    /// 403.
+    #[error("the apiserver denies the request (403): {message}")]
+    Forbidden {
+        /// The apiserver's message, which names the user, the verb and the resource.
+        message: String,
+    },
+    /// 404: the resource or its API group is not served.
+    #[error("the apiserver does not serve this (404): {message}")]
+    NotFound {
+        /// The apiserver's message.
+        message: String,
+    },
+    /// 410, as a status or as an ERROR event: the version, or the continue token, is too old.
+    #[error("the version is no longer held upstream (410): {message}")]
+    Gone {
+        /// The apiserver's message.
+        message: String,
+    },
+    /// 504 with the cause ResourceVersionTooLarge: the apiserver's cache is behind the version asked for.
+    #[error("the apiserver's cache is behind (504): {message}")]
+    VersionTooLarge {
+        /// The apiserver's message.
+        message: String,
+        /// What the apiserver asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// 429, from a cache that is not ready or from priority and fairness.
+    #[error("the apiserver asks to wait (429): {message}")]
+    TooManyRequests {
+        /// The apiserver's message.
+        message: String,
+        /// What the apiserver asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// 504, or no complete answer within the request timeout.
+    #[error("timed out: {message}")]
+    Timeout {
+        /// Who gave up, and after what.
+        message: String,
+        /// What the apiserver asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// Any other 5xx.
+    #[error("the apiserver failed ({code}): {message}")]
+    Server {
+        /// The HTTP status.
+        code: u16,
+        /// The apiserver's message.
+        message: String,
+        /// What the apiserver asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// Any other 4xx: the request is not what this apiserver takes.
+    #[error("the apiserver refuses the request ({code}): {message}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// The apiserver's message.
+        message: String,
+    },
+    /// Not what a kube-apiserver answers: another content type, a redirect, broken JSON.
+    #[error("not an apiserver's answer: {message}")]
+    InvalidResponse {
+        /// What was wrong.
+        message: String,
+    },
+    /// The connection broke after the request was sent.
+    #[error("the connection to the apiserver broke: {message}")]
+    Reset {
+        /// The transport's reason.
+        message: String,
+    },
+    /// Nothing came for so long that the connection is taken for half-open.
+    #[error(
+        "nothing came from the apiserver for {idle_timeout:?}, not even a bookmark; the connection is taken for dead"
+    )]
+    Idle {
+        /// The limit that passed.
+        idle_timeout: Duration,
+    },
+    /// A line of a watch is longer than allowed.
+    #[error("a watch event is longer than {line_bytes_max} bytes")]
+    LineTooLong {
+        /// The limit.
+        line_bytes_max: usize,
+    },
+    /// A watch ended inside a line.
+    #[error("the watch was cut off inside an event, after {partial_bytes} bytes of it")]
+    Truncated {
+        /// How much of the line had come.
+        partial_bytes: usize,
+    },
+    /// A response body is longer than allowed.
+    #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller --page-size helps")]
+    TooLarge {
+        /// The limit.
+        body_bytes_max: usize,
+    },
+}
+
+impl UpstreamError {
+    /// What the apiserver asks to wait at least; at most five minutes.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::VersionTooLarge { retry_after, .. }
+            | Self::TooManyRequests { retry_after, .. }
+            | Self::Timeout { retry_after, .. }
+            | Self::Server { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// The oldest version that can be watched from, where the apiserver's watch cache names it: "too old resource version: N (M)".
+    pub fn oldest(&self) -> Option<ResourceVersion> {
+        let Self::Gone { message } = self else { return None };
+        let (_, versions) = message.split_once("too old resource version: ")?;
+        versions.split_once('(')?.1.split_once(')')?.0.parse().ok()
+    }
+
+    /// The kind, as a metric's label and a log's field.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::Tls { .. } => "tls",
+            Self::Credentials { .. } => "credentials",
+            Self::Auth { .. } => "unauthorized",
+            Self::Forbidden { .. } => "forbidden",
+            Self::NotFound { .. } => "not_found",
+            Self::Gone { .. } => "expired",
+            Self::VersionTooLarge { .. } => "version_too_large",
+            Self::TooManyRequests { .. } => "too_many_requests",
+            Self::Timeout { .. } => "timeout",
+            Self::Server { .. } => "server_error",
+            Self::Refused { .. } => "refused",
+            Self::InvalidResponse { .. } => "invalid_response",
+            Self::Reset { .. } => "reset",
+            Self::Idle { .. } => "idle",
+            Self::LineTooLong { .. } => "line_too_long",
+            Self::Truncated { .. } => "truncated",
+            Self::TooLarge { .. } => "too_large",
+        }
+    }
+
+    /// Reads the error out of a response: its Status where the body is one, else its text. Priority and fairness answers 429
+    /// in plain text, every other part of the apiserver with a Status.
+    pub fn from_response(code: http::StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
+        let mut status = Status::parse(body)
+            .unwrap_or_else(|| Status { message: String::from_utf8_lossy(body).into_owned(), ..Status::default() });
+        status.code = code.as_u16();
+        let header = headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        status.details.retry_after_seconds = header.or(status.details.retry_after_seconds);
+        Self::from(status)
+    }
+
+    /// An answer that breaks the list/watch protocol; a long message is shortened.
+    pub fn invalid(message: impl std::fmt::Display) -> Self {
+        Self::InvalidResponse { message: shorten(&message.to_string()) }
+    }
+}
+
+/// A `metav1.Status`: the body of a failed request, and the object of a watch's ERROR event.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Status {
+    /// The HTTP status.
+    pub code: u16,
+    /// Machine-readable, such as `Expired`.
+    pub reason: String,
+    /// For humans.
+    pub message: String,
+    /// Causes and delay.
+    pub details: StatusDetails,
+}
+
+/// The part of `metav1.StatusDetails` that list and watch use.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct StatusDetails {
+    /// What the apiserver asks to wait.
+    pub retry_after_seconds: Option<u64>,
+    /// Why, in parts.
+    pub causes: Vec<StatusCause>,
+}
+
+/// One cause of a Status.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct StatusCause {
+    /// Machine-readable, such as `ResourceVersionTooLarge`.
+    pub reason: String,
+    /// For humans.
+    pub message: String,
+}
+
+impl Status {
+    /// Reads a Status, JSON or protobuf; `None` where the bytes are something else.
+    pub fn parse(body: &[u8]) -> Option<Self> {
+        if protobuf::is_enveloped(body) {
+            return protobuf::Status::read(body).map(Self::from);
+        }
+        #[derive(Deserialize)]
+        struct Kind {
+            kind: String,
+        }
+        let kind: Kind = serde_json::from_slice(body).ok()?;
+        (kind.kind == "Status").then(|| serde_json::from_slice(body).ok()).flatten()
+    }
+
+    /// As client-go decides it: by cause, or by the text that servers before 1.20 sent.
+    fn is_version_too_large(&self) -> bool {
+        self.details
+            .causes
+            .iter()
+            .any(|cause| cause.reason == "ResourceVersionTooLarge" || cause.message == "Too large resource version")
+    }
+}
+
+impl From<protobuf::Status> for Status {
+    fn from(status: protobuf::Status) -> Self {
+        let protobuf::Status { message, reason, details, code, .. } = status;
+        let details = details.unwrap_or_default();
+        let cause = |cause: protobuf::StatusCause| StatusCause { reason: cause.reason, message: cause.message };
+        let details = StatusDetails {
+            retry_after_seconds: u64::try_from(details.retry_after_seconds).ok(),
+            causes: details.causes.into_iter().map(cause).collect(),
+        };
+        Self { code: u16::try_from(code).unwrap_or_default(), reason, message, details }
+    }
+}
+
+impl From<Status> for UpstreamError {
+    fn from(status: Status) -> Self {
+        let seconds = status.details.retry_after_seconds.filter(|&seconds| seconds > 0);
+        let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+        let too_large = status.is_version_too_large();
+        let message = match status.message.trim() {
+            "" if status.reason.is_empty() => "no message".to_owned(),
+            "" => shorten(&status.reason),
+            text => shorten(text),
+        };
+        match (status.code, status.reason.as_str()) {
+            (401, _) => Self::Auth { message },
+            (403, _) => Self::Forbidden { message },
+            (404, _) => Self::NotFound { message },
+            (410, _) | (_, "Expired" | "Gone") => Self::Gone { message },
+            (429, _) => Self::TooManyRequests { message, retry_after },
+            (504, _) if too_large => Self::VersionTooLarge { message, retry_after },
+            (504, _) => Self::Timeout { message: format!("the apiserver says: {message}"), retry_after },
+            (code @ 400..=499, _) => Self::Refused { code, message },
+            (code @ 500..=599, _) => Self::Server { code, message, retry_after },
+            (code, _) => Self::InvalidResponse { message: format!("status {code}: {message}") },
+        }
+    }
+}
+
+/// One line of bounded length.
+pub(crate) fn shorten(text: &str) -> String {
+    let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if let Some((cut, _)) = line.char_indices().nth(MESSAGE_CHARS_MAX) {
+        line.truncate(cut);
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue, StatusCode, header::RETRY_AFTER};
+
+    use super::*;
+
+    #[test]
+    fn both_forms_of_429_are_read_with_their_delay() {
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
+        let plain = b"Too many requests, please try again later.\n";
+        let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &headers, plain);
+        assert_eq!((error.reason(), error.retry_after()), ("too_many_requests", Some(Duration::from_secs(7))));
+        assert!(error.to_string().ends_with("Too many requests, please try again later."), "{error}");
+
+        let status = br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"storage is (re)initializing",
+            "reason":"TooManyRequests","details":{"retryAfterSeconds":3},"code":429}"#;
+        let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new(), status);
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_status_in_protobuf_says_the_same() {
+        let cause = protobuf::StatusCause { reason: "ResourceVersionTooLarge".into(), ..Default::default() };
+        let details = protobuf::StatusDetails { causes: vec![cause], retry_after_seconds: 1, ..Default::default() };
+        let status = protobuf::Status {
+            message: "Too large resource version: 9".into(),
+            reason: "Timeout".into(),
+            details: Some(details),
+            code: 504,
+            ..Default::default()
+        };
+        let body = status.to_bytes();
+        let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), &body);
+        assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
+        assert!(error.to_string().ends_with("Too large resource version: 9"), "{error}");
+        let gone = protobuf::Status { reason: "Expired".into(), code: 410, ..Default::default() };
+        assert_eq!(UpstreamError::from(Status::parse(&gone.to_bytes()).unwrap()).reason(), "expired");
+    }
+
+    #[test]
+    fn each_code_has_its_arm() {
+        let cases = [
+            (400, "refused"),
+            (401, "unauthorized"),
+            (403, "forbidden"),
+            (404, "not_found"),
+            (410, "expired"),
+            (422, "refused"),
+            (429, "too_many_requests"),
+            (500, "server_error"),
+            (503, "server_error"),
+            (504, "timeout"),
+            (302, "invalid_response"),
+        ];
+        for (code, reason) in cases {
+            let error = UpstreamError::from_response(StatusCode::from_u16(code).unwrap(), &HeaderMap::new(), b"");
+            assert_eq!(error.reason(), reason, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_version_from_the_future_is_not_a_plain_timeout() {
+        let body = br#"{"kind":"Status","code":504,"reason":"Timeout","message":"Timeout: Too large resource version: 9, current: 5",
+            "details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1}}"#;
+        let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), body);
+        assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn the_oldest_version_is_read_where_it_is_named() {
+        let gone = |message: &str| UpstreamError::Gone { message: message.to_owned() };
+        let oldest = |message: &str| gone(message).oldest().map(ResourceVersion::get);
+        assert_eq!(oldest("too old resource version: 5 (120)"), Some(120));
+        for message in
+            ["too old resource version: 5", "too old resource version: 5 (0)", "The provided (1) is too old", ""]
+        {
+            assert_eq!(oldest(message), None, "{message}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_says_is_bounded() {
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("999999999"));
+        let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &headers, &vec![b'\n'; 1 << 20]);
+        assert_eq!(error.retry_after(), Some(RETRY_AFTER_MAX));
+        let error = UpstreamError::from_response(StatusCode::FORBIDDEN, &headers, "é\u{7}".repeat(5000).as_bytes());
+        assert!(error.to_string().chars().count() < MESSAGE_CHARS_MAX + 100);
+        assert!(!error.to_string().contains('\u{7}'));
+    }
+}

@@ -1,0 +1,362 @@
+//! What the apiserver serves, and which resource a name means. Pure: documents in, an index out, and kubectl's rules to look
+//! up names in it (RESTMapper and shortcut expander of client-go's `restmapper`), so that `kubefan watch po` and `kubectl get po`
+//! mean the same.
+
+use serde::Deserialize;
+
+use kubefan_model::GroupVersionResource;
+
+/// One resource the apiserver serves in one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceInfo {
+    /// Its full name.
+    pub gvr: GroupVersionResource,
+    /// Such as `Pod`.
+    pub kind: String,
+    /// Such as `pod`.
+    pub singular: String,
+    /// Such as `po`.
+    pub short_names: Vec<String>,
+    /// Such as `all`.
+    pub categories: Vec<String>,
+    /// Whether objects have a namespace.
+    pub namespaced: bool,
+    /// Such as `list` and `watch`.
+    pub verbs: Vec<String>,
+}
+
+impl ResourceInfo {
+    /// Whether it can be cached: listed and watched.
+    pub fn is_watchable(&self) -> bool {
+        ["list", "watch"].iter().all(|verb| self.verbs.iter().any(|has| has == verb))
+    }
+}
+
+/// A group version whose resources could not be learned: its extension apiserver is down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedGroup {
+    /// API group.
+    pub group: String,
+    /// API version.
+    pub version: String,
+    /// Why.
+    pub message: String,
+}
+
+/// All resources, in the order in which names are preferred: the core group, then groups as the server orders them, within a
+/// group the preferred version first.
+#[derive(Debug, Clone, Default)]
+pub struct ResourceIndex {
+    resources: Vec<ResourceInfo>,
+    failed: Vec<FailedGroup>,
+}
+
+/// A name that means no resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoMatch {
+    /// A similar name that does mean one.
+    pub suggestion: Option<String>,
+    /// The group versions that are down and might have had it.
+    pub failed: Vec<FailedGroup>,
+}
+
+impl ResourceIndex {
+    /// Adds the groups of an aggregated discovery document (`apidiscovery.k8s.io/v2`).
+    pub fn add_aggregated(&mut self, document: &AggregatedDiscovery) {
+        for item in &document.items {
+            let group = &item.metadata.name;
+            for version in &item.versions {
+                if version.freshness == "Stale" {
+                    self.failed.push(FailedGroup {
+                        group: group.clone(),
+                        version: version.version.clone(),
+                        message: "its apiserver is not available".to_owned(),
+                    });
+                }
+                self.resources.extend(version.resources.iter().map(|resource| resource.info(group, &version.version)));
+            }
+        }
+    }
+
+    /// Adds the document of one group version, as servers before 1.26 give it.
+    pub fn add_legacy(&mut self, group: &str, version: &str, document: &LegacyResourceList) {
+        let resources = document.resources.iter().filter(|resource| !resource.name.contains('/'));
+        self.resources.extend(resources.map(|resource| resource.info(group, version)));
+    }
+
+    /// Notes that a group version could not be asked.
+    pub fn add_failed(&mut self, failed: FailedGroup) {
+        self.failed.push(failed);
+    }
+
+    /// All resources, preferred first.
+    pub fn resources(&self) -> &[ResourceInfo] {
+        &self.resources
+    }
+
+    /// The resource a name means by kubectl's rules: plural, singular, kind or short name, alone or followed by `.group` or
+    /// `.version.group`, in any case. An exact group goes before the start of one (`ingresses.networking`), full names before
+    /// short ones.
+    pub fn resolve(&self, name: &str) -> Result<&ResourceInfo, NoMatch> {
+        let name = name.to_lowercase();
+        let mut parts = name.splitn(3, '.');
+        if let (Some(resource), Some(version), Some(group)) = (parts.next(), parts.next(), parts.next())
+            && let Some(found) = self.lookup(resource, |gvr| gvr.version == version && gvr.group == group)
+        {
+            return Ok(found);
+        }
+        let found = match name.split_once('.') {
+            Some((resource, group)) => self
+                .lookup(resource, |gvr| gvr.group == group)
+                .or_else(|| self.lookup(resource, |gvr| !group.is_empty() && gvr.group.starts_with(group))),
+            None => self.lookup(&name, |_| true),
+        };
+        found.ok_or_else(|| self.no_match(&name))
+    }
+
+    /// The resource of a full name; an empty version means the preferred one.
+    pub fn find(&self, group: &str, version: &str, resource: &str) -> Result<&ResourceInfo, NoMatch> {
+        let wanted = |gvr: &GroupVersionResource| {
+            gvr.group == group && (version.is_empty() || gvr.version == version) && gvr.resource == resource
+        };
+        self.resources.iter().find(|info| wanted(&info.gvr)).ok_or_else(|| {
+            let name =
+                [resource, version, group].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+            self.no_match(&name)
+        })
+    }
+
+    fn lookup(&self, name: &str, wanted: impl Fn(&GroupVersionResource) -> bool) -> Option<&ResourceInfo> {
+        let candidates = || self.resources.iter().filter(|info| wanted(&info.gvr));
+        candidates()
+            .find(|info| info.gvr.resource == name || info.singular.to_lowercase() == name)
+            .or_else(|| candidates().find(|info| info.short_names.iter().any(|short| short == name)))
+            .or_else(|| candidates().find(|info| info.kind.to_lowercase() == name))
+    }
+
+    fn no_match(&self, name: &str) -> NoMatch {
+        let (resource, group) = name.split_once('.').unwrap_or((name, ""));
+        let down = |failed: &&FailedGroup| {
+            group.is_empty() || group == failed.group || group.ends_with(&format!(".{}", failed.group))
+        };
+        let names = self.resources.iter().flat_map(|info| {
+            let names = [info.gvr.resource.as_str(), info.singular.as_str()].into_iter();
+            names.chain(info.short_names.iter().map(String::as_str)).map(move |known| (known, info))
+        });
+        // Two mistakes at most, and never so many that nothing of a short name is left.
+        let near = names
+            .map(|(known, info)| (strsim::damerau_levenshtein(resource, known), info))
+            .filter(|(distance, _)| *distance <= 2 && *distance * 2 < resource.chars().count())
+            .min_by_key(|(distance, _)| *distance);
+        let failed: Vec<FailedGroup> = self.failed.iter().filter(down).cloned().collect();
+        // A name in a group that is down is most likely right.
+        let guess = group.is_empty() || failed.is_empty();
+        NoMatch { suggestion: near.filter(|_| guess).map(|(_, info)| info.gvr.to_string()), failed }
+    }
+}
+
+/// `APIGroupDiscoveryList`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct AggregatedDiscovery {
+    items: Vec<AggregatedGroup>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AggregatedGroup {
+    metadata: Metadata,
+    versions: Vec<AggregatedVersion>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AggregatedVersion {
+    version: String,
+    freshness: String,
+    resources: Vec<AggregatedResource>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AggregatedResource {
+    resource: String,
+    // Null in what some extension apiservers give.
+    response_kind: Option<ResponseKind>,
+    scope: String,
+    singular_resource: String,
+    verbs: Vec<String>,
+    short_names: Vec<String>,
+    categories: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ResponseKind {
+    kind: String,
+}
+
+impl AggregatedResource {
+    fn info(&self, group: &str, version: &str) -> ResourceInfo {
+        let kind = self.response_kind.as_ref().map(|kind| kind.kind.clone()).unwrap_or_default();
+        ResourceInfo {
+            gvr: GroupVersionResource::new(group, version, &self.resource),
+            singular: singular(&self.singular_resource, &kind),
+            kind,
+            short_names: self.short_names.clone(),
+            categories: self.categories.clone(),
+            namespaced: self.scope == "Namespaced",
+            verbs: self.verbs.clone(),
+        }
+    }
+}
+
+/// `APIResourceList`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LegacyResourceList {
+    resources: Vec<LegacyResource>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct LegacyResource {
+    name: String,
+    singular_name: String,
+    namespaced: bool,
+    kind: String,
+    verbs: Vec<String>,
+    short_names: Vec<String>,
+    categories: Vec<String>,
+}
+
+impl LegacyResource {
+    fn info(&self, group: &str, version: &str) -> ResourceInfo {
+        ResourceInfo {
+            gvr: GroupVersionResource::new(group, version, &self.name),
+            kind: self.kind.clone(),
+            singular: singular(&self.singular_name, &self.kind),
+            short_names: self.short_names.clone(),
+            categories: self.categories.clone(),
+            namespaced: self.namespaced,
+            verbs: self.verbs.clone(),
+        }
+    }
+}
+
+/// Older servers leave the singular of built-in resources empty; it is the kind in small letters.
+fn singular(given: &str, kind: &str) -> String {
+    if given.is_empty() { kind.to_lowercase() } else { given.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(resource: &str, kind: &str, short: &[&str], namespaced: bool) -> serde_json::Value {
+        serde_json::json!({
+            "resource": resource, "responseKind": {"group": "", "version": "", "kind": kind}, "shortNames": short,
+            "scope": if namespaced { "Namespaced" } else { "Cluster" }, "singularResource": kind.to_lowercase(),
+            "verbs": ["get", "list", "watch"], "subresources": [{"subresource": "status"}],
+        })
+    }
+
+    fn index() -> ResourceIndex {
+        let core = serde_json::json!({"items": [{"metadata": {}, "versions": [{"version": "v1", "freshness": "Current", "resources": [
+            resource("pods", "Pod", &["po"], true), resource("events", "Event", &["ev"], true), resource("nodes", "Node", &["no"], false),
+        ]}]}]});
+        let groups = serde_json::json!({"items": [
+            {"metadata": {"name": "apps"}, "versions": [{"version": "v1", "resources": [resource("deployments", "Deployment", &["deploy"], true)]}]},
+            {"metadata": {"name": "events.k8s.io"}, "versions": [{"version": "v1", "resources": [resource("events", "Event", &["ev"], true)]}]},
+            {"metadata": {"name": "networking.k8s.io"}, "versions": [{"version": "v1", "resources": [resource("ingresses", "Ingress", &["ing"], true)]}]},
+            {"metadata": {"name": "example.com"}, "versions": [
+                {"version": "v1", "resources": [resource("widgets", "Widget", &["wd"], true)]},
+                {"version": "v1beta1", "resources": [resource("widgets", "Widget", &[], true), resource("gadgets", "Gadget", &["po"], true)]},
+            ]},
+            {"metadata": {"name": "metrics.k8s.io"}, "versions": [{"version": "v1beta1", "freshness": "Stale"}]},
+        ]});
+        let mut index = ResourceIndex::default();
+        for document in [core, groups] {
+            index.add_aggregated(&serde_json::from_value(document).unwrap());
+        }
+        index
+    }
+
+    #[test]
+    fn every_name_kubectl_takes_means_the_same_here() {
+        let index = index();
+        let cases = [
+            ("pods", "/v1 pods"),
+            ("po", "/v1 pods"),
+            ("pod", "/v1 pods"),
+            ("Pod", "/v1 pods"),
+            ("PODS", "/v1 pods"),
+            ("pods.v1.", "/v1 pods"),
+            ("events", "/v1 events"),
+            ("events.events.k8s.io", "events.k8s.io/v1 events"),
+            ("ev.events.k8s.io", "events.k8s.io/v1 events"),
+            ("events.v1.events.k8s.io", "events.k8s.io/v1 events"),
+            ("deploy", "apps/v1 deployments"),
+            ("deployments.apps", "apps/v1 deployments"),
+            ("deployments.v1.apps", "apps/v1 deployments"),
+            ("Deployment.v1.apps", "apps/v1 deployments"),
+            ("ingresses.networking", "networking.k8s.io/v1 ingresses"),
+            ("widgets", "example.com/v1 widgets"),
+            ("widgets.v1.example.com", "example.com/v1 widgets"),
+            ("widgets.v1beta1.example.com", "example.com/v1beta1 widgets"),
+            ("widget.example.com", "example.com/v1 widgets"),
+            ("gadgets", "example.com/v1beta1 gadgets"),
+        ];
+        for (name, expected) in cases {
+            let gvr = &index.resolve(name).unwrap_or_else(|error| panic!("{name}: {error:?}")).gvr;
+            assert_eq!(format!("{}/{} {}", gvr.group, gvr.version, gvr.resource), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_full_name_is_found_as_it_stands_and_an_empty_version_is_the_preferred_one() {
+        let index = index();
+        assert_eq!(index.find("example.com", "", "widgets").unwrap().gvr.version, "v1");
+        assert_eq!(index.find("example.com", "v1beta1", "widgets").unwrap().gvr.version, "v1beta1");
+        assert!(index.find("", "v1", "po").is_err());
+    }
+
+    #[test]
+    fn a_slip_gets_a_suggestion_and_nonsense_none() {
+        let index = index();
+        assert_eq!(index.resolve("pds").unwrap_err().suggestion.as_deref(), Some("pods"));
+        assert_eq!(index.resolve("deployment.app").unwrap().gvr.resource, "deployments");
+        assert_eq!(index.resolve("delpoyments").unwrap_err().suggestion.as_deref(), Some("deployments.apps"));
+        for nonsense in ["", "x", "xy", "flurbs", ".", "..", "...apps", "a.b.c.d.e"] {
+            assert_eq!(index.resolve(nonsense).unwrap_err().suggestion, None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_down_is_named_only_to_those_who_may_mean_it() {
+        let index = index();
+        assert_eq!(index.resolve("podmetrics.metrics.k8s.io").unwrap_err().failed.len(), 1);
+        assert_eq!(index.resolve("podmetrics").unwrap_err().failed[0].group, "metrics.k8s.io");
+        assert_eq!(index.resolve("podmetrics.apps").unwrap_err().failed, []);
+    }
+
+    #[test]
+    fn legacy_documents_give_the_same_resources() {
+        let document = serde_json::json!({"groupVersion": "v1", "resources": [
+            {"name": "pods", "singularName": "", "namespaced": true, "kind": "Pod", "verbs": ["list", "watch"], "shortNames": ["po"]},
+            {"name": "pods/status", "singularName": "", "namespaced": true, "kind": "Pod", "verbs": ["get"]},
+            {"name": "bindings", "singularName": "binding", "namespaced": true, "kind": "Binding", "verbs": ["create"]},
+        ]});
+        let mut index = ResourceIndex::default();
+        index.add_legacy("", "v1", &serde_json::from_value(document).unwrap());
+        assert_eq!(index.resources().len(), 2);
+        assert!(index.resolve("pod").unwrap().is_watchable());
+        assert!(!index.resolve("bindings").unwrap().is_watchable());
+    }
+}

@@ -1,0 +1,186 @@
+//! What the simulated apiserver serves: the built-in resources, and the form of a custom one.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use kubefan_model::GroupVersionResource;
+
+/// One resource and how its objects are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimResource {
+    /// Its full name.
+    pub gvr: GroupVersionResource,
+    /// Such as `Pod`.
+    pub kind: String,
+    /// Such as `pod`.
+    pub singular: String,
+    /// Such as `po`.
+    pub short_names: Vec<String>,
+    /// Such as `all`.
+    pub categories: Vec<String>,
+    /// Whether objects have a namespace.
+    pub namespaced: bool,
+    /// The field selectors beside `metadata.name` and `metadata.namespace`.
+    pub selectable_fields: Vec<SelectableField>,
+    /// Whether `/status` is a resource of its own, so that other writes leave the status alone.
+    pub status_subresource: bool,
+    /// A custom resource: its objects have sorted keys, and its lists keep each item's kind.
+    pub custom: bool,
+    /// What a bookmark's object has after its metadata: the zero value of a built-in type, without the braces.
+    pub(super) zero: &'static str,
+}
+
+/// One field that a selector may name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SelectableField {
+    /// Such as `spec.nodeName`; also where the value stands in the object.
+    pub path: Cow<'static, str>,
+    /// What an absent field reads as.
+    pub default: &'static str,
+}
+
+impl SelectableField {
+    /// A field that reads as empty where it is absent.
+    pub fn text(path: impl Into<Cow<'static, str>>) -> Self {
+        Self { path: path.into(), default: "" }
+    }
+
+    const fn fixed(path: &'static str, default: &'static str) -> Self {
+        Self { path: Cow::Borrowed(path), default }
+    }
+
+    pub(super) fn read(&self, object: &Value) -> Box<str> {
+        // kube-apiserver accepts the path and never fills it in.
+        if self.path == "status.podIPs" {
+            return "".into();
+        }
+        match self.path.split('.').try_fold(object, |value, key| value.get(key)) {
+            None | Some(Value::Null) => self.default.into(),
+            Some(Value::String(text)) => text.as_str().into(),
+            Some(other) => other.to_string().into(),
+        }
+    }
+}
+
+impl SimResource {
+    /// A custom resource in a namespace, without short names, selectable fields or a status subresource.
+    pub fn custom(group: &str, version: &str, plural: &str, kind: &str) -> Self {
+        Self {
+            gvr: GroupVersionResource::new(group, version, plural),
+            kind: kind.to_owned(),
+            singular: kind.to_lowercase(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            namespaced: true,
+            selectable_fields: Vec::new(),
+            status_subresource: false,
+            custom: true,
+            zero: "",
+        }
+    }
+
+    /// `PodList`.
+    pub fn list_kind(&self) -> String {
+        format!("{}List", self.kind)
+    }
+
+    /// Whether the kind counts the changes of its spec in `metadata.generation`.
+    pub(super) fn counts_generation(&self) -> bool {
+        self.custom || matches!(&*self.kind, "Pod" | "Deployment")
+    }
+
+    /// Reads a field selector's path, or says as the apiserver does that there is none.
+    pub(super) fn check_field(&self, path: &str) -> Result<(), String> {
+        // Built-in types without fields of their own fall back to apimachinery's default, which has another text.
+        let by_default = !self.custom && self.selectable_fields.is_empty();
+        let known = match path {
+            "metadata.name" => true,
+            "metadata.namespace" => by_default || self.namespaced,
+            path => self.selectable_fields.iter().any(|field| field.path == path),
+        };
+        match (known, by_default) {
+            (true, _) => Ok(()),
+            (false, false) => Err(format!("field label not supported: {path}")),
+            (false, true) => {
+                Err(format!("\"{path}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""))
+            }
+        }
+    }
+}
+
+/// The group of custom resource definitions.
+pub(super) const CRD_GROUP: &str = "apiextensions.k8s.io";
+
+/// The resources that are always there.
+pub(super) fn built_in() -> Vec<SimResource> {
+    let resource = |group: &str, plural: &str, kind: &str, short_name: &str, namespaced: bool| SimResource {
+        short_names: vec![short_name.to_owned()],
+        namespaced,
+        custom: false,
+        ..SimResource::custom(group, "v1", plural, kind)
+    };
+    let all = || vec!["all".to_owned()];
+    vec![
+        resource("", "configmaps", "ConfigMap", "cm", true),
+        SimResource {
+            selectable_fields: vec![SelectableField::text("status.phase")],
+            status_subresource: true,
+            zero: r#","spec":{},"status":{}"#,
+            ..resource("", "namespaces", "Namespace", "ns", false)
+        },
+        SimResource {
+            selectable_fields: vec![SelectableField::fixed("spec.unschedulable", "false")],
+            status_subresource: true,
+            zero: concat!(
+                r#","spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"nodeInfo":{"machineID":"","#,
+                r#""systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","#,
+                r#""kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#
+            ),
+            ..resource("", "nodes", "Node", "no", false)
+        },
+        SimResource {
+            selectable_fields: vec![
+                SelectableField::text("spec.nodeName"),
+                SelectableField::text("spec.restartPolicy"),
+                SelectableField::text("spec.schedulerName"),
+                SelectableField::text("spec.serviceAccountName"),
+                SelectableField::fixed("spec.hostNetwork", "false"),
+                SelectableField::text("status.phase"),
+                SelectableField::text("status.podIP"),
+                SelectableField::text("status.podIPs"),
+                SelectableField::text("status.nominatedNodeName"),
+            ],
+            categories: all(),
+            status_subresource: true,
+            zero: r#","spec":{"containers":null},"status":{}"#,
+            ..resource("", "pods", "Pod", "po", true)
+        },
+        SimResource {
+            selectable_fields: vec![SelectableField::text("spec.clusterIP"), SelectableField::text("spec.type")],
+            categories: all(),
+            status_subresource: true,
+            zero: r#","spec":{},"status":{"loadBalancer":{}}"#,
+            ..resource("", "services", "Service", "svc", true)
+        },
+        SimResource {
+            categories: all(),
+            status_subresource: true,
+            zero: concat!(
+                r#","spec":{"replicas":0,"selector":null,"template":{"metadata":{},"spec":{"containers":null}},"#,
+                r#""strategy":{}},"status":{}"#
+            ),
+            ..resource("apps", "deployments", "Deployment", "deploy", true)
+        },
+        SimResource {
+            categories: vec!["api-extensions".to_owned()],
+            short_names: vec!["crd".to_owned(), "crds".to_owned()],
+            status_subresource: true,
+            zero: concat!(
+                r#","spec":{"group":"","names":{"plural":"","kind":""},"scope":"","versions":null},"#,
+                r#""status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":null}"#
+            ),
+            ..resource(CRD_GROUP, "customresourcedefinitions", "CustomResourceDefinition", "crd", false)
+        },
+    ]
+}

@@ -1,0 +1,295 @@
+//! A workload by seed: a cluster's pods, nodes and namespaces, and then their churn.
+//!
+//! The same seed makes the same objects and changes on every machine and in every build, so that a failure can be played again. The
+//! generator keeps only what varies and writes an object out when it changes: ten thousand decoded pods would cost more
+//! than everything that is measured with them.
+
+mod render;
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde_json::Value;
+
+use super::apiserver::{SimApiserver, Status};
+use kubefan_model::GroupVersionResource;
+
+/// How large the cluster is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkloadOptions {
+    /// Pods, about which churn keeps their number. At least 1.
+    pub objects: usize,
+    /// Nodes the pods run on. At least 1.
+    pub nodes: usize,
+    /// Namespaces the pods live in: `team-0`, `team-1`, … At least 1.
+    pub namespaces: usize,
+    /// Values of the label `app`: `web-0`, `web-1`, … At least 1.
+    pub apps: usize,
+}
+
+impl Default for WorkloadOptions {
+    fn default() -> Self {
+        Self { objects: 10_000, nodes: 100, namespaces: 10, apps: 20 }
+    }
+}
+
+/// One change to one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// Which resource.
+    pub resource: GroupVersionResource,
+    /// What happens.
+    pub operation: Operation,
+}
+
+/// What happens to an object. The values have no uid and no version: the server gives both.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Operation {
+    /// POST.
+    Create(Value),
+    /// PUT: labels or annotations changed.
+    Update(Value),
+    /// PUT to `/status`: only the status changed.
+    UpdateStatus(Value),
+    /// DELETE.
+    Delete {
+        /// Empty for cluster-scoped resources.
+        namespace: String,
+        /// The object's name.
+        name: String,
+    },
+}
+
+impl Change {
+    /// Makes the change.
+    ///
+    /// # Errors
+    /// What the server says; changes that are all made in their order never fail.
+    pub fn apply(self, sim: &SimApiserver) -> Result<u64, Status> {
+        match self.operation {
+            Operation::Create(value) => sim.create(&self.resource, value),
+            Operation::Update(value) | Operation::UpdateStatus(value) => sim.update(&self.resource, value),
+            Operation::Delete { namespace, name } => sim.delete(&self.resource, &namespace, &name),
+        }
+    }
+}
+
+/// The tiers a pod may belong to.
+const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];
+
+/// What varies about one pod.
+#[derive(Debug, Clone)]
+struct Pod {
+    serial: u64,
+    namespace: usize,
+    node: usize,
+    /// The app that its name says, and the one its label says.
+    born_app: usize,
+    app: usize,
+    tier: usize,
+    canary: bool,
+    containers: usize,
+    /// Not ready after a restart, ready after the next status change.
+    ready: bool,
+    restarts: u64,
+    revision: u64,
+    /// Seconds of the workload's clock.
+    created: u64,
+    changed: u64,
+}
+
+/// The cluster and its churn.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    random: Pcg64Mcg,
+    options: WorkloadOptions,
+    pods: Vec<Pod>,
+    serial: u64,
+    /// The workload's clock, in seconds: it moves with the changes, not with the time.
+    seconds: u64,
+    setup: usize,
+}
+
+impl Workload {
+    /// The workload of a seed. Options below their least are raised to it.
+    pub fn new(seed: u64, options: WorkloadOptions) -> Self {
+        let options = WorkloadOptions {
+            objects: options.objects.max(1),
+            nodes: options.nodes.max(1),
+            namespaces: options.namespaces.max(1),
+            apps: options.apps.max(1),
+        };
+        let pods = Vec::with_capacity(options.objects);
+        Self { random: Pcg64Mcg::seed_from_u64(seed), options, pods, serial: 0, seconds: 0, setup: 0 }
+    }
+
+    /// The next change of the setup: namespaces, nodes, then pods; `None` once all is there.
+    pub fn next_setup(&mut self) -> Option<Change> {
+        let (namespaces, nodes) = (self.options.namespaces, self.options.nodes);
+        let step = self.setup;
+        self.setup += 1;
+        if step < namespaces {
+            let value = render::namespace(step);
+            return Some(Change { resource: resource("namespaces"), operation: Operation::Create(value) });
+        }
+        if step < namespaces + nodes {
+            let value = render::node(step - namespaces);
+            return Some(Change { resource: resource("nodes"), operation: Operation::Create(value) });
+        }
+        (self.pods.len() < self.options.objects).then(|| self.create())
+    }
+
+    /// Makes the whole setup.
+    ///
+    /// # Errors
+    /// What the server says, such as 409 where another workload was there before.
+    pub fn populate(&mut self, sim: &SimApiserver) -> Result<(), Status> {
+        while let Some(change) = self.next_setup() {
+            change.apply(sim)?;
+        }
+        Ok(())
+    }
+
+    /// The next change of the churn: seven in ten are of a status, two of labels or annotations, one creates or deletes.
+    pub fn next_change(&mut self) -> Change {
+        self.seconds += 1;
+        let kind = self.random.random_range(0..10u32);
+        let full = self.pods.len() >= self.options.objects;
+        if self.pods.is_empty() || (kind == 0 && !full) {
+            return self.create();
+        }
+        let at = self.random.random_range(0..self.pods.len());
+        if kind == 0 {
+            let pod = self.pods.swap_remove(at);
+            let (namespace, name) = (render::namespace_name(pod.namespace), render::pod_name(&pod));
+            return Change { resource: resource("pods"), operation: Operation::Delete { namespace, name } };
+        }
+        let pod = &mut self.pods[at];
+        pod.changed = self.seconds;
+        let operation = if kind <= 2 {
+            pod.revision += 1;
+            match self.random.random_range(0..4u32) {
+                0 => pod.app = self.random.random_range(0..self.options.apps),
+                1 => pod.tier = self.random.random_range(0..TIERS.len()),
+                2 => pod.canary = !pod.canary,
+                // Only the annotation that counts revisions.
+                _ => {}
+            }
+            Operation::Update(render::pod(pod))
+        } else {
+            pod.restarts += u64::from(pod.ready);
+            pod.ready = !pod.ready;
+            Operation::UpdateStatus(render::pod(pod))
+        };
+        Change { resource: resource("pods"), operation }
+    }
+
+    /// Makes the next change of the churn.
+    ///
+    /// # Errors
+    /// What the server says; never if nobody else writes.
+    pub fn step(&mut self, sim: &SimApiserver) -> Result<u64, Status> {
+        self.next_change().apply(sim)
+    }
+
+    /// The pods that are there.
+    pub fn pod_count(&self) -> usize {
+        self.pods.len()
+    }
+
+    fn create(&mut self) -> Change {
+        let app = self.random.random_range(0..self.options.apps);
+        let pod = Pod {
+            serial: self.serial,
+            namespace: self.random.random_range(0..self.options.namespaces),
+            node: self.random.random_range(0..self.options.nodes),
+            born_app: app,
+            app,
+            tier: self.random.random_range(0..TIERS.len()),
+            canary: self.random.random_range(0..10u32) == 0,
+            containers: self.random.random_range(1..=2),
+            ready: true,
+            restarts: 0,
+            revision: 1,
+            created: self.seconds,
+            changed: self.seconds,
+        };
+        self.serial += 1;
+        let value = render::new_pod(&pod);
+        self.pods.push(pod);
+        Change { resource: resource("pods"), operation: Operation::Create(value) }
+    }
+}
+
+fn resource(plural: &str) -> GroupVersionResource {
+    GroupVersionResource::new("", "v1", plural)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::apiserver::SimOptions;
+
+    fn small() -> WorkloadOptions {
+        WorkloadOptions { objects: 50, nodes: 5, namespaces: 3, apps: 4 }
+    }
+
+    #[test]
+    fn a_seed_makes_the_same_changes_again() {
+        let changes = |seed| {
+            let mut workload = Workload::new(seed, small());
+            let setup: Vec<_> = std::iter::from_fn(|| workload.next_setup()).collect();
+            (setup, (0..200).map(|_| workload.next_change()).collect::<Vec<_>>())
+        };
+        assert_eq!(changes(1), changes(1));
+        assert_ne!(changes(1), changes(2));
+    }
+
+    #[test]
+    fn a_seed_keeps_its_meaning() {
+        let mut workload = Workload::new(7, small());
+        let first: Vec<_> = std::iter::from_fn(|| workload.next_setup()).skip(8).take(2).collect();
+        let names = first.iter().map(|change| match &change.operation {
+            Operation::Create(value) => value["metadata"]["name"].as_str().unwrap_or_default(),
+            _ => "",
+        });
+        assert_eq!(names.collect::<Vec<_>>(), EXPECTED_NAMES);
+    }
+
+    /// If this changes, every recorded seed has lost its meaning: say so in the changelog.
+    const EXPECTED_NAMES: [&str; 2] = ["web-2-7cdaa66d13-bbbbb", "web-0-7c9e3779b1-cdn6r"];
+
+    #[test]
+    fn every_change_is_accepted_and_the_cluster_keeps_its_size() {
+        let sim = SimApiserver::new(SimOptions::default());
+        let mut workload = Workload::new(3, small());
+        workload.populate(&sim).unwrap();
+        let mut kinds = BTreeMap::new();
+        for _ in 0..2000 {
+            let change = workload.next_change();
+            let kind = match change.operation {
+                Operation::Create(_) => "create",
+                Operation::Update(_) => "update",
+                Operation::UpdateStatus(_) => "status",
+                Operation::Delete { .. } => "delete",
+            };
+            *kinds.entry(kind).or_insert(0) += 1;
+            let before = sim.revision();
+            assert_eq!(change.apply(&sim), Ok(before + 1));
+        }
+        assert!((40..=50).contains(&workload.pod_count()), "{}", workload.pod_count());
+        assert!((1200..1600).contains(&kinds["status"]) && (300..500).contains(&kinds["update"]), "{kinds:?}");
+    }
+
+    #[test]
+    fn pods_are_as_large_as_real_ones() {
+        let mut workload = Workload::new(4, small());
+        for change in std::iter::from_fn(|| workload.next_setup()).filter(|change| change.resource == resource("pods"))
+        {
+            let Operation::Create(value) = change.operation else { continue };
+            let bytes = value.to_string().len();
+            assert!((3000..6500).contains(&bytes), "{bytes}");
+        }
+    }
+}

@@ -1,7 +1,0 @@
-//! Metrics and logs.
-
-pub mod metrics;
-pub mod process;
-pub mod requests;
-#[cfg(feature = "cli")]
-pub mod tracing;
