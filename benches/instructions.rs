@@ -1,16 +1,19 @@
-//! Instructions per delivery, counted under valgrind: the same on a busy machine and on an idle one, so that a bound can be enforced.
+//! Instructions per delivery, counted under valgrind. The count is the same on a busy and on an
+//! idle machine, so a limit can be enforced.
 //!
-//! Counted is what kubefan spends in user space from a commit to messages that are ready for the wire; HTTP/2 and the socket come on
-//! top. Each benchmark does its work many times over, so that what happens now and then (memory that is asked for in bulk) is in its
-//! share. `cargo bench --bench instructions` fails where a limit is passed. The build has no link-time optimization: the binary that
-//! is shipped needs somewhat less.
+//! The benchmarks count kubefan's instructions in user space, from a commit to messages that are
+//! ready to send, without HTTP/2 and the socket. Each benchmark repeats its work many times, so
+//! that occasional work, such as allocating memory in bulk, is included on average. `cargo bench
+//! --bench instructions` fails if a limit is exceeded. The benchmark is built without link-time
+//! optimization; the released binary needs somewhat fewer instructions.
 
 #![expect(missing_docs, reason = "the macros below make items that cannot be documented")]
 
-mod rig;
+mod common;
 
 use std::{hint::black_box, sync::Arc};
 
+use common::{Cache, PodKind, SMALL, Subscriber};
 use gungraun::{Callgrind, EventKind, prelude::*};
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_model::{
@@ -27,70 +30,71 @@ use kubefan_proxy::{
         log::LogEntry,
     },
 };
-use rig::{Cache, PodKind, SMALL, Subscriber};
 use tokio::time::Instant;
 
-/// As the binary has it.
+/// The allocator of the kubefan binary.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Of one view.
+/// Subscribers of one view.
 const SUBSCRIBERS: usize = 1000;
-/// Events that come at once.
+/// Events committed together.
 const BATCH: usize = 32;
-/// Events that are encoded, or looked up.
+/// Events to encode or to look up.
 const EVENTS: usize = 100;
-/// Views of a node each.
+/// Views, each selecting its own node.
 const VIEWS: usize = 10_000;
 
-// What was measured, in instructions: Rust 1.95 on x86-64. To renew a number, divide the `Instructions` that the run shows by what the
-// number is multiplied with below, and say in the commit what was won or lost.
+// Measured instruction counts with Rust 1.95 on x86-64. To update a number, divide the
+// `Instructions` that the run prints by the factor used below, and state the gain or loss in the
+// commit message.
 
-/// A bell that rings, with its share of the commit.
-const RING: usize = 109;
-/// An event that concerns none of [`VIEWS`] views, from its commit to the end of its wake-ups.
+/// Waking one stream, including its share of the commit.
+const WAKE: usize = 109;
+/// An event that matches none of [`VIEWS`] views, from its commit until all wake-ups are done.
 const COMMIT_UNSEEN: usize = 8_002;
-/// One message that is ready, taken by one subscriber, who then finds no more.
+/// Taking one ready message by one subscriber, which then finds no more.
 const TAKE_ONE: usize = 1_096;
 /// The same with [`BATCH`] messages.
 const TAKE_BATCH: usize = 1_438;
-/// An event of 1.5 KiB that becomes a whole message.
+/// Encoding an event of 1.5 KiB as a whole message.
 const ENCODE_JSON: usize = 2_993;
-/// The same as a delta, with both projections.
+/// Encoding the same event as a delta, including both projections.
 const ENCODE_DELTA: usize = 168_900;
-/// From an event to the views of its node, among [`VIEWS`].
+/// Finding the views for an event's node among [`VIEWS`].
 const LOOK_UP: usize = 2_333;
 
-/// The limit is five quarters of what was measured: other compilers differ by a few percent, and runs by up to two, because the
-/// histogram of delays looks further for a longer delay.
+/// The limit is 25 % above the measured count: other compilers differ by a few percent, and runs by
+/// up to two percent, because the histogram of delays searches longer for a higher delay.
 fn limited(measured: usize) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::with_args(["--cache-sim=no"]);
     callgrind.format([EventKind::Ir]).hard_limits([(EventKind::Ir, (measured * 5 / 4) as u64)]);
     LibraryBenchmarkConfig::default().tool(callgrind).clone()
 }
 
-/// What happens at once, and who hears of it.
-struct Wave {
+/// A cache, its subscribers, and the commits to deliver to them.
+struct Fixture {
     cache: Cache,
     commits: Vec<Commit>,
     subscribers: Vec<Subscriber>,
     messages: usize,
 }
 
-impl Wave {
-    /// Subscribers who wait, and `batch` events for them. There was such a wave before, so that what is made once is made.
+impl Fixture {
+    /// Creates waiting subscribers and `batch` commits for them. Delivers one such batch
+    /// beforehand, so that first-time initialization is not counted.
     fn new(batch: usize, subscribers: impl FnOnce(&Cache) -> Vec<Subscriber>) -> Self {
         let mut cache = Cache::new(20, SMALL);
         let subscribers = subscribers(&cache);
         let commits = cache.changes(batch);
-        let mut wave = Self { cache, commits, subscribers, messages: 0 }.told().taken();
-        wave.commits = wave.cache.changes(batch);
-        wave
+        let mut fixture = Self { cache, commits, subscribers, messages: 0 }.commit_all().deliver_all();
+        fixture.commits = fixture.cache.changes(batch);
+        fixture
     }
 
-    /// Publishes and wakes.
-    fn told(mut self) -> Self {
+    /// Publishes all commits and wakes the subscribers.
+    fn commit_all(mut self) -> Self {
         for commit in self.commits.drain(..) {
             self.cache.hub.commit(commit, Instant::now());
         }
@@ -98,68 +102,68 @@ impl Wave {
         self
     }
 
-    /// Everybody takes; the first encodes.
-    fn taken(mut self) -> Self {
+    /// Every subscriber takes its messages. The first one encodes them.
+    fn deliver_all(mut self) -> Self {
         self.messages = self.subscribers.iter_mut().map(Subscriber::deliver).sum();
         self
     }
 }
 
-/// Subscribers of one view, who see everything.
-fn one_view(batch: usize) -> Wave {
-    Wave::new(batch, |cache| (0..SUBSCRIBERS).map(|_| cache.subscribe("", "")).collect())
+/// Subscribers of one view that selects every pod.
+fn one_view(batch: usize) -> Fixture {
+    Fixture::new(batch, |cache| (0..SUBSCRIBERS).map(|_| cache.subscribe("", "")).collect())
 }
 
-fn one_view_told(batch: usize) -> Wave {
-    one_view(batch).told()
+fn one_view_committed(batch: usize) -> Fixture {
+    one_view(batch).commit_all()
 }
 
-/// Subscribers of a node each, where nothing happens.
-fn other_nodes() -> Wave {
+/// Subscribers that each select a node without events.
+fn other_nodes() -> Fixture {
     let node = |i| format!("spec.nodeName=other-{i}");
-    Wave::new(1, |cache| (0..VIEWS).map(|i| cache.subscribe("", &node(i))).collect())
+    Fixture::new(1, |cache| (0..VIEWS).map(|i| cache.subscribe("", &node(i))).collect())
 }
 
-fn all_have_one(wave: Wave) {
-    assert_eq!(wave.messages, SUBSCRIBERS);
+fn each_received_one(fixture: Fixture) {
+    assert_eq!(fixture.messages, SUBSCRIBERS);
 }
 
-fn all_have_a_batch(wave: Wave) {
-    assert_eq!(wave.messages, BATCH * SUBSCRIBERS);
+fn each_received_a_batch(fixture: Fixture) {
+    assert_eq!(fixture.messages, BATCH * SUBSCRIBERS);
 }
 
-fn all_were_told(wave: Wave) {
-    all_have_one(wave.taken());
+fn each_was_woken(fixture: Fixture) {
+    each_received_one(fixture.deliver_all());
 }
 
-fn nobody_was_told(wave: Wave) {
-    assert_eq!(wave.taken().messages, 0);
+fn no_subscriber_was_woken(fixture: Fixture) {
+    assert_eq!(fixture.deliver_all().messages, 0);
 }
 
-// One event is committed, and 1,000 subscribers of a view are woken.
+// Commits one event and wakes the 1,000 subscribers of a view.
 #[library_benchmark]
-#[bench::one_event(args = (1), setup = one_view, teardown = all_were_told, config = limited(RING * SUBSCRIBERS))]
-#[bench::unseen(args = (), setup = other_nodes, teardown = nobody_was_told, config = limited(COMMIT_UNSEEN))]
-fn commit(wave: Wave) -> Wave {
-    black_box(wave).told()
+#[bench::one_event(args = (1), setup = one_view, teardown = each_was_woken, config = limited(WAKE * SUBSCRIBERS))]
+#[bench::unseen(args = (), setup = other_nodes, teardown = no_subscriber_was_woken, config = limited(COMMIT_UNSEEN))]
+fn commit(fixture: Fixture) -> Fixture {
+    black_box(fixture).commit_all()
 }
 
-// 1,000 subscribers of a view take what is ready for them, and find no more.
+// 1,000 subscribers of a view take their ready messages and find no more.
 #[library_benchmark]
 #[bench::one_event(
-    args = (1), setup = one_view_told, teardown = all_have_one, config = limited(TAKE_ONE * SUBSCRIBERS)
+    args = (1), setup = one_view_committed, teardown = each_received_one, config = limited(TAKE_ONE * SUBSCRIBERS)
 )]
 #[bench::batch_of_32(
     args = (BATCH),
-    setup = one_view_told,
-    teardown = all_have_a_batch,
+    setup = one_view_committed,
+    teardown = each_received_a_batch,
     config = limited(TAKE_BATCH * SUBSCRIBERS)
 )]
-fn take(wave: Wave) -> Wave {
-    black_box(wave).taken()
+fn take(fixture: Fixture) -> Fixture {
+    black_box(fixture).deliver_all()
 }
 
-/// Changes of pods that nobody has looked at, and what encodes them.
+/// An encoder, and changes of pods that have not been encoded yet.
 fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
     let encoder = Encoder::new(
         Format::new(Projection::default(), false, encoding).expect("a format"),
@@ -168,14 +172,14 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
         Budgets::default(),
     );
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
-    // To make zstd's context is no part of it.
+    // Creating zstd's context is not part of the measurement.
     if let Some(first) = entries.pop() {
         encoder.entry(&first, Holds::All, &mut encoder.buffer(4096));
     }
     (encoder, entries)
 }
 
-// Events become messages, each for the first time.
+// Encodes events as messages, each for the first time.
 #[library_benchmark]
 #[bench::json(args = (Encoding::Json), setup = changes, config = limited(ENCODE_JSON * EVENTS))]
 #[bench::delta(args = (Encoding::ZstdDelta), setup = changes, config = limited(ENCODE_DELTA * EVENTS))]
@@ -196,7 +200,7 @@ fn views_by_node() -> (SelectorIndex, Vec<Arc<WatchEvent>>, Vec<usize>) {
     (index, Cache::new(20, SMALL).events(EVENTS), Vec::with_capacity(4))
 }
 
-// The views that could see an event are found, among 10,000 by node.
+// Finds the views that could match an event, among 10,000 views by node.
 #[library_benchmark]
 #[bench::by_node(args = (), setup = views_by_node, config = limited(LOOK_UP * EVENTS))]
 fn look_up((index, events, mut found): (SelectorIndex, Vec<Arc<WatchEvent>>, Vec<usize>)) -> impl Sized {

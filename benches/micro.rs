@@ -1,13 +1,16 @@
-//! What the single steps between upstream's line and a ready batch cost, each alone: `cargo bench --bench micro [NAME]`.
+//! Times of the single steps between a line from upstream and a ready batch: `cargo bench --bench
+//! micro [NAME]`.
 //!
-//! Times are of this machine and this moment; what may not grow is bounded in `instructions`. An iteration that handles many items shows
-//! items per second beside its time. Where input must be made anew for each iteration, that is not part of the time.
+//! The times depend on the machine and its load. Limits are enforced in `instructions` instead. An
+//! iteration that processes many items also shows items per second. If each iteration needs new
+//! input, preparing it is not included in the time.
 
-mod rig;
+mod common;
 
 use std::{collections::BTreeMap, future::ready, hint::black_box, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use common::{Cache, PodKind, Pods, SMALL, Subscriber, apply_list};
 use divan::{
     Bencher,
     counter::{BytesCount, ItemsCount},
@@ -44,14 +47,13 @@ use kubefan_proxy::{
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
-use rig::{Cache, PodKind, Pods, SMALL, Subscriber, list};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
 };
 use tower::{BoxError, service_fn};
 
-/// As the binary has it.
+/// The allocator of the kubefan binary.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -64,19 +66,19 @@ fn version(number: u64) -> ResourceVersion {
     ResourceVersion::new(number).expect("not zero")
 }
 
-/// A pod, and the same pod after its next change.
-fn pair() -> (String, String) {
+/// The JSON of a pod before and after a change.
+fn changed_pod() -> (String, String) {
     let (mut pods, created) = Pods::new(1, &[]);
     (created[0].clone(), pods.change())
 }
 
-/// A change of a pod that nobody has looked at.
+/// A change of a pod that has not been read yet.
 fn event() -> Arc<WatchEvent> {
     Cache::new(100, &[]).events(1).swap_remove(0)
 }
 
-/// Selectors of labels that see no pod: nine in ten by equality, one in ten set-based or negative.
-fn other_labels(number: usize) -> String {
+/// Label selectors that match no pod: nine in ten by equality, one in ten set-based or negative.
+fn labels_without_match(number: usize) -> String {
     match number % 20 {
         0 => format!("pod-template-hash notin (a,b),zone-{number}"),
         10 => format!("tier!=a,!app,zone-{number}"),
@@ -95,7 +97,7 @@ mod ring {
     };
     const RECORDS: usize = 10_000;
 
-    /// A ring that can take no more, and where its records come from.
+    /// A full ring, and a source of further records.
     fn full() -> (EventRing, Cache) {
         let mut cache = Cache::new(1000, SMALL);
         let floor = cache.hub.head().expect("a list");
@@ -106,7 +108,7 @@ mod ring {
         (ring, cache)
     }
 
-    /// One record more: one settles, and one is let go of.
+    /// Appends one record. One record is packed, and one is evicted.
     #[divan::bench(sample_size = 100)]
     fn append(bencher: Bencher<'_, '_>) {
         let ((mut ring, mut cache), now) = (full(), Instant::now());
@@ -116,7 +118,7 @@ mod ring {
         });
     }
 
-    /// The last records of 10,000, as a subscriber that comes back asks for them.
+    /// Reads the last records of 10,000, as for a subscriber that resumes.
     #[divan::bench(args = [1, 100, 10_000], sample_size = 20)]
     fn read(bencher: Bencher<'_, '_>, records: usize) {
         let (ring, _) = full();
@@ -132,7 +134,7 @@ mod ring {
 mod index {
     use super::*;
 
-    /// The views that could see an event, where each selects a node of its own.
+    /// Finds the views that could match an event, if each selects a different node.
     #[divan::bench(args = [100, 1000, 10_000], sample_size = 100)]
     fn by_node(bencher: Bencher<'_, '_>, views: usize) {
         let kind = PodKind::new();
@@ -147,12 +149,13 @@ mod index {
         });
     }
 
-    /// The same among 1,000 views none of which sees it, a tenth of them set-based or negative: those have to be tested.
+    /// The same among 1,000 views without a match. A tenth of them are set-based or negative and
+    /// have to be tested.
     #[divan::bench(sample_size = 20)]
     fn none_of_1000(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
         let mut index = SelectorIndex::default();
-        let views: Vec<_> = (0..1000).map(|i| kind.select(&other_labels(i), "")).collect();
+        let views: Vec<_> = (0..1000).map(|i| kind.select(&labels_without_match(i), "")).collect();
         for (id, selection) in views.iter().enumerate() {
             index.insert(id, selection);
         }
@@ -178,7 +181,7 @@ mod commit {
         drop(subscribers);
     }
 
-    /// One event and this many views, none of which sees it; all by `spec.nodeName`.
+    /// Commits one event that matches none of the views; all select by `spec.nodeName`.
     #[divan::bench(args = [100, 1000, 10_000], sample_size = 20)]
     fn other_nodes(bencher: Bencher<'_, '_>, views: usize) {
         let cache = Cache::new(100, &[]);
@@ -186,16 +189,17 @@ mod commit {
         measure(bencher, cache, subscribers);
     }
 
-    /// One event and 1,000 views, none of which sees it: nine in ten by equality, one in ten set-based or negative.
+    /// Commits one event that matches none of 1,000 views: nine in ten by equality, one in ten
+    /// set-based or negative.
     #[divan::bench(sample_size = 20)]
     fn other_selectors(bencher: Bencher<'_, '_>) {
         let cache = Cache::new(100, &[]);
-        let subscribers = (0..1000).map(|i| cache.subscribe(&other_labels(i), "")).collect();
+        let subscribers = (0..1000).map(|i| cache.subscribe(&labels_without_match(i), "")).collect();
         measure(bencher, cache, subscribers);
     }
 
-    /// One event that 1,000 subscribers of one view have been told of: each takes it, and finds no more. The time in microseconds is
-    /// that of one delivery in nanoseconds.
+    /// 1,000 woken subscribers of one view take one event and find no more. The time in
+    /// microseconds equals the time of one delivery in nanoseconds.
     #[divan::bench(sample_size = 1)]
     fn take_by_1000(bencher: Bencher<'_, '_>) {
         let mut cache = Cache::new(100, SMALL);
@@ -214,7 +218,8 @@ mod commit {
 mod relist {
     use super::*;
 
-    /// A list of 10,000 pods of which one in a hundred has changed: items, difference, and what history needs.
+    /// A list of 10,000 pods, one percent of them changed: processing items, computing the
+    /// difference, and updating the history.
     #[divan::bench(sample_count = 5, sample_size = 1)]
     fn one_percent_of_10000(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
@@ -223,14 +228,14 @@ mod relist {
         let mut now: BTreeMap<_, _> = created.into_iter().map(keyed).collect();
         let parsed = |now: &BTreeMap<_, String>| now.values().map(|json| kind.parse(json)).collect();
         let (mut writer, mut reached) = (CacheWriter::default(), 20_000);
-        list(&mut writer, parsed(&now), reached);
+        apply_list(&mut writer, parsed(&now), reached);
         bencher
             .with_inputs(|| {
                 now.extend((0..100).map(|_| keyed(pods.change())));
                 reached += 1000;
                 (parsed(&now), reached)
             })
-            .bench_local_values(|(objects, reached)| list(&mut writer, objects, reached));
+            .bench_local_values(|(objects, reached)| apply_list(&mut writer, objects, reached));
     }
 }
 
@@ -243,7 +248,7 @@ mod upstream {
         Builder::new_current_thread().enable_time().build().expect("a runtime")
     }
 
-    /// A reflector of an upstream that has these answers ready.
+    /// A reflector whose upstream returns these fixed responses.
     fn reflector(kind: &PodKind, list: &Bytes, watch: &Bytes) -> Reflector<Pcg64Mcg> {
         let (list, watch, metrics) = (list.clone(), watch.clone(), kind.metrics());
         let service = service_fn(move |request: http::Request<Bytes>| {
@@ -274,7 +279,7 @@ mod upstream {
         format!(r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#, items.join(",")).into()
     }
 
-    /// Steps up to and with the one that is `last`; gives the objects that there were.
+    /// Runs steps until one satisfies `last`. Returns the number of objects.
     fn steps(runtime: &Runtime, reflector: &mut Reflector<Pcg64Mcg>, last: fn(&Step) -> bool) -> usize {
         runtime.block_on(async {
             let mut objects = 0;
@@ -290,7 +295,7 @@ mod upstream {
         })
     }
 
-    /// A watch of 500 lines in one piece, to updates.
+    /// Processes a watch of 500 lines, received in one chunk.
     #[divan::bench]
     fn watch_lines(bencher: Bencher<'_, '_>) {
         let (kind, runtime, (mut pods, _)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
@@ -311,7 +316,7 @@ mod upstream {
             });
     }
 
-    /// A list's page of 500 items, to updates.
+    /// Processes one page of a list with 500 items.
     #[divan::bench]
     fn list_page(bencher: Bencher<'_, '_>) {
         let (kind, runtime, (_, created)) = (PodKind::new(), runtime(), Pods::new(OBJECTS, &[]));
@@ -331,10 +336,10 @@ mod upstream {
 mod object {
     use super::*;
 
-    /// An object's JSON, to what routing reads of it.
+    /// Parses an object's JSON for the attributes used in routing.
     #[divan::bench(sample_size = 20)]
     fn parse(bencher: Bencher<'_, '_>) {
-        let (kind, (json, _)) = (PodKind::new(), pair());
+        let (kind, (json, _)) = (PodKind::new(), changed_pod());
         bencher.counter(BytesCount::of_str(&json)).bench_local(|| kind.parse(black_box(&json)));
     }
 
@@ -347,7 +352,7 @@ mod object {
             _ => Parts::Full,
         };
         let projection = Projection::new(parts, true, false).expect("a valid mask");
-        let (json, _) = pair();
+        let (json, _) = changed_pod();
         bencher.counter(BytesCount::of_str(&json)).bench_local(|| projection.apply(black_box(json.as_bytes())));
     }
 }
@@ -357,9 +362,9 @@ mod frames {
 
     const BATCH: usize = 32;
 
-    /// A batch as one piece of memory, for all subscribers of a view.
+    /// A batch in one contiguous buffer, shared by all subscribers of a view.
     #[divan::bench(sample_size = 20)]
-    fn whole(bencher: Bencher<'_, '_>) {
+    fn contiguous(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (
             Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
             Cache::new(100, SMALL).entries(BATCH),
@@ -373,9 +378,10 @@ mod frames {
         });
     }
 
-    /// The same as heads, and objects that stay where they are: for a subscriber that is alone.
+    /// The same as message headers and references to the objects' own bytes, for a single
+    /// subscriber.
     #[divan::bench(sample_size = 20)]
-    fn in_pieces(bencher: Bencher<'_, '_>) {
+    fn by_reference(bencher: Bencher<'_, '_>) {
         let (encoder, entries) = (
             Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default()),
             Cache::new(100, SMALL).entries(BATCH),
@@ -393,10 +399,10 @@ mod frames {
 mod deltas {
     use super::*;
 
-    /// A pod's canonical bytes, and those after a change.
+    /// A pod's canonical bytes before and after a change.
     fn states() -> [Vec<u8>; 2] {
         let canonical = Projection::default().canonical();
-        let (before, after) = pair();
+        let (before, after) = changed_pod();
         [before, after].map(|json| canonical.apply(json.as_bytes()).to_vec())
     }
 
@@ -420,13 +426,13 @@ mod snapshot {
     fn store(kind: &PodKind) -> Store {
         let (_, created) = Pods::new(50, &[]);
         let objects = created.iter().map(|json| kind.parse(json)).collect();
-        match list(&mut CacheWriter::default(), objects, 1000) {
+        match apply_list(&mut CacheWriter::default(), objects, 1000) {
             Some(Commit { store, change: Change::Start { .. }, .. }) => store,
             _ => Store::default(),
         }
     }
 
-    /// A compressed chunk for the first who asks: 256 KiB of pods.
+    /// Encodes a compressed chunk of 256 KiB of pods for its first reader.
     #[divan::bench]
     fn chunk_encode(bencher: Bencher<'_, '_>) {
         let kind = PodKind::new();
@@ -438,7 +444,7 @@ mod snapshot {
         });
     }
 
-    /// The same chunk at the other end.
+    /// Decodes the same chunk.
     #[divan::bench]
     fn chunk_decode(bencher: Bencher<'_, '_>) {
         let (_, created) = Pods::new(50, &[]);

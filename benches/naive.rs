@@ -1,7 +1,9 @@
-//! The server that one writes first: tonic, a broadcast channel, and a prost message per subscriber and event. It has the contract of
-//! kubefan and its upstream, so that `kubefan bench --against` shows what all else is worth.
+//! The obvious implementation, for comparison: tonic, a broadcast channel, and one prost message
+//! per subscriber and event. It uses kubefan's protocol and upstream client, so `kubefan bench
+//! --against` shows the benefit of everything else.
 //!
-//! It is honest about what it cannot do: no selectors, no resuming from the past, and who falls behind loses its stream.
+//! It has no selectors and cannot resume from past versions. A subscriber that falls too far behind
+//! loses its stream.
 
 use std::{
     collections::BTreeMap,
@@ -50,36 +52,36 @@ use tonic_prost::ProstCodec;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Events that the slowest subscriber may be behind.
-const BEHIND_MAX: usize = 4096;
-/// Between two attempts to reach the apiserver.
+/// Events that a subscriber may be behind.
+const LAG_EVENTS_MAX: usize = 4096;
+/// Delay between two attempts to reach the apiserver.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A naive server of kubefan's contract, to compare with: kubefan bench --against PROGRAM
+/// A naive server of kubefan's protocol, for comparison: kubefan bench --against PROGRAM
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// What `cargo bench` says
+    /// Passed by `cargo bench`
     #[arg(long, global = true, hide = true)]
     bench: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Takes the flags of kubefan serve that kubefan bench uses
+    /// Accepts the flags of kubefan serve that kubefan bench uses
     Serve {
         #[arg(long)]
         kubeconfig: PathBuf,
         #[arg(long)]
         listen: String,
-        /// Taken and not used
+        /// Accepted and ignored
         #[arg(long)]
         admin_listen: Option<String>,
-        /// The same
+        /// Accepted and ignored
         #[arg(long)]
         ring_events_max: Option<usize>,
-        /// pods, and nothing else
+        /// Only pods are supported
         #[arg(long, value_parser = ["pods"])]
         resource: String,
         #[arg(long, requires = "tls_private_key_file")]
@@ -89,7 +91,7 @@ enum Command {
     },
 }
 
-/// The state, and the way to those who watch it.
+/// The objects, and the channel to the subscribers.
 struct Hub {
     state: Mutex<State>,
     events: broadcast::Sender<(u64, WatchResponse)>,
@@ -126,7 +128,7 @@ impl Hub {
                     _ => drop(state.objects.insert(key, Event { r#type: Kind::Added.into(), ..event.clone() })),
                 }
                 state.version = Some(version);
-                // Nobody watches: that is no fault.
+                // Fails if there are no subscribers, which is not an error.
                 let _ = self.events.send((version, response(version, watch_response::Message::Event(event))));
             }
         }
@@ -135,7 +137,7 @@ impl Hub {
     fn watch(&self, request: WatchRequest) -> Result<WatchStream, Status> {
         let target = request.target.unwrap_or_default();
         if !(target.label_selector.is_empty() && target.field_selector.is_empty() && target.namespace.is_empty()) {
-            return Err(Status::invalid_argument("no selectors here"));
+            return Err(Status::invalid_argument("selectors are not supported"));
         }
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let version = state.version.ok_or_else(|| Status::unavailable("not synced yet"))?;
@@ -156,7 +158,9 @@ impl Hub {
         let live = BroadcastStream::new(self.events.subscribe()).filter_map(move |event| {
             std::future::ready(match event {
                 Ok((version, response)) => (version > after).then_some(Ok(response)),
-                Err(BroadcastStreamRecvError::Lagged(_)) => Some(Err(Status::out_of_range("too slow"))),
+                Err(BroadcastStreamRecvError::Lagged(_)) => {
+                    Some(Err(Status::out_of_range("the subscriber fell too far behind")))
+                }
             })
         });
         Ok(Box::pin(stream::iter(snapshot.into_iter().map(Ok)).chain(live)))
@@ -182,7 +186,7 @@ fn response(version: u64, message: watch_response::Message) -> WatchResponse {
 
 type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
 
-/// Watch, and nothing else, by tonic's own codec.
+/// Implements only Watch, with tonic's codec.
 #[derive(Clone)]
 struct Service(Arc<Hub>);
 
@@ -209,7 +213,7 @@ impl tower::Service<http::Request<Body>> for Service {
         let service = self.clone();
         Box::pin(async move {
             if request.uri().path() != "/kubefan.v1alpha1.WatchService/Watch" {
-                return Ok(Status::unimplemented("only Watch").into_http());
+                return Ok(Status::unimplemented("only Watch is implemented").into_http());
             }
             let mut grpc = Grpc::new(ProstCodec::<WatchResponse, WatchRequest>::default());
             Ok(grpc.server_streaming(service, request).await)
@@ -221,7 +225,7 @@ impl NamedService for Service {
     const NAME: &'static str = "kubefan.v1alpha1.WatchService";
 }
 
-/// Keeps the hub up to date, for ever.
+/// Keeps the hub up to date. Never returns once started.
 async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])));
@@ -254,8 +258,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let Command::Serve { kubeconfig, listen, tls_cert_file, tls_private_key_file, .. } = command;
     let settings = UpstreamSettings { kubeconfig: Some(kubeconfig), context: None };
     let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await?;
-    #[expect(clippy::disallowed_methods, reason = "what kubefan does not use is what is compared here")]
-    let (events, _) = broadcast::channel(BEHIND_MAX);
+    #[expect(clippy::disallowed_methods, reason = "a broadcast channel is the design that kubefan is compared with")]
+    let (events, _) = broadcast::channel(LAG_EVENTS_MAX);
     let hub = Arc::new(Hub { state: Mutex::default(), events });
     let listener = TcpListener::bind(&listen).await?;
     eprintln!("kubefan: serving gRPC on {}", listener.local_addr()?);

@@ -1,6 +1,8 @@
-//! What must hold whatever bytes come from outside. Each check takes any bytes and panics where something does not hold.
+//! Invariants for untrusted input. Each check accepts arbitrary bytes and panics if an invariant is
+//! violated.
 //!
-//! The fuzz targets call them with bytes that the fuzzer makes up, and a unit test of kubefan calls them with `corpus/`, on every compiler.
+//! The fuzz targets run the checks with generated input. A unit test of kubefan runs them with
+//! `corpus/`, on every compiler.
 
 use std::{
     collections::HashMap,
@@ -54,14 +56,14 @@ use rand::{SeedableRng, rngs::StdRng};
 use serde_json::value::RawValue;
 use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
-/// Between two parts of an input: no byte of UTF-8, so that the fuzzer need not keep away from it.
+/// Separates two parts of an input. It never occurs in UTF-8, so the fuzzer need not avoid it.
 const PART: u8 = 0xff;
-/// Between two chunks of a body.
+/// Separates two chunks of a body.
 const CHUNK: u8 = 0xfe;
 
 type Check = fn(&[u8]);
 
-/// All checks, by the names of their targets and corpora.
+/// All checks, by the names of their fuzz targets and corpora.
 pub(crate) const ALL: [(&str, Check); 7] = [
     ("upstream", upstream),
     ("selectors", selectors),
@@ -75,19 +77,20 @@ pub(crate) const ALL: [(&str, Check); 7] = [
 /// Any JSON object.
 type JsonObject = HashMap<String, Box<RawValue>>;
 
-fn parts(data: &[u8]) -> (&[u8], &[u8]) {
+fn split_parts(data: &[u8]) -> (&[u8], &[u8]) {
     match data.iter().position(|byte| *byte == PART) {
         Some(at) => (&data[..at], &data[at + 1..]),
         None => (data, &[]),
     }
 }
 
-/// What upstream sends, from the body's chunks to commits: a byte of flags, the body of every list, [`PART`], and that of every watch with
-/// [`CHUNK`] where it is cut. Versions only go up but for a new start, and every object reads back from its own bytes.
+/// Responses of upstream, from body chunks to commits. The input is a byte of flags, the body of
+/// every list, [`PART`], and the body of every watch with [`CHUNK`] between chunks. Versions never
+/// decrease except after a new start, and every object can be parsed from its own bytes.
 pub(crate) fn upstream(data: &[u8]) {
     const STEPS_MAX: usize = 64;
     let Some((flags, data)) = data.split_first() else { return };
-    let (list, watch) = parts(data);
+    let (list, watch) = split_parts(data);
     let chunks: Vec<_> = watch.split(|byte| *byte == CHUNK).map(Bytes::copy_from_slice).collect();
     let (list, gzip) = (Bytes::copy_from_slice(list), flags & 2 != 0);
     let protobuf = flags & 8 != 0;
@@ -147,7 +150,7 @@ pub(crate) fn upstream(data: &[u8]) {
                 Ok(Some(commit)) => {
                     let is_start = matches!(commit.change, Change::Start { .. });
                     assert!(is_start || reached.is_none_or(|reached| reached <= commit.version), "{reached:?}");
-                    commit.store.iter().for_each(|object| reads_back(object, &parser));
+                    commit.store.iter().for_each(|object| check_round_trip(object, &parser));
                 }
                 Ok(None) => {}
                 Err(_) => reflector.relist("out_of_order"),
@@ -158,29 +161,29 @@ pub(crate) fn upstream(data: &[u8]) {
     runtime.expect("a runtime without I/O").block_on(steps);
 }
 
-fn reads_back(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
+fn check_round_trip(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
     let version = ResourceVersion::new(u64::MAX).expect("not zero");
-    let moved = parser.parse(&object.bytes_at(version)).expect("an object at another version");
-    assert_eq!((moved.version(), moved.key(), moved.uid()), (version, object.key(), object.uid()));
-    assert!(moved.is_seen_as(object));
-    let remnant = object.remnant(parser);
-    let read = parser.parse(&remnant.bytes()).expect("what is left of an object");
+    let at_version = parser.parse(&object.bytes_at(version)).expect("an object at another version");
+    assert_eq!((at_version.version(), at_version.key(), at_version.uid()), (version, object.key(), object.uid()));
+    assert!(at_version.is_seen_as(object));
+    let selectable = object.remnant(parser);
+    let read = parser.parse(&selectable.bytes()).expect("an object reduced to its selectable attributes");
     if let Some(tables) = parser.tables() {
         let row = tables.row(&object.bytes(), Include::Object);
-        serde_json::from_slice::<&RawValue>(&row).expect("a row that is sent is JSON");
+        serde_json::from_slice::<&RawValue>(&row).expect("a table row is JSON");
     }
-    assert!(remnant.is_seen_as(object) && read.is_seen_as(object), "{:?}", remnant.bytes());
+    assert!(selectable.is_seen_as(object) && read.is_seen_as(object), "{:?}", selectable.bytes());
 }
 
-/// Selectors, as text: what can be read is written as text that reads as the same. Of two parts the first is a label selector, the
-/// second a field selector.
+/// Selectors: formatting a parsed selector and parsing it again gives the same selector. The first
+/// part of the input is a label selector, the second a field selector.
 pub(crate) fn selectors(data: &[u8]) {
-    let (labels, fields) = parts(data);
+    let (labels, fields) = split_parts(data);
     if let Ok(labels) = std::str::from_utf8(labels)
         && let Ok(selector) = LabelSelector::parse(labels)
     {
         let text = selector.to_string();
-        // Spaces and quotes may make it longer than what is allowed.
+        // Added spaces and quotes may exceed the limit.
         if text.len() <= SELECTOR_BYTES_MAX {
             assert_eq!(LabelSelector::parse(&text).as_ref(), Ok(&selector), "{labels:?} is {text:?}");
         }
@@ -201,12 +204,12 @@ pub(crate) fn selectors(data: &[u8]) {
     }
 }
 
-/// Finds nothing: what is to be looked at comes before.
-struct Nothing;
+/// A catalog without resources: these checks concern what happens before the look-up.
+struct EmptyCatalog;
 
-impl Catalog for Nothing {
+impl Catalog for EmptyCatalog {
     async fn find(&self, _: &str, _: &str, _: &str, _: &str, _: Media) -> Result<Served, Refusal> {
-        Err(Refusal::NotFound("nothing is served".to_owned()))
+        Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
     fn backfill(
@@ -215,11 +218,11 @@ impl Catalog for Nothing {
         _: ResourceVersion,
         _: bool,
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send {
-        std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
+        std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
     }
 
     async fn prove(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
-        Err(Refusal::NotFound("nothing is served".to_owned()))
+        Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
     fn cluster_version(
@@ -227,7 +230,7 @@ impl Catalog for Nothing {
         _: &Served,
         _: tokio::time::Instant,
     ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send {
-        std::future::ready(Err(Refusal::NotFound("nothing is served".to_owned())))
+        std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
     }
 
     fn holds(&self, _: &GroupVersionResource, _: Media) -> bool {
@@ -243,7 +246,8 @@ impl Catalog for Nothing {
     }
 }
 
-/// A gRPC call's body, cut where there is a [`CHUNK`], and what its message asks for, as each of the requests.
+/// The body of a gRPC call, split at each [`CHUNK`], and its message, decoded as each type of
+/// request.
 pub(crate) fn requests(data: &[u8]) {
     let mut buffer = BytesMut::new();
     for chunk in data.split(|byte| *byte == CHUNK) {
@@ -254,9 +258,9 @@ pub(crate) fn requests(data: &[u8]) {
     }
     let mut targets = Vec::new();
     if let Ok(watch) = WatchRequest::decode(data) {
-        let kept = request::state_kept(&watch);
+        let has_state = request::state_kept(&watch);
         let version = request::version(&watch.resource_version);
-        assert!(kept != Ok(true) || matches!(version, Ok(Some(_))));
+        assert!(has_state != Ok(true) || matches!(version, Ok(Some(_))));
         let _ = (request::timeout(watch.timeout_seconds), request::bookmark_interval(watch.bookmark_interval));
         let _ = (request::watch_format(&watch), request::policy(&watch));
         targets.push(watch.target);
@@ -270,20 +274,21 @@ pub(crate) fn requests(data: &[u8]) {
         targets.push(get.target);
     }
     for target in targets {
-        let selected = request::select(&Nothing, target, Media::Json).now_or_never();
+        let selected = request::select(&EmptyCatalog, target, Media::Json).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
 }
 
-/// A request over HTTP: the path, [`PART`], the query, and [`CHUNK`] with what it accepts. What is read of it is said again in the same words.
+/// An HTTP request: the path, [`PART`], the query, [`CHUNK`], and the Accept header. Path segments
+/// cannot change the path upstream, and content negotiation is deterministic.
 pub(crate) fn http(data: &[u8]) {
-    let (path, rest) = parts(data);
+    let (path, rest) = split_parts(data);
     let mut rest = rest.splitn(2, |byte| *byte == CHUNK).map(String::from_utf8_lossy);
     let (query, accept) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
     if let Some(path) = Path::parse(&String::from_utf8_lossy(path)) {
         let Path { group, version, resource, namespace, name, .. } = &path;
         for part in [group, version, resource, namespace, name] {
-            assert!(!part.contains(['/', '%']), "{part:?} could mean another path upstream");
+            assert!(!part.contains(['/', '%']), "{part:?} could change the path upstream");
         }
         let _ = Options::read(&query, path.is_watch).map_err(|failure| failure.json());
     }
@@ -295,14 +300,16 @@ pub(crate) fn http(data: &[u8]) {
     let _ = accept::negotiate_failure(Some(&accept));
 }
 
-/// What a client is sent compressed: as a chunk of events, as a delta whose base it holds, and as two states between which a delta is made.
+/// Compressed data that clients receive: the input as a chunk of events, as a delta with its base,
+/// and as two states to compute a delta between.
 pub(crate) fn encodings(data: &[u8]) {
     const BYTES_MAX: usize = 1 << 20;
     if let Ok(events) = chunk::decode(data, BYTES_MAX) {
-        let again = chunk::encode(events.iter().map(Event::encode_length_delimited_to_vec)).expect("it was in one");
+        let again =
+            chunk::encode(events.iter().map(Event::encode_length_delimited_to_vec)).expect("it fitted into one chunk");
         assert_eq!(chunk::decode(&again, 2 * BYTES_MAX).as_ref(), Ok(&events));
     }
-    let (base, rest) = parts(data);
+    let (base, rest) = split_parts(data);
     let sent = ObjectDelta {
         base_crc32: delta::base_crc32(base),
         zstd: Bytes::copy_from_slice(rest),
@@ -311,32 +318,33 @@ pub(crate) fn encodings(data: &[u8]) {
     if let Ok(object) = delta::decode(base, &sent, BYTES_MAX) {
         assert!(object.len() <= BYTES_MAX);
     }
-    if let Some(made) = delta::object_delta("1".to_owned(), base, rest) {
-        assert_eq!(delta::decode(base, &made, rest.len()).as_deref(), Ok(rest));
+    if let Some(delta_sent) = delta::object_delta("1".to_owned(), base, rest) {
+        assert_eq!(delta::decode(base, &delta_sent, rest.len()).as_deref(), Ok(rest));
     }
 }
 
-/// A field mask (one path a line) and, as another part, an object: what is left of JSON is JSON, the same if it is done again, and not
-/// more than what was there.
+/// Projections: a field mask with one path per line, [`PART`], and an object. Projecting JSON gives
+/// JSON, and projecting again changes nothing.
 pub(crate) fn projection(data: &[u8]) {
-    let (paths, json) = parts(data);
+    let (paths, json) = split_parts(data);
     let Ok(paths) = std::str::from_utf8(paths) else { return };
     let paths: Vec<String> = paths.lines().map(str::to_owned).collect();
     let is_json = serde_json::from_slice::<JsonObject>(json).is_ok();
     for parts in [Parts::Full, Parts::Metadata, Parts::Fields(&paths)] {
         for (drop_managed_fields, drop_last_applied) in [(false, false), (true, false), (false, true)] {
             let Ok(projection) = Projection::new(parts, drop_managed_fields, drop_last_applied) else { continue };
-            let left = projection.apply(json);
+            let projected = projection.apply(json);
             if is_json {
-                assert!(serde_json::from_slice::<JsonObject>(&left).is_ok(), "{left:?}");
-                assert_eq!(projection.apply(&left), left);
+                assert!(serde_json::from_slice::<JsonObject>(&projected).is_ok(), "{projected:?}");
+                assert_eq!(projection.apply(&projected), projected);
             }
         }
     }
 }
 
-/// What another replica sends: a byte each for the state's version and the floors of ring and residue, then the content of a chunk. What is
-/// taken can be given on, and is taken again as the same.
+/// A transfer from another replica. The input is one byte each for the version of the state, the
+/// floor of the ring and the floor of the conflated history, then the content of a chunk. A
+/// transfer that can be decoded can be encoded again, and decodes to the same state.
 pub(crate) fn peers(data: &[u8]) {
     let [version, ring_floor, residue_floor, content @ ..] = data else { return };
     let header = TransferHeader {
@@ -363,23 +371,30 @@ pub(crate) fn peers(data: &[u8]) {
     digest.update(&header.encode_to_vec());
     digest.update(content);
     trailer.crc32 = digest.finalize();
-    let chunk = chunk::encode_content(content).expect("it is small");
+    let chunk = chunk::encode_content(content).expect("the content is small");
     let sent = [Part::Header(header), Part::Chunk(chunk), Part::Trailer(trailer)];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime without I/O").block_on(async {
-        let Some((objects, copy, encoder)) = taken(sent) else { return };
-        let again = encoder.map(|part| part.expect("what was taken can be given").part.expect("a part"));
-        let (objects_again, copy_again, _) = taken(again).expect("what is given is taken");
-        assert_eq!(objects, objects_again);
-        assert_eq!((copy.ring_floor, copy.records.len()), (copy_again.ring_floor, copy_again.records.len()));
-        assert_eq!((copy.residue_floor, copy.changes.len()), (copy_again.residue_floor, copy_again.changes.len()));
+        let Some((objects, copy, encoder)) = decode_transfer(sent) else { return };
+        let again = encoder.map(|part| part.expect("a decoded transfer can be encoded").part.expect("a part"));
+        let (objects_decoded_again, copy_decoded_again, _) =
+            decode_transfer(again).expect("an encoded transfer can be decoded");
+        assert_eq!(objects, objects_decoded_again);
+        assert_eq!(
+            (copy.ring_floor, copy.records.len()),
+            (copy_decoded_again.ring_floor, copy_decoded_again.records.len())
+        );
+        assert_eq!(
+            (copy.residue_floor, copy.changes.len()),
+            (copy_decoded_again.residue_floor, copy_decoded_again.changes.len())
+        );
     });
 }
 
-type Taken = (Vec<Bytes>, HistoryCopy, Encoder);
+type DecodedTransfer = (Vec<Bytes>, HistoryCopy, Encoder);
 
-/// What a decoder makes of a transfer, and the parts that it would be given on in.
-fn taken(parts: impl IntoIterator<Item = Part>) -> Option<Taken> {
+/// Decodes a transfer. Returns its objects, its history, and an encoder for the same transfer.
+fn decode_transfer(parts: impl IntoIterator<Item = Part>) -> Option<DecodedTransfer> {
     let now = tokio::time::Instant::now();
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])).of("Pod", "v1"));
@@ -396,7 +411,7 @@ fn taken(parts: impl IntoIterator<Item = Part>) -> Option<Taken> {
         decoder.take(TransferResponse { part: Some(part) }).ok()?;
     }
     let commit = decoder.finish().ok()?.commit;
-    let Change::Restored(history) = commit.change else { panic!("a transfer is a state with its history") };
+    let Change::Restored(history) = commit.change else { panic!("a transfer contains a state and its history") };
     let copied = || {
         let mut copy = HistoryCopy::of(commit.version);
         while history.copy(&mut copy, 7) {}
@@ -415,7 +430,7 @@ mod tests {
             let mut count = 0;
             for input in std::fs::read_dir(&inputs).unwrap() {
                 let path = input.unwrap().path();
-                // Shown where the check fails.
+                // Shown if the check fails.
                 println!("{}", path.display());
                 check(&std::fs::read(path).unwrap());
                 count += 1;

@@ -1,4 +1,5 @@
-//! `kubefan bench`: flags, the choice between table and JSON, and the end. What is measured is in [`kubefan_bench`].
+//! `kubefan bench`: its flags, and the choice between table and JSON. The benchmark itself is in
+//! [`kubefan_bench`].
 
 use std::{
     env,
@@ -13,21 +14,21 @@ use clap::{Args, ValueEnum};
 
 use super::{CliError, shutdown::shutdown};
 use kubefan_bench::{
-    self, BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol, Scenario, Windows, child, floor,
+    self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
     report,
 };
 use kubefan_model::format::Encoding;
 use kubefan_proxy::config;
 
-/// Measure what a server costs per delivery, and what the machine allows
+/// Measure what a delivery costs a server, compared with what the machine allows
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The server under test is a process of its own, started anew for each run; a simulated apiserver and all subscribers are in \
-    this one. The floor is as many bytes over raw TCP, one write per subscriber and wake, measured beside it in the same run: shares of \
-    it can be compared between machines, microseconds cannot. Measure with an optimized build on a machine that does nothing else."
+    after_help = "The server under test is a separate process, started anew for each run. A simulated apiserver and all subscribers run in \
+    this process. The floor sends as many bytes over raw TCP, with one write per subscriber and wake-up, and is measured in the same run: \
+    shares of the floor can be compared between machines, microseconds cannot. Use an optimized build on an otherwise idle machine."
 )]
 pub(super) struct BenchArgs {
-    /// What to do; all where none is named
+    /// Scenarios to run [default: all]
     #[arg(value_name = "SCENARIO", value_enum)]
     scenarios: Vec<Scenario>,
 
@@ -35,100 +36,105 @@ pub(super) struct BenchArgs {
     #[arg(long = "scenario", value_name = "SCENARIO", value_enum)]
     more_scenarios: Vec<Scenario>,
 
-    /// Streams
+    /// Number of subscribers (watch streams)
     #[arg(long, value_name = "COUNT", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     subscribers: u32,
 
-    /// Streams that share a connection
+    /// Streams per connection
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     streams_per_connection: u32,
 
-    /// fanout: changes per burst; the next burst comes once every subscriber has all of the last. A list is measured one by one
+    /// fanout: changes per burst; the next burst starts once every subscriber has received the
+    /// last. Each value of a list is measured separately
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,32", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: Vec<u32>,
 
-    /// Pods [default: 1000; snapshot: 10000]
+    /// Number of pods [default: 1000; snapshot, list: 10000]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     objects: Option<u32>,
 
-    /// Cut or pad each pod's JSON to about this size [default: as real pods are, 3 to 6 kB]
+    /// Trim or pad each pod's JSON to about this size [default: like real pods, 3 to 6 kB]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=1_000_000))]
     object_bytes: Option<u32>,
 
-    /// paced, stalled: changes per second [default: 200]. snapshot: changes per second meanwhile [default: none]
+    /// paced, stalled: changes per second [default: 200]. snapshot: changes per second during the
+    /// snapshots [default: none]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: Option<u32>,
 
-    /// How long one load is measured, such as 500ms or 5s
+    /// How long each load is measured, such as 500ms or 5s
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
     duration: config::Duration,
 
-    /// How often everything is repeated; medians and ranges are shown
+    /// Number of repetitions; the output shows medians and ranges
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
 
-    /// snapshot: clients at once
+    /// snapshot, list: concurrent clients
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
 
-    /// selectors: how many views by spec.nodeName; a list is measured one by one
+    /// selectors: number of views by spec.nodeName. Each value of a list is measured separately
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "100,1000", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     views: Vec<u32>,
 
-    /// resume-storm: changes that every subscriber has missed
+    /// resume-storm: changes that every subscriber misses
     #[arg(long, value_name = "COUNT", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     missed: u32,
 
-    /// stalled: how many of the subscribers stop reading, for as long as is measured [default: a twentieth]
+    /// stalled: number of subscribers that stop reading during the measured time [default: one in
+    /// twenty]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     stalled: Option<u32>,
 
-    /// Serve and receive over TLS, with a certificate made for the occasion; the floor stays plain
+    /// Use TLS between server and subscribers, with a temporary certificate; the floor stays
+    /// plaintext
     #[arg(long)]
     tls: bool,
 
-    /// How subscribers speak to kubefan; over http objects come as JSON, whole
+    /// Protocol between subscribers and kubefan; over http, objects are complete JSON
     #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t)]
     protocol: Protocol,
 
-    /// How objects are sent
+    /// Encoding of objects
     #[arg(long, value_name = "ENCODING", value_enum, default_value_t)]
     encoding: Encoding,
 
-    /// What is sent of an object
+    /// Part of each object that is sent
     #[arg(long, value_name = "PROJECTION", value_enum, default_value_t)]
     projection: Projection,
 
-    /// What subscribers let a server send at a time [default: as kubefan's own client; with --protocol http: as Go's]
+    /// Flow-control windows of the subscribers [default: as in kubefan's own client; with
+    /// --protocol http: as in Go's]
     #[arg(long, value_name = "CLIENT", value_enum)]
-    windows: Option<WindowsOf>,
+    windows: Option<WindowPreset>,
 
-    /// Threads that receive
+    /// Threads that run the subscribers
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     receiver_threads: u32,
 
-    /// Another program that takes the flags of kubefan serve, measured side by side, alternating; may be repeated
+    /// Another program that takes the flags of kubefan serve, measured alternately; may be repeated
     #[arg(long, value_name = "PROGRAM")]
     against: Vec<PathBuf>,
 
-    /// Make the pods in a namespace of this cluster instead of a simulated apiserver. They are bound to nodes that do not exist: take an
-    /// apiserver that is there for this
+    /// Create the pods in a new namespace of this cluster instead of a simulated apiserver. The
+    /// pods are bound to nodes that do not exist: use an apiserver dedicated to this
     #[arg(long, value_name = "FILE", conflicts_with = "object_bytes")]
     kubeconfig: Option<PathBuf>,
 
-    /// Measure that apiserver too, as a watch server: its process, on this machine
+    /// Also measure that apiserver as a watch server: its process id on this machine
     #[arg(long, value_name = "PID", requires = "kubeconfig")]
     apiserver_pid: Option<u32>,
 
-    /// Measure a kubefan that runs already, in front of the cluster of --kubeconfig, instead of starting one
+    /// Measure a running kubefan that serves the cluster of --kubeconfig, instead of starting one
     #[arg(long, value_name = "ADDRESS", requires_all = ["kubeconfig", "server_pid"], conflicts_with = "tls")]
     server: Option<SocketAddr>,
 
-    /// Its process, on this machine
+    /// The process id of that kubefan, on this machine
     #[arg(long, value_name = "PID", requires = "server")]
     server_pid: Option<u32>,
 
-    /// The same seed makes the same pods and changes
+    /// Seed of the workload; the same seed produces the same pods and changes
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 
@@ -144,34 +150,34 @@ enum Format {
     Json,
 }
 
-/// Whose windows and frames the subscribers have.
+/// The client whose flow-control windows and frame size the subscribers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum WindowsOf {
+enum WindowPreset {
     /// Large windows, frames of 1 MiB
     Kubefan,
     /// Large windows, frames of 16 KiB, as client-go and grpc-go take them
     Go,
-    /// HTTP/2's initial windows of 64 KiB
+    /// HTTP/2's initial windows of 64 KiB, frames of 16 KiB
     Http2,
 }
 
-/// The process that is the floor; the measurement starts it.
+/// Runs the floor; the benchmark starts this process.
 #[derive(Debug, Args)]
 pub(super) struct FloorArgs {}
 
-/// What every process that the measurement starts is at first.
+/// Runs a server under test; the benchmark starts every server through this process.
 #[derive(Debug, Args)]
 pub(super) struct ChildArgs {
-    /// What it becomes
+    /// The program to execute
     program: OsString,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
 
 fn parse_duration(text: &str) -> Result<config::Duration, String> {
-    let (least, most) = (Duration::from_millis(50), Duration::from_secs(3600));
+    let (min, max) = (Duration::from_millis(50), Duration::from_secs(3600));
     match text.parse::<config::Duration>() {
-        Ok(duration) if (least..=most).contains(&duration.0) => Ok(duration),
+        Ok(duration) if (min..=max).contains(&duration.0) => Ok(duration),
         _ => Err("write it like 500ms or 5s, from 50ms to 1h".to_owned()),
     }
 }
@@ -187,20 +193,21 @@ impl BenchArgs {
         if scenarios.is_empty() {
             scenarios = Scenario::ALL.to_vec();
         }
-        let program = env::current_exe().map_err(|error| CliError::Plain(format!("where is this program: {error}")))?;
+        let program = env::current_exe()
+            .map_err(|error| CliError::Plain(format!("cannot find the path of this program: {error}")))?;
         let kind = match (self.server, self.server_pid) {
-            (Some(address), Some(pid)) => ContenderKind::Running { address, pid },
-            _ => ContenderKind::Program(program.clone()),
+            (Some(address), Some(pid)) => ServerKind::Running { address, pid },
+            _ => ServerKind::Program(program.clone()),
         };
-        let mut contenders = vec![Contender { name: "kubefan".to_owned(), kind }];
-        let apiserver = self.apiserver_pid.map(|pid| ContenderKind::Apiserver { pid });
-        contenders.extend(apiserver.map(|kind| Contender { name: "kube-apiserver".to_owned(), kind }));
+        let mut servers = vec![ServerSpec { name: "kubefan".to_owned(), kind }];
+        let apiserver = self.apiserver_pid.map(|pid| ServerKind::Apiserver { pid });
+        servers.extend(apiserver.map(|kind| ServerSpec { name: "kube-apiserver".to_owned(), kind }));
         for program in self.against {
             let file = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
-            // A build's file may have the same name as this one.
-            let taken = contenders.iter().any(|contender| contender.name == file);
+            // Two builds may have the same file name.
+            let taken = servers.iter().any(|spec| spec.name == file);
             let name = if taken { program.display().to_string() } else { file };
-            contenders.push(Contender { name, kind: ContenderKind::Program(program) });
+            servers.push(ServerSpec { name, kind: ServerKind::Program(program) });
         }
         let count = |number: u32| number as usize;
         let counts = |numbers: Vec<u32>| numbers.into_iter().map(count).collect();
@@ -223,12 +230,12 @@ impl BenchArgs {
             encoding: self.encoding,
             projection: self.projection,
             windows: match (self.windows, self.protocol) {
-                (Some(WindowsOf::Kubefan), _) | (None, Protocol::Grpc) => Windows::KUBEFAN,
-                (Some(WindowsOf::Go), _) | (None, Protocol::Http) => Windows::GO,
-                (Some(WindowsOf::Http2), _) => Windows::HTTP2,
+                (Some(WindowPreset::Kubefan), _) | (None, Protocol::Grpc) => Windows::KUBEFAN,
+                (Some(WindowPreset::Go), _) | (None, Protocol::Http) => Windows::GO,
+                (Some(WindowPreset::Http2), _) => Windows::HTTP2,
             },
             receiver_threads: count(self.receiver_threads),
-            contenders,
+            servers,
             kubeconfig: self.kubeconfig,
             program,
             seed: self.seed,
@@ -240,17 +247,17 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let output = args.output;
     let options = args.options()?;
     if cfg!(debug_assertions) {
-        eprintln!("this is a debug build: its figures say nothing; build with --release");
+        eprintln!("this is a debug build, and its figures are meaningless; build with --release");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {
-        let stop = shutdown(|_| eprintln!("stopping; ctrl-C again to leave everything as it is"))?;
+        let stop = shutdown(|_| eprintln!("stopping; press Ctrl-C again to exit without cleaning up"))?;
         kubefan_bench::run(&options, stop, |line| eprintln!("{line}")).await.map_err(|error| match error {
             BenchError::Stopped => CliError::Interrupted,
             error => CliError::plain(error),
         })
     });
-    // Everything that was started has ended, or was told to.
+    // All child processes have ended or were killed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     let reports = result?;
     let mut out = stdout().lock();
@@ -281,46 +288,46 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Only {
+    struct TestCli {
         #[command(flatten)]
         bench: BenchArgs,
     }
 
-    fn parse(words: &[&str]) -> Result<BenchOptions, String> {
-        let only = Only::try_parse_from(["bench"].iter().chain(words)).map_err(|error| error.to_string())?;
-        only.bench.options().map_err(|error| error.to_string())
+    fn parse(args: &[&str]) -> Result<BenchOptions, String> {
+        let cli = TestCli::try_parse_from(["bench"].iter().chain(args)).map_err(|error| error.to_string())?;
+        cli.bench.options().map_err(|error| error.to_string())
     }
 
     #[test]
-    fn no_flags_are_the_defaults() {
+    fn without_flags_the_options_are_the_defaults() {
         let parsed = parse(&[]).unwrap();
         let program = parsed.program.clone();
-        let kind = ContenderKind::Program(program.clone());
-        let contenders = vec![Contender { name: "kubefan".to_owned(), kind }];
-        let default = BenchOptions { program, contenders, ..BenchOptions::default() };
+        let kind = ServerKind::Program(program.clone());
+        let servers = vec![ServerSpec { name: "kubefan".to_owned(), kind }];
+        let default = BenchOptions { program, servers, ..BenchOptions::default() };
         assert_eq!(format!("{parsed:?}"), format!("{default:?}"));
     }
 
     #[test]
-    fn scenarios_are_named_once_by_word_or_by_flag() {
-        let scenarios = |words: &[&str]| parse(words).map(|options| options.scenarios);
+    fn repeated_scenarios_run_once_whether_given_as_arguments_or_flags() {
+        let scenarios = |args: &[&str]| parse(args).map(|options| options.scenarios);
         let expected = vec![Scenario::Idle, Scenario::ResumeStorm];
         assert_eq!(scenarios(&["idle", "idle", "--scenario", "resume-storm"]), Ok(expected));
         assert!(scenarios(&["speed"]).unwrap_err().contains("resume-storm"));
     }
 
     #[test]
-    fn every_server_has_a_name_of_its_own() {
+    fn every_server_has_a_unique_name() {
         let options = parse(&["--against", "/x/naive", "--against", "/y/naive"]).unwrap();
-        let names: Vec<_> = options.contenders.iter().map(|contender| contender.name.as_str()).collect();
+        let names: Vec<_> = options.servers.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names, ["kubefan", "naive", "/y/naive"]);
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused() {
-        for words in [["--batch", "0"], ["--batch", "1,x"], ["--runs", "0"], ["--duration", "1ms"], ["--rate", "0"]] {
-            let error = parse(&words).unwrap_err();
-            assert!(error.contains(words[0]), "{error}");
+    fn values_out_of_range_are_refused() {
+        for args in [["--batch", "0"], ["--batch", "1,x"], ["--runs", "0"], ["--duration", "1ms"], ["--rate", "0"]] {
+            let error = parse(&args).unwrap_err();
+            assert!(error.contains(args[0]), "{error}");
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Servers as processes of their own, so that what they cost is theirs alone. A child ends when its handle is dropped, and on Linux also
-//! when this process is killed before it can drop anything.
+//! Servers run as separate processes, so that their costs can be measured alone. A child ends when
+//! its handle is dropped. On Linux it also ends when this process is killed and cannot drop
+//! anything.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -19,18 +20,19 @@ use tokio::{
 
 use super::BenchError;
 
-/// From the start of a process to the line that says where it listens.
+/// Time limit from the start of a process to the line with its address.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Lines before that one; a program that prints more is not one of ours.
+/// Number of lines read before that line. A program that prints more is not a suitable server.
 const LINES_MAX: usize = 1000;
 
-/// The hidden command that [`launch`] is.
+/// The hidden command that calls [`launch`].
 pub const LAUNCH: &str = "bench-child";
 
-/// Becomes another program, which is told to end when the process that started it has ended.
+/// Replaces this process by another program, which is killed when its parent process ends. Returns
+/// only on failure.
 ///
 /// # Errors
-/// When there is no such program.
+/// When the program cannot be executed.
 pub fn launch(program: &OsStr, args: &[OsString]) -> io::Error {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
@@ -40,7 +42,7 @@ pub fn launch(program: &OsStr, args: &[OsString]) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", Path::new(program).display()))
 }
 
-/// A running server.
+/// A running server process.
 pub(super) struct ServerProcess {
     pub(super) address: SocketAddr,
     pub(super) pid: u32,
@@ -49,8 +51,8 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a program, by way of `launcher`, which is this program, and waits for the line on its stderr that has `marker` and ends in an
-    /// address.
+    /// Starts `program` through `launcher` (this program), and waits for a line on stderr that
+    /// contains `marker` and ends in an address.
     pub(super) async fn start<A: AsRef<OsStr>>(
         name: &str,
         launcher: &Path,
@@ -68,27 +70,27 @@ impl ServerProcess {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        // What is measured is what the flags say.
+        // Only the flags may configure the server.
         for (variable, _) in std::env::vars_os() {
             if variable.to_str().is_some_and(|variable| variable.starts_with("KUBEFAN_")) {
                 command.env_remove(variable);
             }
         }
         let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", launcher.display())))?;
-        let pid = child.id().ok_or_else(|| failed("it ended at once".to_owned()))?;
+        let pid = child.id().ok_or_else(|| failed("it exited at once".to_owned()))?;
         let stderr = child.stderr.take().ok_or_else(|| failed("it has no stderr".to_owned()))?;
         let mut lines = BufReader::new(stderr).lines();
         let found = timeout(START_TIMEOUT, find(&mut lines, marker)).await;
-        let found = found.unwrap_or_else(|_| Err(format!("it did not say {marker:?} within {START_TIMEOUT:?}")));
+        let found = found.unwrap_or_else(|_| Err(format!("it did not print {marker:?} within {START_TIMEOUT:?}")));
         let address = found.map_err(failed)?;
-        // A pipe that nobody reads would stop the process.
+        // If nothing read the pipe, it would fill up and block the process.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Ok(Self { address, pid, _child: child })
     }
 }
 
 async fn find(lines: &mut Lines<impl tokio::io::AsyncBufRead + Unpin>, marker: &str) -> Result<SocketAddr, String> {
-    let mut last = String::from("it ended without a word");
+    let mut last = String::from("it exited without output");
     for _ in 0..LINES_MAX {
         let Ok(Some(line)) = lines.next_line().await else { return Err(last) };
         if let Some((_, rest)) = line.split_once(marker) {

@@ -1,7 +1,9 @@
-//! A real apiserver as the source: the workload's pods in a namespace of their own, changed by PATCH, deleted at the end.
+//! A real apiserver as the source of changes: the workload's pods in a new namespace, changed with
+//! PATCH and deleted at the end.
 //!
-//! The pods are bound to nodes that do not exist and have full statuses, so that their bytes are those of running pods. Where a pod
-//! garbage collector runs, it takes them away after a while: measure against an apiserver that stands alone.
+//! The pods are bound to nodes that do not exist and have complete statuses, so that they are as
+//! large as running pods. A pod garbage collector would delete them after a while: use an apiserver
+//! without controllers.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,47 +17,47 @@ use tokio::time::timeout;
 
 use super::{
     BenchError,
-    latency::Times,
-    rest::{Endpoint, Rest},
+    latency::ChangeTimes,
+    rest::{Endpoint, RestClient},
     source::SourceOptions,
 };
 use kubefan_sim::workload::{Change, Operation, Workload};
 
-/// For the namespace to be deleted, its pods first.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(60);
-/// Writes under way at a time.
+/// Time limit for deleting the pods and the namespace.
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Concurrent writes.
 const WRITES_MAX: usize = 16;
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// A namespace of a cluster, and the only writer to it.
+/// A namespace in a cluster. Nothing else writes to it.
 pub(super) struct Cluster {
-    rest: Rest,
+    client: RestClient,
     kubeconfig: PathBuf,
     namespace: String,
     workload: Workload,
-    /// Made, and not written yet.
+    /// A generated change that has not been written yet.
     next: Option<Change>,
     version: u64,
     objects: usize,
 }
 
 impl Cluster {
-    /// Makes the namespace. Whatever happens then, [`Self::finish`] takes it away.
-    pub(super) async fn begin(
+    /// Creates the namespace. The caller must call [`Self::clean_up`] to delete it.
+    pub(super) async fn create(
         kubeconfig: &Path,
         endpoint: Endpoint,
         options: SourceOptions,
     ) -> Result<Self, BenchError> {
-        let rest = Rest::connect(endpoint).await?;
+        let client = RestClient::connect(endpoint).await?;
         let named = json!({"metadata": {"generateName": "kubefan-bench-"}});
-        let made = rest.call(Method::POST, "/api/v1/namespaces", JSON, Some(&named)).await?;
+        let made = client.call(Method::POST, "/api/v1/namespaces", JSON, Some(&named)).await?;
         let namespace = made["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let workload = Workload::new(options.seed, options.workload);
-        Ok(Self { rest, kubeconfig: kubeconfig.to_owned(), namespace, workload, next: None, version: 0, objects: 0 })
+        Ok(Self { client, kubeconfig: kubeconfig.to_owned(), namespace, workload, next: None, version: 0, objects: 0 })
     }
 
-    /// Makes the pods.
+    /// Creates the pods.
     pub(super) async fn fill(&mut self) -> Result<(), BenchError> {
         let mut pods = Vec::new();
         while let Some(change) = self.workload.next_setup() {
@@ -64,31 +66,32 @@ impl Cluster {
             }
         }
         self.objects = pods.len();
-        let created = stream::iter(pods).map(|pod| self.create(pod)).buffer_unordered(WRITES_MAX);
+        let created = stream::iter(pods).map(|pod| self.create_pod(pod)).buffer_unordered(WRITES_MAX);
         let version = created.try_fold(0, |last, version| async move { Ok(last.max(version)) }).await?;
         self.version = self.version.max(version);
         Ok(())
     }
 
-    /// A pod with its status, which takes two writes; the version of the second.
-    async fn create(&self, pod: Value) -> Result<u64, BenchError> {
+    /// Creates a pod and then sets its status. Returns the resource version after the second write.
+    async fn create_pod(&self, pod: Value) -> Result<u64, BenchError> {
         self.post(pod.clone()).await?;
         self.patch_status(&pod).await
     }
 
     async fn post(&self, mut pod: Value) -> Result<u64, BenchError> {
         if let Some(metadata) = pod["metadata"].as_object_mut() {
-            // The server has its own of the one, and a garbage collector would miss the owners.
+            // The server sets its own managedFields, and a garbage collector would delete pods
+            // whose owners do not exist.
             metadata.retain(|field, _| !matches!(field.as_str(), "managedFields" | "ownerReferences"));
             metadata.insert("namespace".to_owned(), self.namespace.clone().into());
         }
-        Ok(version(&self.rest.call(Method::POST, &self.path("", ""), JSON, Some(&pod)).await?))
+        Ok(version(&self.client.call(Method::POST, &self.path("", ""), JSON, Some(&pod)).await?))
     }
 
     async fn patch_status(&self, pod: &Value) -> Result<u64, BenchError> {
         let path = self.path(&name(pod), "/status");
         let patch = json!({"status": pod["status"]});
-        Ok(version(&self.rest.call(Method::PATCH, &path, MERGE_PATCH, Some(&patch)).await?))
+        Ok(version(&self.client.call(Method::PATCH, &path, MERGE_PATCH, Some(&patch)).await?))
     }
 
     fn path(&self, name: &str, subresource: &str) -> String {
@@ -112,15 +115,15 @@ impl Cluster {
         self.version
     }
 
-    /// Makes changes, several at a time where there are several. One object's come one after the other.
-    pub(super) async fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
-        let mut rest = count;
-        while rest > 0 {
-            let changes = self.distinct(rest.min(WRITES_MAX));
-            rest -= changes.len();
+    /// Makes changes, up to [`WRITES_MAX`] concurrently. Changes of the same pod are sequential.
+    pub(super) async fn make_changes(&mut self, count: usize, times: &ChangeTimes) -> Result<(), BenchError> {
+        let mut remaining = count;
+        while remaining > 0 {
+            let changes = self.next_distinct(remaining.min(WRITES_MAX));
+            remaining -= changes.len();
             self.objects += changes.iter().filter(|change| matches!(change.operation, Operation::Create(_))).count();
             let writes = stream::iter(changes).map(|change| {
-                times.made();
+                times.record_change();
                 self.write(change)
             });
             let last =
@@ -131,9 +134,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// The next changes, of which no two are of one pod. Deletions are left out: an apiserver makes two events of that of a bound pod,
-    /// and receivers count on one for each change. So the pods become more, by one in twenty changes.
-    fn distinct(&mut self, count: usize) -> Vec<Change> {
+    /// Returns the next changes, at most one per pod. Deletions are skipped: deleting a bound pod
+    /// produces two events, but receivers expect one per change. The number of pods therefore grows
+    /// by one per twenty changes.
+    fn next_distinct(&mut self, count: usize) -> Vec<Change> {
         let mut changes: Vec<Change> = Vec::with_capacity(count);
         while changes.len() < count {
             let change = self.next.take().unwrap_or_else(|| self.workload.next_change());
@@ -150,7 +154,7 @@ impl Cluster {
         changes
     }
 
-    /// One write with one event.
+    /// Makes one write, which produces one event.
     async fn write(&self, change: Change) -> Result<u64, BenchError> {
         match change.operation {
             Operation::Create(pod) => self.post(pod).await,
@@ -158,25 +162,25 @@ impl Cluster {
                 let metadata = &pod["metadata"];
                 let patch = json!({"metadata": {"labels": metadata["labels"], "annotations": metadata["annotations"]}});
                 let path = self.path(&name(&pod), "");
-                Ok(version(&self.rest.call(Method::PATCH, &path, MERGE_PATCH, Some(&patch)).await?))
+                Ok(version(&self.client.call(Method::PATCH, &path, MERGE_PATCH, Some(&patch)).await?))
             }
             Operation::UpdateStatus(pod) => self.patch_status(&pod).await,
-            // Not among them.
+            // Skipped by `next_distinct`.
             Operation::Delete { .. } => Ok(0),
         }
     }
 
     /// Deletes the pods and the namespace.
-    pub(super) async fn finish(self) -> Result<(), BenchError> {
+    pub(super) async fn clean_up(self) -> Result<(), BenchError> {
         let path = format!("/api/v1/namespaces/{}", self.namespace);
         let deleted = async {
             let now = json!({"gracePeriodSeconds": 0});
-            self.rest.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
-            self.rest.call(Method::DELETE, &path, JSON, None).await
+            self.client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
+            self.client.call(Method::DELETE, &path, JSON, None).await
         };
-        match timeout(FINISH_TIMEOUT, deleted).await {
+        match timeout(CLEAN_UP_TIMEOUT, deleted).await {
             Ok(result) => result.map(|_| ()),
-            Err(_) => Err(BenchError::Cluster(format!("DELETE {path}: no answer within {FINISH_TIMEOUT:?}"))),
+            Err(_) => Err(BenchError::Cluster(format!("DELETE {path}: no answer within {CLEAN_UP_TIMEOUT:?}"))),
         }
     }
 }

@@ -1,65 +1,67 @@
-//! What is measured: figures by name, one value per run, and their median with its spread over the runs.
+//! Figures: named values, one per run, and their median and range over all runs.
 //!
-//! A mean of runs on a shared machine is a mean of its disturbances; the median and the range show both the figure and how far it can
-//! be trusted.
+//! A mean over runs on a shared machine is a mean of its disturbances. The median and the range
+//! show both the figure and how far it can be trusted.
 
 use std::collections::BTreeMap;
 
-/// One kind of figure.
+/// A kind of figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Figure {
     /// CPU time of the server, user and system, per message received by a subscriber.
     CpuPerDelivery,
-    /// The same of the floor: as many bytes over raw TCP.
+    /// The same for the floor: as many bytes over raw TCP.
     FloorCpuPerDelivery,
     /// The floor's CPU as a share of the server's.
     FloorShare,
     /// CPU time of the server per change upstream.
     CpuPerEvent,
-    /// What one more watcher that does not match adds to that.
+    /// CPU time that each additional watcher without a match adds to the cost of a change.
     CpuPerEventAndWatcher,
-    /// CPU time of the server per client that is sent the initial state.
+    /// CPU time of the server per client that receives the initial state.
     CpuPerClient,
     /// Messages received by all subscribers together, per second of wall clock.
     DeliveriesPerSecond,
     /// Bytes read from the sockets, per message.
     BytesPerDelivery,
-    /// Messages that a subscriber finds each time it is woken.
+    /// Messages that a subscriber receives per wake-up.
     MessagesPerRead,
-    /// From just before the change upstream to its receipt: the median over all deliveries.
+    /// Median age of a delivery: from just before the change upstream to its receipt.
     LatencyP50,
-    /// 99 of 100 deliveries are not older.
+    /// 99th percentile of the age.
     LatencyP99,
-    /// The oldest delivery.
+    /// Highest age.
     LatencyMax,
-    /// The mean over all deliveries.
+    /// Mean age over all deliveries.
     LatencyMean,
-    /// The mean of the subscriber that waits longest.
+    /// Mean age of the subscriber with the largest mean.
     LatencySlowestSubscriber,
-    /// The 99th percentile as a multiple of what it was while everyone read.
+    /// 99th percentile with stalled subscribers, relative to the 99th percentile while all were
+    /// reading.
     LatencyP99Ratio,
-    /// What the slowest subscriber had received, as a share of the mean, when the measured time ended.
+    /// Deliveries of the slowest subscriber at the end of the measured time, as a share of the
+    /// mean.
     SlowestSubscriberShare,
-    /// Resident memory that a subscriber adds while nothing happens.
+    /// Resident memory per subscriber while no changes are made.
     RssPerSubscriber,
-    /// The same after the load has passed.
+    /// The same after a load.
     RssPerSubscriberAfterLoad,
-    /// How far the resident memory rises above what it was before the clients came.
+    /// Peak resident memory above the level before the clients connected.
     RssAddedPeak,
-    /// The largest resident memory that was seen.
+    /// Highest resident memory observed.
     RssMax,
-    /// The resident memory at the end.
+    /// Resident memory at the end.
     RssEnd,
-    /// Subscribers that were sent a catch-up.
+    /// Subscribers that received a catch-up.
     CatchUps,
-    /// Connections that subscribers had to make again.
+    /// Times a subscriber had to reconnect.
     Resumes,
-    /// Until every subscriber had everything.
+    /// Time until every subscriber had received everything.
     Seconds,
 }
 
 impl Figure {
-    /// All, in the order in which they are shown.
+    /// All figures, in the order of their columns.
     pub const ALL: [Self; 24] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
@@ -87,7 +89,7 @@ impl Figure {
         Self::Seconds,
     ];
 
-    /// The key in JSON, with its unit.
+    /// The key in JSON, including the unit.
     pub fn key(self) -> &'static str {
         match self {
             Self::CpuPerDelivery => "cpu_us_per_delivery",
@@ -117,7 +119,7 @@ impl Figure {
         }
     }
 
-    /// The column's header, and the digits after the point.
+    /// The header of the column, and the number of decimals.
     pub fn column(self) -> (&'static str, usize) {
         match self {
             Self::CpuPerDelivery => ("µs/delivery", 2),
@@ -148,24 +150,24 @@ impl Figure {
     }
 }
 
-/// The figures of one run. What a scenario does not have is absent.
+/// The figures of one run. Figures that a scenario does not measure are absent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Figures(BTreeMap<Figure, f64>);
 
 impl Figures {
-    /// Notes a figure; one that is no number (nothing was counted) is left out.
+    /// Sets a figure, unless the value is not finite (because nothing was counted).
     pub(super) fn set(&mut self, figure: Figure, value: f64) {
         if value.is_finite() {
             self.0.insert(figure, value);
         }
     }
 
-    /// The value of a figure.
+    /// The value of a figure; `None` if it was not measured.
     pub fn get(&self, figure: Figure) -> Option<f64> {
         self.0.get(&figure).copied()
     }
 
-    /// Notes what the floor took, and what share that is of the server's own.
+    /// Sets the floor's CPU time per delivery and its share of the server's.
     pub(super) fn set_floor(&mut self, floor_micros: f64) {
         self.set(Figure::FloorCpuPerDelivery, floor_micros);
         if let Some(own) = self.get(Figure::CpuPerDelivery).filter(|own| *own > 0.0) {
@@ -174,18 +176,18 @@ impl Figures {
     }
 }
 
-/// The median of several runs and the range they lie in.
+/// The median of several runs and their range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// The median; of an even number of runs the mean of the two in the middle.
+    /// The median. For an even number of runs, the mean of the two middle values.
     pub median: f64,
-    /// The least.
+    /// The lowest value.
     pub min: f64,
-    /// The largest.
+    /// The highest value.
     pub max: f64,
 }
 
-/// The spread of some values; `None` of none.
+/// The spread of some values; `None` if there are none.
 pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_is_the_middle_and_the_spread_the_range() {
+    fn a_spread_is_the_median_and_the_range() {
         let of = |values: &[f64]| spread(values.iter().copied());
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[3.0]), Some(Spread { median: 3.0, min: 3.0, max: 3.0 }));
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_absent_and_a_share_needs_both() {
+    fn a_value_that_is_not_finite_is_absent_and_a_share_needs_both_values() {
         let mut figures = Figures::default();
         figures.set(Figure::BytesPerDelivery, f64::NAN);
         figures.set_floor(4.0);
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_is_listed_once_and_has_a_key_of_its_own() {
+    fn every_figure_has_a_unique_key() {
         let keys: std::collections::HashSet<_> = Figure::ALL.iter().map(|figure| figure.key()).collect();
         assert_eq!(keys.len(), Figure::ALL.len());
     }

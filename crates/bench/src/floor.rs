@@ -1,8 +1,10 @@
-//! The floor: as many bytes as the server sends, over raw TCP by tokio, one task per connection and one write per wake. It is what a
-//! server on this machine cannot get below without leaving its runtime or the kernel's sockets.
+//! The floor: a process that sends as many bytes as the server over raw TCP with tokio, with one
+//! task per connection and one write per wake-up. No server on this machine can cost less without
+//! giving up its async runtime or the kernel's sockets.
 //!
-//! It runs as a process of its own. Its first connection gives the orders: each is a number, and so many bytes more are due to
-//! every other connection, those that come later included. When the first connection ends, so does the process.
+//! The first connection to the process carries orders. Each order is a number of additional bytes
+//! to send on every other connection, including connections that are accepted later. The process
+//! ends when the first connection ends.
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 
@@ -14,13 +16,13 @@ use tokio::{
 
 use super::{BenchError, child::ServerProcess};
 
-/// Larger writes are cut into these.
+/// Larger writes are split at this size.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
-/// What the process prints before its address.
+/// Text that the process prints before its address.
 const MARKER: &str = "kubefan: serving bytes on ";
 
-/// Runs the process.
+/// Runs the floor process.
 ///
 /// # Errors
 /// When it cannot listen on loopback.
@@ -32,11 +34,11 @@ pub async fn serve() -> io::Result<()> {
     let accepted = due.clone();
     tokio::select! {
         result = accept(listener, accepted) => result,
-        () = obey(orders, due) => Ok(()),
+        () = read_orders(orders, due) => Ok(()),
     }
 }
 
-async fn obey(mut orders: TcpStream, due: watch::Sender<u64>) {
+async fn read_orders(mut orders: TcpStream, due: watch::Sender<u64>) {
     while let Ok(more) = orders.read_u64().await {
         due.send_modify(|due| *due += more);
     }
@@ -66,7 +68,7 @@ async fn send(mut stream: TcpStream, mut due: watch::Receiver<u64>, bytes: Arc<[
     }
 }
 
-/// A running floor, and the connection that gives it orders.
+/// A running floor process, and the connection for orders.
 pub(super) struct Floor {
     pub(super) process: ServerProcess,
     orders: TcpStream,
@@ -80,7 +82,7 @@ impl Floor {
         Ok(Self { process, orders })
     }
 
-    /// Has so many bytes more sent to every connection.
+    /// Orders this many additional bytes on every connection.
     pub(super) async fn send(&mut self, bytes: u64) -> io::Result<()> {
         self.orders.write_u64(bytes).await
     }

@@ -1,6 +1,7 @@
-//! When each change was made upstream, and how old changes are when they arrive.
+//! When each change was made upstream, and how old changes are on receipt.
 //!
-//! Receivers record a million deliveries a second here, so it is a histogram of fixed size: no allocation, no lock, 1.6 % wide buckets.
+//! Receivers record a million deliveries per second here, so ages go to a histogram of fixed size:
+//! no allocation, no lock, buckets 1.6 % wide.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -9,36 +10,37 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Changes whose times are kept; one that is received later than so many changes on has no age.
+/// Number of changes whose times are retained. If a change is received after this many later
+/// changes were made, its age is computed from a later change and too small.
 const CHANGES_MAX: u64 = 1 << 17;
-/// 64 buckets per doubling, the first doublings in one.
+/// 64 buckets per doubling. Ages below 128 µs have a bucket each.
 const STEP_BITS: u32 = 6;
-/// Up to 2^40 µs.
+/// Enough for ages up to 2^40 µs.
 const BUCKETS: usize = 35 << STEP_BITS;
 
-/// When each of the last changes was made, in microseconds since the start.
-pub(super) struct Times {
+/// When each of the latest changes was made, in microseconds since `base`.
+pub(super) struct ChangeTimes {
     base: Instant,
     made: Box<[AtomicU64]>,
     count: AtomicU64,
 }
 
-impl Default for Times {
+impl Default for ChangeTimes {
     fn default() -> Self {
         let made = (0..CHANGES_MAX).map(|_| AtomicU64::new(0)).collect();
         Self { base: Instant::now(), made, count: AtomicU64::new(0) }
     }
 }
 
-impl Times {
-    /// Notes that the next change is about to be made. There is one writer.
-    pub(super) fn made(&self) {
+impl ChangeTimes {
+    /// Notes that the next change is about to be made. Only one task may call this.
+    pub(super) fn record_change(&self) {
         let count = self.count.load(Relaxed);
         self.made[(count % CHANGES_MAX) as usize].store(self.micros(Instant::now()), Relaxed);
         self.count.store(count + 1, Relaxed);
     }
 
-    /// How old the change of this number, from 0, is at `now`.
+    /// The age at `now` of the change with this number, counted from 0.
     pub(super) fn age_micros(&self, number: u64, now: Instant) -> u64 {
         let made = self.made[(number % CHANGES_MAX) as usize].load(Relaxed);
         self.micros(now).saturating_sub(made)
@@ -49,13 +51,13 @@ impl Times {
     }
 }
 
-/// How often each age occurred.
+/// Counts per age.
 pub(super) struct Histogram {
     buckets: Box<[AtomicU64]>,
     max: AtomicU64,
 }
 
-/// Ages as they were when they were taken.
+/// The ages recorded in one interval.
 pub(super) struct Ages {
     counts: Vec<u64>,
     max_micros: u64,
@@ -73,7 +75,7 @@ impl Histogram {
         self.max.fetch_max(micros, Relaxed);
     }
 
-    /// What was recorded since the last call.
+    /// Returns and clears the ages recorded since the last call.
     pub(super) fn take(&self) -> Ages {
         let counts = self.buckets.iter().map(|bucket| bucket.swap(0, Relaxed)).collect();
         Ages { counts, max_micros: self.max.swap(0, Relaxed) }
@@ -81,7 +83,7 @@ impl Histogram {
 }
 
 impl Ages {
-    /// So many of a hundred are not older than this; `None` where there are none.
+    /// The age that `percent` of the deliveries do not exceed; `None` if there were none.
     pub(super) fn percentile(&self, percent: u64) -> Option<Duration> {
         let total: u64 = self.counts.iter().sum();
         let rank = (total * percent).div_ceil(100).max(1);
@@ -93,7 +95,7 @@ impl Ages {
         Some(Duration::from_micros(upper_bound(at).min(self.max_micros)))
     }
 
-    /// The oldest; `None` where there are none.
+    /// The highest age; `None` if there were none.
     pub(super) fn max(&self) -> Option<Duration> {
         self.percentile(100).map(|_| Duration::from_micros(self.max_micros))
     }
@@ -105,7 +107,7 @@ fn bucket(micros: u64) -> usize {
     usize::try_from(index).unwrap_or(usize::MAX).min(BUCKETS - 1)
 }
 
-/// The largest age in a bucket.
+/// The highest age that falls into a bucket.
 fn upper_bound(bucket: usize) -> u64 {
     let steps = 1u64 << STEP_BITS;
     let shift = (bucket as u64 >> STEP_BITS).saturating_sub(1);
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_what_lies_up_to_its_bound() {
+    fn a_bucket_contains_the_values_up_to_its_bound() {
         for micros in (0..5_000).chain([100_000, 1_234_567, 60_000_000, 1 << 39]) {
             let at = bucket(micros);
             assert!(micros <= upper_bound(at), "{micros}");
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_of_what_came_since_the_last_look() {
+    fn percentiles_cover_only_the_ages_since_the_last_take() {
         let histogram = Histogram::default();
         (1..=1000).for_each(|micros| histogram.record(micros * 1000));
         let ages = histogram.take();
@@ -140,11 +142,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_age_of_a_change_is_counted_from_when_it_was_made() {
-        let times = Times::default();
+        let times = ChangeTimes::default();
         tokio::time::advance(Duration::from_millis(1)).await;
-        times.made();
+        times.record_change();
         tokio::time::advance(Duration::from_millis(5)).await;
-        times.made();
+        times.record_change();
         let now = Instant::now();
         assert_eq!((times.age_micros(0, now), times.age_micros(1, now)), (5_000, 0));
     }

@@ -1,27 +1,31 @@
-//! The measurement: what a delivery costs the server, what the machine allows, and what another server needs for the same.
+//! `kubefan bench` measures the cost of a delivery, the floor that the machine allows, and the cost
+//! of the same work in another server.
 //!
-//! The server under test is a process of its own, fresh in every run; the simulated apiserver and all subscribers are in this one. It
-//! is measured from outside, through its port and `/proc`, so any program that takes the flags of `kubefan serve` can be. Machines are
-//! noisy and differ: compare within one run of the tool, and shares of the floor rather than microseconds.
+//! The server under test is a separate process, started anew for each run. The simulated apiserver
+//! and all subscribers run in this process. The server is measured from outside, through its port
+//! and `/proc`, so any program that takes the flags of `kubefan serve` can be measured.
+//!
+//! Machines are noisy and differ from each other: compare servers within one invocation, and
+//! compare shares of the floor rather than microseconds.
 
-mod board;
 pub mod child;
 mod cluster;
+mod connector;
+mod counters;
 pub mod figures;
 pub mod floor;
-mod laggards;
 mod latency;
-mod link;
 mod load;
 mod messages;
 mod process;
 mod receivers;
 pub mod report;
 mod rest;
+mod run;
 mod scenario;
 mod size;
 mod source;
-mod stage;
+mod stalled_subscribers;
 mod tls;
 
 use std::{io, net::SocketAddr, path::PathBuf, pin::pin, time::Duration};
@@ -30,45 +34,45 @@ use self::{
     cluster::Cluster,
     figures::{Figure, Figures},
     rest::Endpoint,
+    run::Run,
     scenario::Case,
     source::{Simulated, Source},
-    stage::Stage,
     tls::Certificate,
 };
 pub use self::{receivers::Windows, report::Report};
 use kubefan_model::format::Encoding;
 pub use kubefan_proxy::telemetry::requests::Protocol;
 
-/// Files and connections beside those of the subscribers.
-const FILES_BESIDE: u64 = 128;
-/// Changes per second of `paced`.
+/// Open files that this process needs in addition to the connections of the subscribers.
+const OPEN_FILES_BASE: u64 = 128;
+/// Default rate of `paced` and `stalled`, in changes per second.
 const RATE: u32 = 200;
-/// Before measuring, so long or a quarter of the measured time.
+/// Longest warm-up before a measurement. It otherwise takes a quarter of the measured time.
 const WARM_UP_MAX: Duration = Duration::from_millis(1000);
 
-/// What is done.
+/// What the benchmark does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Scenario {
     /// Every subscriber receives every change, at full speed
     Fanout,
-    /// Every subscriber receives every change, at a rate: latencies
+    /// Every subscriber receives every change, at a fixed rate: latencies
     Paced,
-    /// The initial state, for the first client and for many at once
+    /// The initial state, for one client and for many at once
     Snapshot,
-    /// What an event costs where many watch and few want it
+    /// The cost of an event that few of many watchers match
     Selectors,
     /// Memory per subscriber, before and after load
     Idle,
-    /// Everyone leaves, changes go on, everyone comes back at once
+    /// All subscribers disconnect, changes continue, all reconnect at once
     ResumeStorm,
     /// Some subscribers stop reading under load: the latencies of the others, and memory
     Stalled,
-    /// Lists of everything by many clients at once, over HTTP
+    /// Lists of all pods by many clients at once, over HTTP
     List,
 }
 
 impl Scenario {
-    /// All, in the order in which they run.
+    /// All scenarios, in the order in which they run.
     pub const ALL: [Self; 8] = [
         Self::Fanout,
         Self::Paced,
@@ -80,7 +84,7 @@ impl Scenario {
         Self::List,
     ];
 
-    /// As on the command line.
+    /// The name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Fanout => "fanout",
@@ -94,25 +98,25 @@ impl Scenario {
         }
     }
 
-    /// What it does, for people.
+    /// One line for the header of the table.
     pub fn description(self) -> &'static str {
         match self {
             Self::Fanout => "every subscriber receives every change, at full speed",
             Self::Paced => "every subscriber receives every change, at a rate",
             Self::Snapshot => "the initial state; a delivery is one object",
-            Self::Selectors => "what an event costs where many watch and few want it",
+            Self::Selectors => "the cost of an event that few of many watchers match",
             Self::Idle => "memory per subscriber",
-            Self::ResumeStorm => "everyone comes back at once and has missed so many changes (batch)",
-            Self::Stalled => "everyone but those who stop reading receives every change, at a rate",
-            Self::List => "lists of everything over HTTP; a delivery is one object",
+            Self::ResumeStorm => "all subscribers reconnect at once after missing BATCH changes",
+            Self::Stalled => "some subscribers stop reading; the others receive every change, at a rate",
+            Self::List => "lists of all pods over HTTP; a delivery is one object",
         }
     }
 }
 
-/// What is sent of an object.
+/// The part of each object that the server sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Projection {
-    /// All of it
+    /// The whole object
     #[default]
     Full,
     /// PartialObjectMetadata
@@ -128,31 +132,31 @@ impl Projection {
     }
 }
 
-/// A server that is measured.
+/// A server to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contender {
-    /// As it is called in the reports.
+pub struct ServerSpec {
+    /// Its name in the reports.
     pub name: String,
-    /// What it is.
-    pub kind: ContenderKind,
+    /// How it is started or reached.
+    pub kind: ServerKind,
 }
 
-/// What is measured, and how it is come by.
+/// How a server under test is started or reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ContenderKind {
-    /// A program that takes the flags of `kubefan serve`, started anew for each run.
+pub enum ServerKind {
+    /// A program that takes the flags of `kubefan serve`. It is started anew for each run.
     Program(PathBuf),
-    /// A server that runs already.
+    /// A server that is already running.
     Running {
         /// Its data port, without TLS.
         address: SocketAddr,
-        /// Its process.
+        /// Its process id, on this machine.
         pid: u32,
     },
-    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. What the writes cost it is measured without
-    /// watchers and left out.
+    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. The cost
+    /// of the writes is measured without watchers and subtracted.
     Apiserver {
-        /// Its process.
+        /// Its process id, on this machine.
         pid: u32,
     },
 }
@@ -160,51 +164,53 @@ pub enum ContenderKind {
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// What is done, in this order.
+    /// The scenarios to run, in this order.
     pub scenarios: Vec<Scenario>,
-    /// Streams; where a scenario decides their number itself, that goes before.
+    /// Number of subscribers (watch streams). Some scenarios set their own number instead.
     pub subscribers: usize,
-    /// Streams that share a connection. At least 1.
+    /// Streams per connection. At least 1.
     pub streams_per_connection: usize,
-    /// Changes per burst, each measured by itself. Each at least 1.
+    /// Changes per burst. Each size is measured separately. Each at least 1.
     pub batches: Vec<usize>,
-    /// Pods; `None` for 1,000, and 10,000 where their number is the point.
+    /// Number of pods; `None` for 1,000, or 10,000 in `snapshot` and `list`.
     pub objects: Option<usize>,
-    /// About how many bytes of JSON a pod has; `None` as the workload makes them, 3 to 6 kB.
+    /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
     pub object_bytes: Option<usize>,
-    /// Changes per second in `paced` and `stalled`, and during `snapshot`; `None` for 200 and none.
+    /// Changes per second in `paced` and `stalled` (`None`: 200) and during `snapshot` (`None`: no
+    /// changes).
     pub rate: Option<u32>,
-    /// What is measured in one run of one load.
+    /// How long each load is measured.
     pub duration: Duration,
-    /// How often everything is repeated. At least 1.
+    /// Number of repetitions. At least 1.
     pub runs: usize,
-    /// Clients at once in `snapshot`. At least 1.
+    /// Concurrent clients in `snapshot` and `list`. At least 1.
     pub clients: usize,
-    /// Numbers of views by `spec.nodeName` in `selectors`.
+    /// Numbers of views by `spec.nodeName` in `selectors`. Each is measured separately.
     pub views: Vec<usize>,
-    /// Changes that a subscriber misses in `resume-storm`.
+    /// Changes that each subscriber misses in `resume-storm`.
     pub missed: usize,
-    /// Subscribers that stop reading in `stalled`; `None` for a twentieth.
+    /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
     pub stalled: Option<usize>,
-    /// Serve and receive over TLS.
+    /// Use TLS between server and subscribers.
     pub tls: bool,
-    /// How subscribers speak to kubefan. An apiserver is always spoken to over HTTP.
+    /// The protocol between subscribers and kubefan. An apiserver is always measured over HTTP.
     pub protocol: Protocol,
-    /// How objects are encoded.
+    /// The encoding of objects.
     pub encoding: Encoding,
-    /// What is sent of them.
+    /// The part of each object that is sent.
     pub projection: Projection,
-    /// What the subscribers let the server send.
+    /// The flow-control windows of the subscribers.
     pub windows: Windows,
-    /// Threads that receive. At least 1.
+    /// Threads that run the subscribers. At least 1.
     pub receiver_threads: usize,
-    /// The servers, alternating. The first is the one in question.
-    pub contenders: Vec<Contender>,
-    /// A real apiserver to make the objects in, instead of a simulated one; it needs objects as they are.
+    /// The servers to measure, in alternation.
+    pub servers: Vec<ServerSpec>,
+    /// A real apiserver to create the pods in, instead of a simulated one. It cannot be combined
+    /// with `object_bytes`.
     pub kubeconfig: Option<PathBuf>,
-    /// This program: the floor is a process of it.
+    /// The path of this program, which also runs the floor as a separate process.
     pub program: PathBuf,
-    /// Decides the pods and their changes.
+    /// Seed of the workload. The same seed produces the same pods and changes.
     pub seed: u64,
 }
 
@@ -230,7 +236,7 @@ impl Default for BenchOptions {
             projection: Projection::Full,
             windows: Windows::KUBEFAN,
             receiver_threads: 1,
-            contenders: Vec::new(),
+            servers: Vec::new(),
             kubeconfig: None,
             program: PathBuf::new(),
             seed: 1,
@@ -247,91 +253,93 @@ impl BenchOptions {
         self.stalled.unwrap_or_else(|| self.subscribers.div_ceil(20))
     }
 
-    fn rate_of_paced(&self) -> u32 {
+    fn paced_rate(&self) -> u32 {
         self.rate.unwrap_or(RATE)
     }
 }
 
-/// Why nothing can be measured, or not to the end.
+/// Why a measurement could not start or finish.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// Every connection is a file in two processes.
+    /// The limit of open files is too low: every connection needs one in this process and one in
+    /// the server.
     #[error(
         "{scenario} with {subscribers} subscribers needs about {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}), \
-         or take fewer subscribers or more --streams-per-connection"
+         or use fewer subscribers or more --streams-per-connection"
     )]
     OpenFiles {
-        /// The scenario that needs most.
+        /// The scenario that needs the most.
         scenario: &'static str,
-        /// How many it has.
+        /// Its number of subscribers.
         subscribers: usize,
-        /// Files they take.
+        /// Number of open files it needs.
         needed: u64,
-        /// Files there may be.
+        /// The limit of open files.
         limit: u64,
     },
-    /// A server cannot be started.
+    /// A server did not start.
     #[error("{name} did not start: {message}")]
     Start {
-        /// The server.
+        /// The name of the server.
         name: String,
-        /// What it said last.
+        /// The last line it printed.
         message: String,
     },
-    /// A subscriber lost its stream, or was refused one.
+    /// A subscriber lost its stream, or the server refused it.
     #[error("a subscriber failed: {0}")]
     Subscriber(String),
-    /// What was waited for did not come.
+    /// A wait timed out.
     #[error(
-        "{doing}: after {limit:?} there were {there} of {expected}; take fewer subscribers or objects, or a faster machine"
+        "{doing}: only {reached} of {expected} after {limit:?}; use fewer subscribers or objects, or a faster machine"
     )]
     Stuck {
-        /// What it was.
+        /// What the benchmark was waiting for.
         doing: &'static str,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
-        /// What was there.
-        there: u64,
-        /// What was expected.
+        /// The count that was reached.
+        reached: u64,
+        /// The count that was expected.
         expected: u64,
     },
-    /// The server took more memory than it was allowed.
-    #[error("the server took {taken} bytes of memory, more than its --memory-max of {budget}")]
+    /// The server used more memory than its limit.
+    #[error("the server used {used} bytes of memory, more than its --memory-max of {budget}")]
     Memory {
-        /// Resident bytes.
-        taken: u64,
-        /// What it was told.
+        /// Resident memory in bytes.
+        used: u64,
+        /// The value of `--memory-max`, in bytes.
         budget: u64,
     },
     /// The apiserver refused a change.
-    #[error("a change was refused: {0}")]
+    #[error("the apiserver refused a change: {0}")]
     Source(String),
     /// The cluster of the kubeconfig cannot be used.
     #[error("the apiserver: {0}")]
     Cluster(String),
-    /// In one scenario, with one server.
+    /// An error together with the scenario and the server it occurred in.
     #[error("{scenario}, {server}: {error}")]
     During {
-        /// Which scenario.
+        /// The name of the scenario.
         scenario: &'static str,
-        /// Which server.
+        /// The name of the server.
         server: String,
-        /// What went wrong.
+        /// The error itself.
         error: Box<BenchError>,
     },
-    /// It was told to stop.
+    /// The `stop` future of [`run()`] completed.
     #[error("stopped")]
     Stopped,
-    /// The system refused something.
+    /// The operating system reported an error.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// Measures everything that the options ask for. Each line that `progress` gets tells one step. When `stop` is done, what was made is
-/// taken away, from a cluster too, and it ends.
+/// Runs all measurements that the options select. `progress` receives one line per step. When
+/// `stop` completes, the run ends early; pods and namespaces created in a cluster are deleted in
+/// either case.
 ///
 /// # Errors
-/// At the first thing that fails; every wait has a limit.
+/// At the first failure. Every wait has a time limit.
 pub async fn run(
     options: &BenchOptions,
     stop: impl Future<Output = ()>,
@@ -348,10 +356,10 @@ pub async fn run(
     let mut reports: Vec<Report> = Vec::new();
     for scenario in &options.scenarios {
         for case in Case::of(*scenario, options) {
-            progress(&format!("{}: making {} pods", scenario.as_str(), case.source.workload.objects));
+            progress(&format!("{}: creating {} pods", scenario.as_str(), case.source.workload.objects));
             let mut source = match (&options.kubeconfig, &endpoint) {
                 (Some(kubeconfig), Some(endpoint)) => {
-                    let cluster = Cluster::begin(kubeconfig, endpoint.clone(), case.source.clone()).await?;
+                    let cluster = Cluster::create(kubeconfig, endpoint.clone(), case.source.clone()).await?;
                     progress(&format!("  in the namespace {}", cluster.namespace()));
                     Source::Cluster(Box::new(cluster))
                 }
@@ -360,53 +368,53 @@ pub async fn run(
                     () = &mut stop => return Err(BenchError::Stopped),
                 },
             };
-            let stage = |contender| Stage {
+            let run_of = |spec| Run {
                 options,
-                contender,
+                spec,
                 certificate: certificate.as_ref(),
                 endpoint: endpoint.as_ref(),
                 program: &options.program,
             };
             let measured = async {
                 source.fill().await?;
-                run_case(&case, options, stage, &mut source, &mut progress).await
+                run_case(&case, options, run_of, &mut source, &mut progress).await
             };
             let result = tokio::select! {
                 result = measured => result,
                 () = &mut stop => Err(BenchError::Stopped),
             };
-            let finished = source.finish().await;
+            let cleaned_up = source.clean_up().await;
             reports.append(&mut result?);
-            finished?;
+            cleaned_up?;
         }
     }
     Ok(reports)
 }
 
-/// All runs of one case with all servers, alternating.
+/// Runs one case `options.runs` times, alternating between the servers.
 async fn run_case<'a>(
     case: &Case,
     options: &'a BenchOptions,
-    stage: impl Fn(&'a Contender) -> Stage<'a>,
+    run_of: impl Fn(&'a ServerSpec) -> Run<'a>,
     source: &mut Source,
     progress: &mut impl FnMut(&str),
 ) -> Result<Vec<Report>, BenchError> {
     let scenario = case.scenario;
     let mut reports: Vec<Report> = Vec::new();
-    for run in 1..=options.runs {
-        for contender in &options.contenders {
-            progress(&format!("{} {run}/{}: {}", scenario.as_str(), options.runs, contender.name));
-            let samples = case.run(&stage(contender), source).await.map_err(|error| BenchError::During {
+    for number in 1..=options.runs {
+        for spec in &options.servers {
+            progress(&format!("{} {number}/{}: {}", scenario.as_str(), options.runs, spec.name));
+            let samples = case.measure(&run_of(spec), source).await.map_err(|error| BenchError::During {
                 scenario: scenario.as_str(),
-                server: contender.name.clone(),
+                server: spec.name.clone(),
                 error: Box::new(error),
             })?;
             for (variant, figures) in samples {
                 progress(&line(&variant, &figures));
-                match reports.iter_mut().find(|report| report.is_of(&contender.name, &variant)) {
+                match reports.iter_mut().find(|report| report.is_of(&spec.name, &variant)) {
                     Some(report) => report.add(figures),
                     None => {
-                        let mut report = Report::new(scenario, &contender.name, variant);
+                        let mut report = Report::new(scenario, &spec.name, variant);
                         report.add(figures);
                         reports.push(report);
                     }
@@ -417,7 +425,7 @@ async fn run_case<'a>(
     Ok(reports)
 }
 
-/// One measurement in a line.
+/// Formats one measurement as one line.
 fn line(variant: &scenario::Variant, figures: &Figures) -> String {
     let scenario::Variant { name, subscribers, batch } = variant;
     let mut line = format!("  {subscribers} subscribers");
@@ -450,12 +458,13 @@ fn line(variant: &scenario::Variant, figures: &Figures) -> String {
     line
 }
 
-/// Raises the limit of open files as far as it goes, for this process and those it starts, and checks that it is enough.
+/// Raises the soft limit of open files to the hard limit, for this process and its children, and
+/// checks that it suffices.
 fn check_open_files(options: &BenchOptions) -> Result<(), BenchError> {
     let Some(limit) = process::raise_open_files() else { return Ok(()) };
     let cases = options.scenarios.iter().flat_map(|scenario| Case::of(*scenario, options));
     let Some(case) = cases.max_by_key(|case| case.subscribers) else { return Ok(()) };
-    let needed = case.subscribers.div_ceil(options.streams_per_connection) as u64 + FILES_BESIDE;
+    let needed = case.subscribers.div_ceil(options.streams_per_connection) as u64 + OPEN_FILES_BASE;
     if limit < needed {
         let (scenario, subscribers) = (case.scenario.as_str(), case.subscribers);
         return Err(BenchError::OpenFiles { scenario, subscribers, needed, limit });

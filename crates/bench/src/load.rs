@@ -1,6 +1,8 @@
-//! How changes are driven: at full speed, burst by burst, each once everyone has the last one; or at a rate, whoever has what.
+//! Load generation: in a closed loop, where each burst starts once all subscribers have received
+//! the previous one, or at a fixed rate.
 //!
-//! The same drives the server, by changes upstream, and the floor, by orders for as many bytes.
+//! The same code drives the server, through changes upstream, and the floor, through orders for the
+//! same number of bytes.
 
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     BenchError,
-    board::{Board, Counts, PerStream},
+    counters::{Counters, Counts, PerStream},
     figures::{Figure, Figures},
     floor::Floor,
     latency::Ages,
@@ -16,40 +18,41 @@ use super::{
     source::Source,
 };
 
-/// For one burst, or for what is still under way at the end, to reach everyone.
+/// Time limit for a burst, or for the deliveries outstanding at the end, to reach all subscribers.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How changes come.
+/// The kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Load {
-    /// So many in one burst; the next once every subscriber has all.
+    /// Bursts of `batch` changes. The next burst starts once every subscriber has received the
+    /// last.
     Closed { batch: usize },
-    /// So many per second.
+    /// A fixed number of changes per second.
     Paced { rate: u32 },
 }
 
-/// What a change is made by.
+/// The source of the deliveries.
 pub(super) enum Trigger<'a> {
-    /// A change upstream.
+    /// Changes made upstream.
     Source(&'a mut Source),
-    /// So many bytes more to each connection of the floor.
+    /// An order to send this many more bytes on each connection of the floor.
     Floor(&'a mut Floor, u64),
 }
 
 impl Trigger<'_> {
-    async fn fire(&mut self, count: usize, board: &Board) -> Result<(), BenchError> {
+    async fn fire(&mut self, count: usize, counters: &Counters) -> Result<(), BenchError> {
         match self {
-            Self::Source(source) => source.change(count, &board.times).await,
+            Self::Source(source) => source.make_changes(count, &counters.times).await,
             Self::Floor(floor, bytes) => {
-                (0..count).for_each(|_| board.times.made());
+                (0..count).for_each(|_| counters.times.record_change());
                 Ok(floor.send(*bytes * count as u64).await?)
             }
         }
     }
 }
 
-/// What a time of load has cost, and what it has brought.
-pub(super) struct Driven {
+/// The cost and the deliveries of one load.
+pub(super) struct LoadResult {
     pub(super) events: u64,
     cpu_nanos: f64,
     counts: Counts,
@@ -60,17 +63,18 @@ pub(super) struct Driven {
     slowest_age_millis: f64,
 }
 
-/// Drives a load for a time and until everything has arrived. `deliveries` is how many subscribers receive each change.
+/// Generates a load for `duration` and then waits for the outstanding deliveries. `deliveries` is
+/// the number of subscribers that receive each change.
 pub(super) async fn drive(
     load: Load,
     mut trigger: Trigger<'_>,
     meter: &mut Meter,
-    board: &Board,
+    counters: &Counters,
     deliveries: u64,
     duration: Duration,
-) -> Result<Driven, BenchError> {
-    board.ages.take();
-    let (before, streams, cpu) = (board.counts(), board.per_stream(), meter.cpu_nanos()?);
+) -> Result<LoadResult, BenchError> {
+    counters.ages.take();
+    let (before, streams, cpu) = (counters.counts(), counters.per_stream(), meter.cpu_nanos()?);
     let start = Instant::now();
     let end = start + duration;
     let (mut events, mut expected, mut at_end) = (0_u64, before.received, None::<PerStream>);
@@ -79,14 +83,16 @@ pub(super) async fn drive(
             while at_end.is_none() {
                 events += batch as u64;
                 expected += batch as u64 * deliveries;
-                board.expect(expected);
-                trigger.fire(batch, board).await?;
-                let mut received = std::pin::pin!(board.all_received(DELIVERY_TIMEOUT));
+                counters.expect_received(expected);
+                trigger.fire(batch, counters).await?;
+                let mut received = std::pin::pin!(counters.all_received(DELIVERY_TIMEOUT));
                 tokio::select! {
                     biased;
-                    // Looked at before the deliveries: those of slow writes are there at once, every time.
+                    // Poll the timer first. With slow writes the deliveries are always complete
+                    // already, so the other branch would win every time and the load would never
+                    // end.
                     () = sleep_until(end) => {
-                        at_end = Some(board.per_stream());
+                        at_end = Some(counters.per_stream());
                         received.await?;
                     }
                     result = &mut received => result?,
@@ -103,18 +109,18 @@ pub(super) async fn drive(
                 sleep_until(due).await;
                 events += 1;
                 expected += deliveries;
-                board.expect(expected);
-                trigger.fire(1, board).await?;
+                counters.expect_received(expected);
+                trigger.fire(1, counters).await?;
             }
             sleep_until(end).await;
-            at_end = Some(board.per_stream());
-            board.all_received(DELIVERY_TIMEOUT).await?;
+            at_end = Some(counters.per_stream());
+            counters.all_received(DELIVERY_TIMEOUT).await?;
         }
     }
     let elapsed = start.elapsed();
-    let (after, cpu_nanos) = (board.counts(), (meter.cpu_nanos()? - cpu) as f64);
-    let (mean_age_millis, slowest_age_millis) = board.per_stream().ages(&streams);
-    Ok(Driven {
+    let (after, cpu_nanos) = (counters.counts(), (meter.cpu_nanos()? - cpu) as f64);
+    let (mean_age_millis, slowest_age_millis) = counters.per_stream().ages(&streams);
+    Ok(LoadResult {
         events,
         cpu_nanos,
         counts: Counts {
@@ -124,16 +130,16 @@ pub(super) async fn drive(
             reads: after.reads - before.reads,
         },
         elapsed,
-        ages: board.ages.take(),
+        ages: counters.ages.take(),
         slowest_share: at_end.map_or(f64::NAN, |at_end| at_end.slowest_share(&streams)),
         mean_age_millis,
         slowest_age_millis,
     })
 }
 
-impl Driven {
-    /// Takes off what the changes themselves cost the server, in microseconds each. Where the deliveries cost less than the noise of that,
-    /// what remains may be below zero, and says so.
+impl LoadResult {
+    /// Subtracts the cost of the writes themselves, in microseconds per change. The result may be
+    /// negative if the deliveries cost less than the noise of that measurement.
     pub(super) fn without_writes(&mut self, cpu_micros_per_event: f64) {
         self.cpu_nanos -= cpu_micros_per_event * 1e3 * self.events as f64;
     }
@@ -148,12 +154,12 @@ impl Driven {
         self.cpu_nanos / 1e3 / self.events as f64
     }
 
-    /// Bytes on the wire per delivery.
+    /// Bytes read from the sockets, per delivery.
     pub(super) fn bytes(&self) -> f64 {
         self.counts.bytes as f64 / self.counts.received as f64
     }
 
-    /// All that a load of changes that everyone receives tells.
+    /// The figures of a load where every subscriber receives every change.
     pub(super) fn figures(&self) -> Figures {
         let mut figures = Figures::default();
         figures.set(Figure::CpuPerDelivery, self.cpu_micros());

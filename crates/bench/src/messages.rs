@@ -1,58 +1,60 @@
-//! The messages of a gRPC stream, told apart without being decoded.
+//! Splits a gRPC stream into messages and recognizes their kinds without decoding them.
 //!
-//! A receiver that decoded and copied would measure itself. It needs a message's end and its first bytes: what kind it is stands there.
+//! A receiver that decoded and copied would mainly measure itself. It only needs the end of each
+//! message and its first bytes, which show the kind.
 
 use bytes::Buf;
 
-/// The first bytes of a message that are kept: a version of 20 digits and the tag after it.
+/// Number of bytes retained from the start of a message: enough for a resume version of 20 digits
+/// and the next tag.
 const HEAD_BYTES: usize = 32;
 /// Compression flag and length.
-const PREFIX_BYTES: usize = 5;
+pub(super) const PREFIX_BYTES: usize = 5;
 
-/// Messages as they come in pieces of any size.
+/// Splits data that arrives in chunks of any size into messages.
 #[derive(Default)]
-pub(super) struct Messages {
+pub(super) struct MessageReader {
     prefix: [u8; PREFIX_BYTES],
     prefix_bytes: usize,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// Of the message that has begun; its prefix is complete.
-    missing: usize,
+    /// Bytes of the current message still to come, once its prefix is complete.
+    missing_bytes: usize,
 }
 
-/// The field of `WatchResponse` that a message carries, by the number it has in the contract.
+/// The field of `WatchResponse` that a message contains, identified by its protobuf field number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     SnapshotBegin,
     Event,
     SnapshotEnd,
     GapBegin,
-    /// A bookmark, or what a later contract adds.
+    /// A bookmark, or a field added in a later version of the protocol.
     Other,
 }
 
-impl Messages {
-    /// Reads a piece, and calls for each message that it completes.
-    pub(super) fn read(&mut self, mut piece: &[u8], mut complete: impl FnMut(Kind, Option<&[u8]>)) {
+impl MessageReader {
+    /// Reads a chunk, and calls `complete` for each message that ends in it.
+    pub(super) fn read(&mut self, mut chunk: &[u8], mut complete: impl FnMut(MessageKind, Option<&[u8]>)) {
         loop {
             if self.prefix_bytes < PREFIX_BYTES {
-                let count = piece.len().min(PREFIX_BYTES - self.prefix_bytes);
-                self.prefix[self.prefix_bytes..][..count].copy_from_slice(&piece[..count]);
+                let count = chunk.len().min(PREFIX_BYTES - self.prefix_bytes);
+                self.prefix[self.prefix_bytes..][..count].copy_from_slice(&chunk[..count]);
                 self.prefix_bytes += count;
-                piece.advance(count);
+                chunk.advance(count);
                 if self.prefix_bytes < PREFIX_BYTES {
                     return;
                 }
-                self.missing = (&self.prefix[1..]).get_u32() as usize;
+                self.missing_bytes = (&self.prefix[1..]).get_u32() as usize;
                 self.head_bytes = 0;
             }
-            let count = piece.len().min(self.missing);
+            let count = chunk.len().min(self.missing_bytes);
             let head = count.min(HEAD_BYTES - self.head_bytes);
-            self.head[self.head_bytes..][..head].copy_from_slice(&piece[..head]);
+            self.head[self.head_bytes..][..head].copy_from_slice(&chunk[..head]);
             self.head_bytes += head;
-            piece.advance(count);
-            self.missing -= count;
-            if self.missing > 0 {
+            chunk.advance(count);
+            self.missing_bytes -= count;
+            if self.missing_bytes > 0 {
                 return;
             }
             self.prefix_bytes = 0;
@@ -62,8 +64,9 @@ impl Messages {
     }
 }
 
-/// The kind of a `WatchResponse` and its resume version, from its first bytes. Fields stand in the order of their numbers.
-fn parse(mut head: &[u8]) -> (Kind, Option<&[u8]>) {
+/// The kind and the resume version of a `WatchResponse`, from its first bytes. prost encodes fields
+/// in the order of their numbers.
+fn parse(mut head: &[u8]) -> (MessageKind, Option<&[u8]>) {
     const LENGTH_DELIMITED: u8 = 2;
     const RESUME_VERSION: u8 = 1 << 3 | LENGTH_DELIMITED;
     let mut version = None;
@@ -73,11 +76,11 @@ fn parse(mut head: &[u8]) -> (Kind, Option<&[u8]>) {
         (version, head) = (Some(text), rest);
     }
     let kind = match head.first().map(|tag| (tag >> 3, tag & 7)) {
-        Some((2, LENGTH_DELIMITED)) => Kind::SnapshotBegin,
-        Some((3, LENGTH_DELIMITED)) => Kind::Event,
-        Some((4, LENGTH_DELIMITED)) => Kind::SnapshotEnd,
-        Some((5, LENGTH_DELIMITED)) => Kind::GapBegin,
-        _ => Kind::Other,
+        Some((2, LENGTH_DELIMITED)) => MessageKind::SnapshotBegin,
+        Some((3, LENGTH_DELIMITED)) => MessageKind::Event,
+        Some((4, LENGTH_DELIMITED)) => MessageKind::SnapshotEnd,
+        Some((5, LENGTH_DELIMITED)) => MessageKind::GapBegin,
+        _ => MessageKind::Other,
     };
     (kind, version)
 }
@@ -91,10 +94,10 @@ mod tests {
     use super::*;
     use kubefan_common::proto::v1alpha1::{self, WatchResponse, watch_response::Message as Body};
 
-    /// A kind and its resume version.
-    type Found = (Kind, Option<Vec<u8>>);
+    /// The kind and the resume version of a message.
+    type FoundMessage = (MessageKind, Option<Vec<u8>>);
 
-    fn stream() -> (BytesMut, Vec<Found>) {
+    fn stream() -> (BytesMut, Vec<FoundMessage>) {
         let event = |size| v1alpha1::Event {
             resource_version: "7".into(),
             object: vec![b'x'; size].into(),
@@ -111,14 +114,14 @@ mod tests {
             ("10", Body::Bookmark(v1alpha1::Bookmark {})),
         ];
         let kinds = [
-            Kind::SnapshotBegin,
-            Kind::Event,
-            Kind::Event,
-            Kind::SnapshotEnd,
-            Kind::Event,
-            Kind::GapBegin,
-            Kind::Other,
-            Kind::Other,
+            MessageKind::SnapshotBegin,
+            MessageKind::Event,
+            MessageKind::Event,
+            MessageKind::SnapshotEnd,
+            MessageKind::Event,
+            MessageKind::GapBegin,
+            MessageKind::Other,
+            MessageKind::Other,
         ];
         let mut bytes = BytesMut::new();
         let mut expected = Vec::new();
@@ -134,21 +137,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_are_found_however_they_are_cut(cuts in prop::collection::vec(0..500usize, 0..12)) {
+        fn messages_are_found_wherever_the_stream_is_split(cuts in prop::collection::vec(0..500usize, 0..12)) {
             let (bytes, expected) = stream();
             let mut rest: Bytes = bytes.freeze();
-            let (mut messages, mut found) = (Messages::default(), Vec::new());
+            let (mut messages, mut found) = (MessageReader::default(), Vec::new());
             for cut in cuts {
-                let piece = rest.split_to(cut.min(rest.len()));
-                messages.read(&piece, |kind, version| found.push((kind, version.map(<[u8]>::to_vec))));
+                let chunk = rest.split_to(cut.min(rest.len()));
+                messages.read(&chunk, |kind, version| found.push((kind, version.map(<[u8]>::to_vec))));
             }
             messages.read(&rest, |kind, version| found.push((kind, version.map(<[u8]>::to_vec))));
             prop_assert_eq!(found, expected);
         }
 
         #[test]
-        fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            Messages::default().read(&bytes, |_, _| {});
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            MessageReader::default().read(&bytes, |_, _| {});
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What a process costs, as the kernel counts it: CPU time to the nanosecond and resident memory, read from `/proc`.
+//! CPU time and memory of a process, from `/proc`: CPU time in nanoseconds, and resident memory.
 
 use std::{collections::HashMap, fs, io, path::PathBuf};
 
-/// Reads one process, which need not be ours.
+/// Reads the figures of one process, which need not be a child.
 pub(super) struct Meter {
     directory: PathBuf,
-    /// By thread. A thread that has ended keeps what was last read of it.
+    /// CPU nanoseconds by thread. A thread that has ended retains its last value.
     threads: HashMap<u64, u64>,
 }
 
@@ -17,11 +17,11 @@ impl Meter {
     /// User and system time of all threads so far, in nanoseconds.
     ///
     /// # Errors
-    /// When the process is gone, or where there is no `/proc`.
+    /// When the process has ended, or if there is no `/proc`.
     pub(super) fn cpu_nanos(&mut self) -> io::Result<u64> {
         for task in fs::read_dir(self.directory.join("task"))? {
             let task = task?;
-            // It may end between the two.
+            // The thread may have ended since the directory was read.
             let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
             let thread = task.file_name().to_str().and_then(|name| name.parse().ok());
             let nanos = text.split_whitespace().next().and_then(|number| number.parse().ok());
@@ -38,26 +38,26 @@ impl Meter {
     /// Resident memory in bytes.
     ///
     /// # Errors
-    /// As [`Self::cpu_nanos`].
+    /// As for [`Self::cpu_nanos`].
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
-        // The roll-up is exact; `status` is off by what the threads have not settled yet.
+        // `smaps_rollup` is exact. `status` omits what the threads have not yet added to the total.
         let rollup = fs::read_to_string(self.directory.join("smaps_rollup"));
         rollup.and_then(|text| kibibytes(&text, "Rss:")).or_else(|_| self.status("VmRSS:"))
     }
 
-    /// The largest resident memory since [`Self::forget_peak`], in bytes.
+    /// The highest resident memory since [`Self::reset_peak`], in bytes.
     ///
     /// # Errors
-    /// As [`Self::cpu_nanos`].
+    /// As for [`Self::cpu_nanos`].
     pub(super) fn peak_bytes(&self) -> io::Result<u64> {
         self.status("VmHWM:")
     }
 
-    /// Lets the peak begin at what is resident now.
+    /// Resets the peak to the current resident memory.
     ///
     /// # Errors
-    /// When the process is another user's.
-    pub(super) fn forget_peak(&self) -> io::Result<()> {
+    /// When the process belongs to another user.
+    pub(super) fn reset_peak(&self) -> io::Result<()> {
         fs::write(self.directory.join("clear_refs"), "5")
     }
 
@@ -71,7 +71,7 @@ fn kibibytes(text: &str, field: &str) -> io::Result<u64> {
     number.map(|kib| kib * 1024).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no {field}")))
 }
 
-/// How many files and connections a process may have open.
+/// Raises the limit of open files to its maximum. Returns the limit in effect; `None` if unlimited.
 pub(super) fn raise_open_files() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_uses_time_and_memory() {
+    fn a_running_process_reports_cpu_time_and_memory() {
         let mut meter = Meter::new(std::process::id());
         let before = meter.cpu_nanos().unwrap();
         let mut sum = 0_u64;
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_an_error() {
+    fn a_process_that_does_not_exist_is_an_error() {
         let mut meter = Meter::new(u32::MAX);
         assert!(meter.cpu_nanos().is_err() && meter.resident_bytes().is_err());
     }

@@ -1,7 +1,9 @@
-//! The subscribers: HTTP/2 connections by the h2 crate and raw ones for the floor, on threads of their own, which count what comes.
+//! The subscribers: HTTP/2 connections with the h2 crate, and raw TCP connections for the floor.
+//! They run on threads of their own and count what they receive.
 //!
-//! They stand on the machine that is measured, so they do as little as a subscriber can: no decoding, no copies, one task per
-//! connection, windows so large that the server is not held up.
+//! They share the machine with the server under test, so they do as little as possible: no
+//! decoding, no copies, one task per connection, and flow-control windows large enough that the
+//! server never waits.
 
 use std::{
     future::{pending, poll_fn},
@@ -24,88 +26,91 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    board::Board,
-    link::Connector,
-    messages::{Kind, Messages},
+    connector::Connector,
+    counters::Counters,
+    messages::{MessageKind, MessageReader},
     rest::Endpoint,
 };
 
-/// Connections of a thread that are being opened at a time: more would overflow the listener's backlog.
+/// Connections that one thread opens concurrently. More would overflow the listener's backlog.
 const OPENING_MAX: usize = 64;
-/// A server that is not ready is asked again after so long, as long as the phase lasts.
+/// Delay before a watch that failed with UNAVAILABLE is opened again. The wait for readiness bounds
+/// the number of attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// What a receiver of the floor reads at a time.
+/// Read buffer of a receiver of the floor, in bytes.
 const RAW_READ_BYTES: usize = 256 << 10;
-/// gRPC's UNAVAILABLE.
+/// The gRPC status code UNAVAILABLE.
 pub(super) const UNAVAILABLE: &str = "14";
 
-/// How much a server may send before it is told to go on, in bytes.
+/// HTTP/2 flow-control windows and frame size of the subscribers, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Of a stream.
+    /// The window of a stream.
     pub stream: u32,
-    /// Of a connection.
+    /// The window of a connection.
     pub connection: u32,
     /// The largest frame.
     pub frame: u32,
 }
 
 impl Windows {
-    /// Like kubefan's own client: windows that do not hold the server up, and large frames.
+    /// As in kubefan's own client: windows that never block the server, and large frames.
     pub const KUBEFAN: Self = Self { stream: 2 << 20, connection: 16 << 20, frame: 1 << 20 };
-    /// Like Go's `net/http`, and so client-go: large windows, and the smallest frames that there are.
+    /// As in Go's `net/http`, and therefore client-go: large windows and the smallest permitted
+    /// frames.
     pub const GO: Self = Self { stream: 4 << 20, connection: 1 << 30, frame: 16_384 };
-    /// What HTTP/2 starts with, and many clients leave it at.
+    /// The initial values of HTTP/2, which many clients keep.
     pub const HTTP2: Self = Self { stream: 65_535, connection: 65_535, frame: 16_384 };
 }
 
-/// What a subscriber asks for.
+/// The encoded request of a stream, by its number.
 pub(super) type RequestOf = Arc<dyn Fn(usize) -> Bytes + Send + Sync>;
 
-/// Where a watch of an apiserver is asked for.
+/// The URL path of a stream's watch, by its number.
 pub(super) type PathOf = Arc<dyn Fn(usize) -> String + Send + Sync>;
 
-/// What is spoken.
+/// The protocol of a set of receivers.
 #[derive(Clone)]
-pub(super) enum Wire {
-    /// Watches of the contract; the request of each stream is given by its number. `has_snapshot`: a stream is ready once it has
-    /// its snapshot, else as soon as it is open.
+pub(super) enum ReceiverKind {
+    /// gRPC watches. With `has_snapshot` a stream is ready once it has its snapshot, otherwise as
+    /// soon as it is open.
     Grpc { request: RequestOf, has_snapshot: bool, windows: Windows },
-    /// Watches of an apiserver: a line per event; so many lines are the initial state.
+    /// HTTP watches: one line per event. The first `initial` lines are the initial state.
     Http { endpoint: Endpoint, path: PathOf, initial: u64, windows: Windows },
-    /// The floor: messages of this many bytes and nothing around them. `ready_bytes` of them, per connection, are the initial state.
+    /// The floor: messages of `message_bytes` without framing. The first `ready_bytes` of each
+    /// connection are the initial state.
     Raw { message_bytes: u64, ready_bytes: u64 },
 }
 
-/// What all receivers of a set share.
-struct Plan {
+/// The configuration that all receivers of a set share.
+struct ReceiverConfig {
     connector: Connector,
-    wire: Wire,
+    kind: ReceiverKind,
     streams_per_connection: usize,
-    board: Arc<Board>,
+    counters: Arc<Counters>,
 }
 
-/// A set of running receivers. Dropping it ends them and closes their connections.
+/// A set of running receivers. Dropping it stops them and closes their connections.
 pub(super) struct Receivers {
     stop: Option<DropGuard>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Receivers {
-    /// Starts receivers for every subscriber of the board.
+    /// Starts a receiver for every stream in `counters`.
     pub(super) fn start(
         connector: Connector,
-        wire: Wire,
+        kind: ReceiverKind,
         streams_per_connection: usize,
         threads: usize,
-        board: &Arc<Board>,
+        counters: &Arc<Counters>,
     ) -> Self {
         let stop = CancellationToken::new();
-        let plan = Arc::new(Plan { connector, wire, streams_per_connection, board: board.clone() });
+        let config = Arc::new(ReceiverConfig { connector, kind, streams_per_connection, counters: counters.clone() });
         let threads = (0..threads)
             .map(|thread| {
-                let (plan, stop) = (plan.clone(), stop.clone());
-                std::thread::spawn(move || run(&plan, thread, threads, stop))
+                let (config, stop) = (config.clone(), stop.clone());
+                std::thread::spawn(move || run_thread(&config, thread, threads, stop))
             })
             .collect();
         Self { stop: Some(stop.drop_guard()), threads }
@@ -116,26 +121,27 @@ impl Drop for Receivers {
     fn drop(&mut self) {
         drop(self.stop.take());
         for thread in self.threads.drain(..) {
-            // Ends within a turn of its event loop; a panic in it was printed already.
+            // The thread stops at the next turn of its event loop. A panic in it has already been
+            // printed.
             let _ = thread.join();
         }
     }
 }
 
-fn run(plan: &Arc<Plan>, thread: usize, threads: usize, stop: CancellationToken) {
+fn run_thread(config: &Arc<ReceiverConfig>, thread: usize, threads: usize, stop: CancellationToken) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return plan.board.fail(error.to_string()),
+        Err(error) => return config.counters.fail(error.to_string()),
     };
-    let subscribers = plan.board.subscribers();
+    let subscribers = config.counters.subscribers();
     runtime.block_on(async {
         let opening = Arc::new(Semaphore::new(OPENING_MAX));
-        for first in (0..subscribers).step_by(plan.streams_per_connection).skip(thread).step_by(threads) {
-            let streams = first..(first + plan.streams_per_connection).min(subscribers);
-            let (plan, opening) = (plan.clone(), opening.clone());
+        for first in (0..subscribers).step_by(config.streams_per_connection).skip(thread).step_by(threads) {
+            let streams = first..(first + config.streams_per_connection).min(subscribers);
+            let (config, opening) = (config.clone(), opening.clone());
             tokio::spawn(async move {
-                if let Err(message) = connection(&plan, streams, &opening).await {
-                    plan.board.fail(message);
+                if let Err(message) = run_connection(&config, streams, &opening).await {
+                    config.counters.fail(message);
                 }
             });
         }
@@ -143,54 +149,55 @@ fn run(plan: &Arc<Plan>, thread: usize, threads: usize, stop: CancellationToken)
     });
 }
 
-/// One connection, to its end. It has none unless the server ends it.
-async fn connection(plan: &Plan, streams: Range<usize>, opening: &Semaphore) -> Result<(), String> {
-    let board = &plan.board;
+/// Runs one connection. It returns only if the server closes the connection or a watch, or on an
+/// error.
+async fn run_connection(config: &ReceiverConfig, streams: Range<usize>, opening: &Semaphore) -> Result<(), String> {
+    let counters = &config.counters;
     let permit = opening.acquire().await.map_err(|error| error.to_string())?;
-    match &plan.wire {
-        Wire::Raw { message_bytes, ready_bytes } => {
-            let link = plan.connector.tcp(board).await.map_err(|error| format!("connecting: {error}"))?;
+    match &config.kind {
+        ReceiverKind::Raw { message_bytes, ready_bytes } => {
+            let transport = config.connector.tcp(counters).await.map_err(|error| format!("connecting: {error}"))?;
             drop(permit);
-            raw(link, streams, *message_bytes, *ready_bytes, board).await
+            receive_raw(transport, streams, *message_bytes, *ready_bytes, counters).await
         }
-        Wire::Grpc { request, has_snapshot, windows } => {
-            let watch = |send, stream| grpc(send, stream, request, *has_snapshot, board);
-            http2(plan, streams, permit, *windows, watch).await
+        ReceiverKind::Grpc { request, has_snapshot, windows } => {
+            let watch = |send, stream| receive_grpc(send, stream, request, *has_snapshot, counters);
+            run_http2(config, streams, permit, *windows, watch).await
         }
-        Wire::Http { endpoint, path, initial, windows } => {
-            let watch = |send, stream| lines(send, stream, endpoint, path(stream), *initial, board);
-            http2(plan, streams, permit, *windows, watch).await
+        ReceiverKind::Http { endpoint, path, initial, windows } => {
+            let watch = |send, stream| receive_http(send, stream, endpoint, path(stream), *initial, counters);
+            run_http2(config, streams, permit, *windows, watch).await
         }
     }
 }
 
-/// One HTTP/2 connection and the watches on it.
-async fn http2<F: Future<Output = Result<(), String>>>(
-    plan: &Plan,
+/// Runs one HTTP/2 connection and the watches on it.
+async fn run_http2<F: Future<Output = Result<(), String>>>(
+    config: &ReceiverConfig,
     streams: Range<usize>,
     permit: SemaphorePermit<'_>,
     windows: Windows,
     watch: impl Fn(SendRequest<Bytes>, usize) -> F,
 ) -> Result<(), String> {
-    let link = plan.connector.connect(&plan.board).await.map_err(|error| format!("connecting: {error}"))?;
+    let transport = config.connector.connect(&config.counters).await.map_err(|error| format!("connecting: {error}"))?;
     let (send, connection) = h2::client::Builder::new()
         .initial_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
         .max_frame_size(windows.frame)
         .enable_push(false)
-        .handshake::<_, Bytes>(link)
+        .handshake::<_, Bytes>(transport)
         .await
         .map_err(|error| format!("HTTP/2: {error}"))?;
     let streams = async {
         let mut open: FuturesUnordered<_> = streams.map(|stream| watch(send.clone(), stream)).collect();
-        // Every request is under way or waits for its turn.
+        // This connection is established, so another one may be opened.
         drop(permit);
         match open.next().await {
             Some(ended) => ended,
             None => pending().await,
         }
     };
-    // One task for both, so that frames are handed on in the turn that reads them.
+    // One task polls both, so frames are processed in the same poll that reads them.
     tokio::select! {
         biased;
         ended = connection => match ended {
@@ -201,14 +208,14 @@ async fn http2<F: Future<Output = Result<(), String>>>(
     }
 }
 
-/// One watch of an apiserver.
-async fn lines(
+/// Runs one watch over HTTP.
+async fn receive_http(
     send: SendRequest<Bytes>,
     stream: usize,
     endpoint: &Endpoint,
     path: String,
     initial: u64,
-    board: &Board,
+    counters: &Counters,
 ) -> Result<(), String> {
     let failed = |error: h2::Error| format!("watch: {error}");
     let request = endpoint.request(Method::GET, &path, None).map_err(|error| error.to_string())?;
@@ -219,74 +226,75 @@ async fn lines(
     }
     let mut missing = initial;
     if missing == 0 {
-        board.ready_one();
+        counters.stream_ready();
     }
     while let Some(data) = body.data().await {
         let mut count = 0;
         let mut next = Some(data);
         while let Some(data) = next {
             let data = data.map_err(failed)?;
-            // Cannot fail: so much was just received.
+            // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
             count += memchr::memchr_iter(b'\n', &data).count() as u64;
             next = body.data().now_or_never().flatten();
         }
-        let of_state = count.min(missing);
-        missing -= of_state;
-        board.add_objects(of_state);
-        if of_state > 0 && missing == 0 {
-            board.ready_one();
+        let of_initial = count.min(missing);
+        missing -= of_initial;
+        counters.add_objects(of_initial);
+        if of_initial > 0 && missing == 0 {
+            counters.stream_ready();
         }
-        if count > of_state {
-            board.receive(stream, count - of_state);
+        if count > of_initial {
+            counters.receive(stream, count - of_initial);
         }
     }
     Err("a watch ended".to_owned())
 }
 
-/// One watch.
-async fn grpc(
+/// Runs one watch over gRPC.
+async fn receive_grpc(
     send: SendRequest<Bytes>,
     stream: usize,
     request: &RequestOf,
     has_snapshot: bool,
-    board: &Board,
+    counters: &Counters,
 ) -> Result<(), String> {
     let mut body = loop {
-        match open(send.clone(), request(stream)).await? {
+        match open_watch(send.clone(), request(stream)).await? {
             Some(body) => break body,
             None => sleep(RETRY_DELAY).await,
         }
     };
-    let mut state = Watch { messages: Messages::default(), is_ready: !has_snapshot, in_snapshot: false };
+    let mut state = GrpcWatch { messages: MessageReader::default(), is_ready: !has_snapshot, in_snapshot: false };
     if state.is_ready {
-        board.ready_one();
+        counters.stream_ready();
     }
     while let Some(data) = body.data().await {
         let mut counts = (0, 0);
         let mut next = Some(data);
-        // All that has come is one read.
+        // All data that has already arrived counts as one read.
         while let Some(data) = next {
             let data = data.map_err(|error| format!("stream: {error}"))?;
-            // Cannot fail: so much was just received.
+            // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
-            state.read(&data, board, &mut counts)?;
+            state.read(&data, counters, &mut counts)?;
             next = body.data().now_or_never().flatten();
         }
         let (live, objects) = counts;
         if objects > 0 {
-            board.add_objects(objects);
+            counters.add_objects(objects);
         }
         if live > 0 {
-            board.receive(stream, live);
+            counters.receive(stream, live);
         }
     }
     let trailers = body.trailers().await.map_err(|error| format!("stream: {error}"))?;
-    Err(trailers.map_or_else(|| "a watch ended".to_owned(), |trailers| format!("a watch ended: {}", status(&trailers))))
+    Err(trailers
+        .map_or_else(|| "a watch ended".to_owned(), |trailers| format!("a watch ended: {}", grpc_status(&trailers))))
 }
 
-/// Opens a watch; `None` where the server is not ready for it.
-pub(super) async fn open(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStream>, String> {
+/// Opens a watch over gRPC. Returns `None` if the server is not ready yet.
+pub(super) async fn open_watch(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStream>, String> {
     let failed = |error: h2::Error| format!("request: {error}");
     let request = Request::post("http://localhost/kubefan.v1alpha1.WatchService/Watch")
         .header("content-type", "application/grpc")
@@ -305,79 +313,81 @@ pub(super) async fn open(send: SendRequest<Bytes>, message: Bytes) -> Result<Opt
         None if head.status.is_success() => Ok(Some(body)),
         None => Err(format!("the server answered {}", head.status)),
         Some(code) if code == UNAVAILABLE => Ok(None),
-        Some(_) => Err(format!("the server refused a watch: {}", status(&head.headers))),
+        Some(_) => Err(format!("the server refused a watch: {}", grpc_status(&head.headers))),
     }
 }
 
-/// What a server says of the end, for people.
-pub(super) fn status(headers: &HeaderMap) -> String {
+/// The gRPC status code and message, for error texts.
+pub(super) fn grpc_status(headers: &HeaderMap) -> String {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     format!("status {} {}", text("grpc-status"), text("grpc-message"))
 }
 
-/// Where a watch stands.
-struct Watch {
-    messages: Messages,
+/// The state of a gRPC watch.
+struct GrpcWatch {
+    messages: MessageReader,
     is_ready: bool,
     in_snapshot: bool,
 }
 
-impl Watch {
-    /// Adds live events and objects of the snapshot to `counts`.
-    fn read(&mut self, data: &[u8], board: &Board, counts: &mut (u64, u64)) -> Result<(), String> {
+impl GrpcWatch {
+    /// Adds live events to `counts.0` and objects of the snapshot to `counts.1`.
+    fn read(&mut self, data: &[u8], counters: &Counters, counts: &mut (u64, u64)) -> Result<(), String> {
         let Self { messages, is_ready, in_snapshot } = self;
         let mut ready = || {
             if !std::mem::replace(is_ready, true) {
-                board.ready_one();
+                counters.stream_ready();
             }
         };
         let mut gap = false;
         messages.read(data, |kind, version| match kind {
-            Kind::SnapshotBegin => *in_snapshot = true,
-            Kind::SnapshotEnd => {
+            MessageKind::SnapshotBegin => *in_snapshot = true,
+            MessageKind::SnapshotEnd => {
                 *in_snapshot = false;
                 let version = version.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
-                board.set_version(version.unwrap_or_default());
+                counters.set_version(version.unwrap_or_default());
                 ready();
             }
-            Kind::Event if *in_snapshot => counts.1 += 1,
-            Kind::Event => counts.0 += 1,
-            Kind::GapBegin => gap = true,
-            Kind::Other => {}
+            MessageKind::Event if *in_snapshot => counts.1 += 1,
+            MessageKind::Event => counts.0 += 1,
+            MessageKind::GapBegin => gap = true,
+            MessageKind::Other => {}
         });
-        if gap { Err("the server marked a gap: it has listed again".to_owned()) } else { Ok(()) }
+        if gap { Err("the server announced a gap: it has relisted".to_owned()) } else { Ok(()) }
     }
 }
 
-/// One connection of the floor, which stands for as many streams as one of the server's does.
-async fn raw(
-    link: impl AsyncRead,
+/// Runs one connection of the floor. It carries the bytes of as many streams as one connection of
+/// the server.
+async fn receive_raw(
+    transport: impl AsyncRead,
     streams: Range<usize>,
     message_bytes: u64,
     ready_bytes: u64,
-    board: &Board,
+    counters: &Counters,
 ) -> Result<(), String> {
-    let mut link = pin!(link);
+    let mut transport = pin!(transport);
     let mut buffer = vec![0; RAW_READ_BYTES];
     let (mut bytes, mut counted, mut is_ready) = (0, 0, false);
     loop {
         if !is_ready && bytes >= ready_bytes {
             is_ready = true;
-            streams.clone().for_each(|_| board.ready_one());
+            streams.clone().for_each(|_| counters.stream_ready());
         }
         let count = poll_fn(|cx| {
             let mut read = ReadBuf::new(&mut buffer);
-            Pin::new(&mut link).as_mut().poll_read(cx, &mut read).map_ok(|()| read.filled().len())
+            Pin::new(&mut transport).as_mut().poll_read(cx, &mut read).map_ok(|()| read.filled().len())
         });
         match count.await {
             Ok(0) => return Err("the floor closed a connection".to_owned()),
             Ok(count) => bytes += count as u64,
             Err(error) => return Err(format!("the floor: {error}")),
         }
-        // A whole message of every stream at a time: they are written at once.
+        // The floor writes one message for each stream of the connection together, so count only
+        // complete rounds.
         let complete = bytes.saturating_sub(ready_bytes) / (message_bytes * streams.len() as u64);
         if complete > counted {
-            streams.clone().for_each(|stream| board.receive(stream, complete - counted));
+            streams.clone().for_each(|stream| counters.receive(stream, complete - counted));
             counted = complete;
         }
     }

@@ -1,4 +1,4 @@
-//! The outcome: one report per scenario, variant and server, as a JSON object and as a row of a table.
+//! Reports: the figures per scenario, variant and server, as a JSON object and as a row of a table.
 
 use std::fmt::Write;
 
@@ -10,16 +10,16 @@ use super::{
     scenario::Variant,
 };
 
-/// Space between two columns, kubectl's own.
+/// Spaces between two columns, as in kubectl's tables.
 const PADDING: usize = 3;
 
-/// What all runs of one variant with one server gave.
+/// All runs of one variant with one server.
 #[derive(Debug, Clone)]
 pub struct Report {
     scenario: Scenario,
     server: String,
     variant: Variant,
-    /// One per run.
+    /// One entry per run.
     runs: Vec<Figures>,
 }
 
@@ -36,17 +36,19 @@ impl Report {
         self.runs.push(figures);
     }
 
-    /// Which scenario.
+    /// The scenario.
     pub fn scenario(&self) -> Scenario {
         self.scenario
     }
 
-    /// The median and the range of a figure over the runs; `None` where the scenario does not have it.
+    /// The median and the range of a figure over the runs; `None` if the scenario does not measure
+    /// it.
     pub fn figure(&self, figure: Figure) -> Option<Spread> {
         spread(self.runs.iter().filter_map(|run| run.get(figure)))
     }
 
-    /// Every figure under its name, null where the scenario does not have it; `spread` holds the least and the largest.
+    /// An object with every figure's median under its key (null if the scenario does not measure
+    /// it); `spread` contains the lowest and highest values.
     pub fn to_json(&self, options: &BenchOptions) -> Value {
         let Variant { name, subscribers, batch } = &self.variant;
         let mut object = json!({
@@ -83,13 +85,13 @@ impl Report {
     }
 }
 
-/// Four digits after the point: more than the machine can repeat.
+/// Rounds to four decimals, which is more than a machine can reproduce.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// The reports of one scenario as a table: medians, and the range below where there was more than one run. Columns that no row has are
-/// left out.
+/// The reports of one scenario as a table: one line of medians per report, and below it the range
+/// if there were several runs. Columns without a value are omitted.
 pub fn table(scenario: Scenario, reports: &[Report]) -> String {
     let reports: Vec<&Report> = reports.iter().filter(|report| report.scenario == scenario).collect();
     let figures: Vec<Figure> = Figure::ALL
@@ -122,7 +124,7 @@ pub fn table(scenario: Scenario, reports: &[Report]) -> String {
     for row in &rows {
         let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // The server's name to the left, numbers to the right.
+            // Align the server's name left and the numbers right.
             let _ = match at {
                 0 => write!(line, "{cell:<width$}"),
                 _ => write!(line, "{:PADDING$}{cell:>width$}", ""),
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_every_field_and_null_for_what_was_not_measured() {
+    fn a_report_has_every_field_and_null_for_figures_that_were_not_measured() {
         let json = report(&[2.0, 1.0, 4.0]).to_json(&BenchOptions::default());
         assert_eq!((&json["scenario"], &json["batch"], &json["runs"]), (&json!("fanout"), &json!(32), &json!(3)));
         assert_eq!(json["cpu_us_per_delivery"], 2.0);

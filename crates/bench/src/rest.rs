@@ -1,4 +1,5 @@
-//! An apiserver as a kubeconfig names it: one HTTP/2 connection for writes, and how receivers connect to it for watches.
+//! Access to an apiserver named by a kubeconfig: an HTTP/2 client for writes, and the connection
+//! settings and credentials that receivers use for watches.
 
 use std::{path::Path, sync::Arc};
 
@@ -11,13 +12,13 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
-use super::{BenchError, board::Board, link::Connector, receivers::Windows};
+use super::{BenchError, connector::Connector, counters::Counters, receivers::Windows};
 use kubefan_proxy::upstream::settings::UpstreamSettings;
 
-/// Of an error's text.
+/// Longest excerpt of an error response in an error message, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
 
-/// How an apiserver is reached, and as whom.
+/// The address of a server, and the credentials for it.
 #[derive(Clone)]
 pub(super) struct Endpoint {
     pub(super) connector: Connector,
@@ -27,7 +28,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Reads a kubeconfig. Client certificates and tokens are taken, plugins are not.
+    /// Reads a kubeconfig. Only client certificates and tokens are supported.
     pub(super) async fn read(kubeconfig: &Path) -> Result<Self, BenchError> {
         let failed = |message: &dyn std::fmt::Display| BenchError::Cluster(message.to_string());
         let settings = UpstreamSettings { kubeconfig: Some(kubeconfig.to_owned()), context: None };
@@ -48,7 +49,9 @@ impl Endpoint {
         };
         let info = &config.auth_info;
         if info.exec.is_some() || info.auth_provider.is_some() || info.username.is_some() {
-            return Err(failed(&"bench takes client certificates and tokens only; make a kubeconfig with one of them"));
+            return Err(failed(
+                &"bench supports only client certificates and tokens; use a kubeconfig with one of them",
+            ));
         }
         let token = match (&info.token_file, &info.token) {
             (Some(file), _) => Some(std::fs::read_to_string(file)?.trim().to_owned()),
@@ -56,18 +59,18 @@ impl Endpoint {
             (None, None) => None,
         };
         let authorization = token.map(|token| HeaderValue::try_from(format!("Bearer {token}")));
-        let authorization = authorization.transpose().map_err(|_| failed(&"the token is no header"))?;
+        let authorization = authorization.transpose().map_err(|_| failed(&"the token is not a valid header value"))?;
         let base = uri.to_string().trim_end_matches('/').into();
         Ok(Self { connector: Connector { address, tls }, base, authorization })
     }
 
-    /// A server that asks for no credentials.
-    pub(super) fn open(connector: Connector) -> Self {
+    /// An endpoint that requires no credentials.
+    pub(super) fn without_credentials(connector: Connector) -> Self {
         let scheme = if connector.tls.is_some() { "https" } else { "http" };
         Self { base: format!("{scheme}://{}", connector.address).into(), connector, authorization: None }
     }
 
-    /// A request for a path such as `/api/v1/pods?watch=1`.
+    /// Builds a request for a path such as `/api/v1/pods?watch=1`.
     pub(super) fn request(&self, method: Method, path: &str, content_type: Option<&str>) -> http::Result<Request<()>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         request = request.header(header::ACCEPT, "application/json").header(header::USER_AGENT, "kubefan-bench");
@@ -81,32 +84,32 @@ impl Endpoint {
     }
 }
 
-/// A connection for requests and answers. Clones share it.
+/// An HTTP/2 connection for requests. Clones share it.
 #[derive(Clone)]
-pub(super) struct Rest {
+pub(super) struct RestClient {
     endpoint: Endpoint,
     send: SendRequest<Bytes>,
 }
 
-impl Rest {
+impl RestClient {
     pub(super) async fn connect(endpoint: Endpoint) -> Result<Self, BenchError> {
-        let board = Arc::new(Board::new(0, false));
-        let link = endpoint.connector.connect(&board).await?;
+        let counters = Arc::new(Counters::new(0, false));
+        let transport = endpoint.connector.connect(&counters).await?;
         let windows = Windows::GO;
         let (send, connection) = h2::client::Builder::new()
             .initial_window_size(windows.stream)
             .initial_connection_window_size(windows.connection)
             .max_frame_size(windows.frame)
-            .handshake(link)
+            .handshake(transport)
             .await
             .map_err(|error| BenchError::Cluster(format!("HTTP/2: {error}")))?;
-        // Ends with the last clone; an error reaches whoever waits for an answer.
+        // This task ends with the last clone. Its error also fails the pending requests.
         tokio::spawn(async move { connection.await.ok() });
         Ok(Self { endpoint, send })
     }
 
-    /// Reads an answer to its end and lets go of it; tells how many bytes it had.
-    pub(super) async fn drain(&self, path: &str) -> Result<u64, BenchError> {
+    /// Reads a response to its end, discards it, and returns its size in bytes.
+    pub(super) async fn download(&self, path: &str) -> Result<u64, BenchError> {
         let named = |message: String| BenchError::Cluster(format!("GET {path}: {message}"));
         let failed = |error: h2::Error| named(error.to_string());
         let request = self.endpoint.request(Method::GET, path, None).map_err(|error| named(error.to_string()))?;
@@ -118,14 +121,14 @@ impl Rest {
         let mut bytes = 0;
         while let Some(data) = body.data().await {
             let data = data.map_err(failed)?;
-            // Cannot fail: so much was just received.
+            // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
             bytes += data.len() as u64;
         }
         Ok(bytes)
     }
 
-    /// Sends JSON and reads the answer.
+    /// Sends JSON and returns the response.
     pub(super) async fn call(
         &self,
         method: Method,
@@ -146,7 +149,7 @@ impl Rest {
         let mut answer = BytesMut::new();
         while let Some(data) = body.data().await {
             let data = data.map_err(failed)?;
-            // Cannot fail: so much was just received.
+            // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
             answer.extend_from_slice(&data);
         }

@@ -1,11 +1,12 @@
-//! Pods of a given size: what is least missed is cut, and what is missing is padded, so that tables can name one size for all.
+//! Resizes pods to a given JSON size, so that published tables can state one object size. It
+//! removes the least important fields first, and pads if the pod is then too small.
 
 use serde_json::Value;
 
-/// What the server adds to what is written: uid, creation time and version.
+/// Bytes that the apiserver adds: uid, creation time and resource version.
 const ADDED_BYTES: usize = 130;
-/// What is cut, in this order. What remains is what selectors, and readers of a pod's state, look at.
-const CUT: [(&str, &str); 9] = [
+/// Fields to remove, in this order. The rest is what selectors and readers of a pod's state use.
+const REMOVABLE: [(&str, &str); 9] = [
     ("metadata", "managedFields"),
     ("spec", "volumes"),
     ("spec", "tolerations"),
@@ -18,13 +19,14 @@ const CUT: [(&str, &str); 9] = [
 ];
 const PADDING: &str = "example.com/padding";
 
-/// Makes a pod's JSON about so large once it is stored, if its bare bones are not larger. Every change changes the bytes still: the
-/// annotation that counts revisions, the restarts and the readiness stay, in the padding if nowhere else.
-pub(super) fn fit(pod: &mut Value, bytes: usize) {
+/// Brings a pod to about `bytes` of JSON as stored, unless its remaining fields are larger. Every
+/// change still alters the bytes: the annotation that counts revisions stays, and readiness and
+/// restart count are repeated in the padding.
+pub(super) fn resize(pod: &mut Value, bytes: usize) {
     let bytes = bytes.saturating_sub(ADDED_BYTES);
     let state = pod["status"]["containerStatuses"][0].clone();
     let note = format!("{}/{}", state["ready"], state["restartCount"]);
-    for (part, field) in CUT {
+    for (part, field) in REMOVABLE {
         if length(pod) <= bytes {
             break;
         }
@@ -37,7 +39,7 @@ pub(super) fn fit(pod: &mut Value, bytes: usize) {
     pod["metadata"]["annotations"][PADDING] = format!("{note}{}", padding(missing)).into();
 }
 
-/// Text that compresses as badly as real identifiers do, and is the same for every object.
+/// Padding that compresses as badly as real identifiers. It is the same for every object.
 fn padding(count: usize) -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -58,7 +60,7 @@ mod tests {
     use kubefan_sim::workload::{Operation, Workload, WorkloadOptions};
 
     #[test]
-    fn pods_are_made_as_large_as_is_asked_and_keep_what_selectors_read() {
+    fn pods_get_the_requested_size_and_keep_the_fields_that_selectors_read() {
         let mut workload = Workload::new(1, WorkloadOptions { objects: 50, nodes: 3, namespaces: 2, apps: 4 });
         let setup: Vec<_> = std::iter::from_fn(|| workload.next_setup()).collect();
         let churn = (0..200).map(|_| workload.next_change());
@@ -70,7 +72,7 @@ mod tests {
             };
             let (labels, node) = (pod["metadata"]["labels"].clone(), pod["spec"]["nodeName"].clone());
             for bytes in [1536, 8192] {
-                fit(pod, bytes);
+                resize(pod, bytes);
                 assert_eq!(length(pod) + ADDED_BYTES, bytes);
             }
             assert_eq!((&pod["metadata"]["labels"], &pod["spec"]["nodeName"]), (&labels, &node));

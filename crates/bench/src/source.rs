@@ -1,34 +1,34 @@
-//! Where changes are made: a simulated apiserver in this process, filled by the workload, or a cluster.
+//! The source of changes: a simulated apiserver in this process, or a real cluster.
 
 use std::path::{Path, PathBuf};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{BenchError, cluster::Cluster, latency::Times, size};
+use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size};
 use kubefan_proxy::server::listen::listen_tcp;
 use kubefan_sim::{
     apiserver::{SimApiserver, SimOptions},
     workload::{Change, Operation, Workload, WorkloadOptions},
 };
 
-/// How many and what kind of objects.
+/// The objects of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SourceOptions {
     pub(super) workload: WorkloadOptions,
-    /// Of each pod's JSON, about; `None` as the workload makes them.
+    /// Approximate JSON size of each pod in bytes; `None` for the workload's own.
     pub(super) object_bytes: Option<usize>,
     pub(super) seed: u64,
 }
 
-/// The objects, and the only writer to them.
+/// The pods and their changes. Nothing else writes to them.
 pub(super) enum Source {
-    /// In this process.
+    /// A simulated apiserver in this process.
     Simulated(Simulated),
-    /// Behind a kubeconfig.
+    /// A cluster given by a kubeconfig.
     Cluster(Box<Cluster>),
 }
 
-/// A simulated apiserver that is served on loopback.
+/// A simulated apiserver, served on loopback.
 pub(super) struct Simulated {
     sim: SimApiserver,
     workload: Workload,
@@ -38,7 +38,7 @@ pub(super) struct Simulated {
 }
 
 impl Source {
-    /// Leads to the apiserver.
+    /// The kubeconfig for the server under test.
     pub(super) fn kubeconfig(&self) -> &Path {
         match self {
             Self::Simulated(simulated) => &simulated.kubeconfig,
@@ -46,7 +46,7 @@ impl Source {
         }
     }
 
-    /// Where the pods are; empty for everywhere.
+    /// The namespace of the pods; empty for all namespaces.
     pub(super) fn namespace(&self) -> &str {
         match self {
             Self::Simulated(_) => "",
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// Pods there are.
+    /// The number of pods.
     pub(super) fn objects(&self) -> usize {
         match self {
             Self::Simulated(simulated) => simulated.workload.pod_count(),
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// The version of the last change.
+    /// The resource version of the last change.
     pub(super) fn version(&self) -> u64 {
         match self {
             Self::Simulated(simulated) => simulated.sim.revision(),
@@ -70,15 +70,15 @@ impl Source {
         }
     }
 
-    /// Makes changes to pods, as fast as it goes.
-    pub(super) async fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
+    /// Changes pods as fast as possible, and records when in `times`.
+    pub(super) async fn make_changes(&mut self, count: usize, times: &ChangeTimes) -> Result<(), BenchError> {
         match self {
-            Self::Simulated(simulated) => simulated.change(count, times),
-            Self::Cluster(cluster) => cluster.change(count, times).await,
+            Self::Simulated(simulated) => simulated.make_changes(count, times),
+            Self::Cluster(cluster) => cluster.make_changes(count, times).await,
         }
     }
 
-    /// Makes the pods, where they are not there yet.
+    /// Creates the pods, unless they already exist.
     pub(super) async fn fill(&mut self) -> Result<(), BenchError> {
         match self {
             Self::Simulated(_) => Ok(()),
@@ -86,17 +86,25 @@ impl Source {
         }
     }
 
-    /// Takes away what was made.
-    pub(super) async fn finish(self) -> Result<(), BenchError> {
+    /// Deletes everything the benchmark created.
+    pub(super) async fn clean_up(self) -> Result<(), BenchError> {
         match self {
             Self::Simulated(_) => Ok(()),
-            Self::Cluster(cluster) => cluster.finish().await,
+            Self::Cluster(cluster) => cluster.clean_up().await,
         }
     }
 }
 
+/// The URL path of the pods in a namespace; empty for all namespaces.
+pub(super) fn pods_path(namespace: &str) -> String {
+    match namespace {
+        "" => "/api/v1/pods".to_owned(),
+        namespace => format!("/api/v1/namespaces/{namespace}/pods"),
+    }
+}
+
 impl Simulated {
-    /// Fills an apiserver and serves it; its kubeconfig is written below `directory`.
+    /// Fills a simulated apiserver and serves it. Writes a kubeconfig for it to `directory`.
     pub(super) async fn start(options: SourceOptions, directory: &Path) -> Result<Self, BenchError> {
         let listener = listen_tcp(([127, 0, 0, 1], 0).into())?;
         let address = listener.local_addr()?;
@@ -114,34 +122,34 @@ impl Simulated {
             Self { sim, workload, object_bytes: options.object_bytes, kubeconfig, _serving: stop.drop_guard() };
         let mut count = 0_usize;
         while let Some(change) = source.workload.next_setup() {
-            source.apply(Self::fitted(options.object_bytes, change))?;
+            source.apply(Self::resized(options.object_bytes, change))?;
             count += 1;
             if count.is_multiple_of(64) {
-                // What ends the measurement must get its turn.
+                // Yield, so that the stop signal is handled during the setup.
                 tokio::task::yield_now().await;
             }
         }
         Ok(source)
     }
 
-    fn change(&mut self, count: usize, times: &Times) -> Result<(), BenchError> {
-        // Made first, so that a burst comes as one.
+    fn make_changes(&mut self, count: usize, times: &ChangeTimes) -> Result<(), BenchError> {
+        // Generate all changes first, so that a burst is written at once.
         let changes: Vec<_> =
-            (0..count).map(|_| Self::fitted(self.object_bytes, self.workload.next_change())).collect();
+            (0..count).map(|_| Self::resized(self.object_bytes, self.workload.next_change())).collect();
         for change in changes {
-            times.made();
+            times.record_change();
             self.apply(change)?;
         }
         Ok(())
     }
 
-    /// With a pod of the size that is asked for.
-    fn fitted(object_bytes: Option<usize>, mut change: Change) -> Change {
+    /// Resizes the pod of a change, if a size is configured.
+    fn resized(object_bytes: Option<usize>, mut change: Change) -> Change {
         if let (Some(bytes), "pods") = (object_bytes, &*change.resource.resource)
             && let Operation::Create(pod) | Operation::Update(pod) | Operation::UpdateStatus(pod) =
                 &mut change.operation
         {
-            size::fit(pod, bytes);
+            size::resize(pod, bytes);
         }
         change
     }

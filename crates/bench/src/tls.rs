@@ -1,4 +1,4 @@
-//! A certificate for one run of the measurement, and clients that trust exactly it.
+//! A certificate for one invocation of the benchmark, and a TLS client that trusts only this one.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName},
 };
 
-/// The files that a server is started with, and what its clients need.
+/// The files for the server, and the configuration for its clients.
 pub(super) struct Certificate {
     pub(super) cert_file: PathBuf,
     pub(super) key_file: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct Certificate {
 }
 
 impl Certificate {
-    /// Makes a self-signed certificate for `localhost` and writes it below `directory`.
+    /// Creates a self-signed certificate for `localhost` and writes it to `directory`.
     pub(super) fn make(directory: &Path) -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).map_err(io::Error::other)?;
         let (cert_file, key_file) = (directory.join("tls.crt"), directory.join("tls.key"));
@@ -28,7 +28,8 @@ impl Certificate {
         std::fs::write(&key_file, made.signing_key.serialize_pem())?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(made.cert.der().to_vec())).map_err(io::Error::other)?;
-        // As clients in Go prefer them, and as servers in Go choose: else one side would be measured with a dearer cipher than the other.
+        // Prefer the cipher suite that Go's clients prefer and Go's servers choose. Otherwise one
+        // server would be measured with a more expensive cipher than the other.
         let mut provider = ring::default_provider();
         provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
         let config = ClientConfig::builder_with_provider(provider.into());

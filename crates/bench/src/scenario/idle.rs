@@ -1,34 +1,34 @@
-//! `idle`: the memory that a subscriber costs while nothing happens, and what a time of load leaves behind.
+//! `idle`: the memory per subscriber while no changes are made, and after a load.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{Sample, Variant};
 use crate::{
     BenchError,
-    board::Board,
+    counters::Counters,
     figures::{Figure, Figures},
     load::{Load, Trigger, drive},
+    run::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
     source::Source,
-    stage::{READY_TIMEOUT, Selection, Server, Stage, settled},
 };
 
 /// Changes per burst of the load.
 const BATCH: usize = 32;
-/// Times of load, at most, until the server's own history is full.
+/// Maximum number of rounds of load to fill the server's history.
 const FILLS_MAX: usize = 10;
 
-pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
-    let subscribers = stage.options.subscribers;
-    let mut server = stage.server(source).await?;
+pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
+    let subscribers = run.options.subscribers;
+    let mut server = run.start_server(source).await?;
     let load = Load::Closed { batch: BATCH };
-    let alone = filled(load, source, &mut server, stage.options.duration).await?;
-    let board = Arc::new(Board::new(subscribers, true));
-    let _receivers = stage.subscribe(&server, source, &board, Some(server.version(source)), |_| Selection::default());
-    board.all_ready(READY_TIMEOUT).await?;
-    let idle = settled(&server.meter).await?;
+    let alone = fill_history(load, source, &mut server, run.options.duration).await?;
+    let counters = Arc::new(Counters::new(subscribers, true));
+    let _receivers = run.subscribe(&server, source, &counters, Some(server.version(source)), |_| Selection::default());
+    counters.all_ready(READY_TIMEOUT).await?;
+    let idle = settled_memory(&server.meter).await?;
     let each = subscribers as u64;
-    drive(load, Trigger::Source(source), &mut server.meter, &board, each, stage.options.duration).await?;
-    let after = settled(&server.meter).await?;
+    drive(load, Trigger::Source(source), &mut server.meter, &counters, each, run.options.duration).await?;
+    let after = settled_memory(&server.meter).await?;
     let each = |bytes: u64| bytes.saturating_sub(alone) as f64 / subscribers as f64;
     let mut figures = Figures::default();
     figures.set(Figure::RssPerSubscriber, each(idle));
@@ -36,14 +36,14 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     Ok(vec![(Variant { name: "", subscribers, batch: None }, figures)])
 }
 
-/// Makes changes that nobody watches until the server's memory no longer grows by them: what it keeps of the past is not its
-/// subscribers'. Its resident bytes then.
-async fn filled(load: Load, source: &mut Source, server: &mut Server, time: Duration) -> Result<u64, BenchError> {
-    let nobody = Board::new(0, false);
-    let mut resident = settled(&server.meter).await?;
+/// Makes changes without subscribers until the server's memory stops growing, because its history
+/// must not be attributed to subscribers. Returns its resident memory in bytes.
+async fn fill_history(load: Load, source: &mut Source, server: &mut Server, time: Duration) -> Result<u64, BenchError> {
+    let no_subscribers = Counters::new(0, false);
+    let mut resident = settled_memory(&server.meter).await?;
     for _ in 0..FILLS_MAX {
-        drive(load, Trigger::Source(source), &mut server.meter, &nobody, 0, time).await?;
-        let before = std::mem::replace(&mut resident, settled(&server.meter).await?);
+        drive(load, Trigger::Source(source), &mut server.meter, &no_subscribers, 0, time).await?;
+        let before = std::mem::replace(&mut resident, settled_memory(&server.meter).await?);
         if resident <= before + before / 100 {
             break;
         }

@@ -1,49 +1,49 @@
-//! The scenarios: what is done in one run with one server, and which figures that gives.
+//! The scenarios: each drives one run of one server and returns its figures.
 
 mod fanout;
+mod full_state;
 mod idle;
 mod list;
 mod resume_storm;
 mod selectors;
 mod snapshot;
 mod stalled;
-mod whole;
 
 use super::{
     BenchError, BenchOptions, Scenario,
     figures::Figures,
+    run::Run,
     source::{Source, SourceOptions},
-    stage::Stage,
 };
 use kubefan_sim::workload::WorkloadOptions;
 
-/// Pods per node, about.
+/// Approximate number of pods per node.
 const PODS_PER_NODE: usize = 50;
 const NAMESPACES: usize = 10;
-/// Values of the label `app`.
+/// Number of values of the label `app`.
 const APPS: usize = 20;
-/// Pods where nothing else is asked for.
+/// Default number of pods.
 const OBJECTS: usize = 1_000;
 const OBJECTS_OF_A_SNAPSHOT: usize = 10_000;
 
-/// One row of a scenario's table: what it was measured with.
+/// The parameters of one row of a scenario's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Variant {
-    /// What is special about it; empty for nothing.
+    /// The distinguishing name of the row; empty if the scenario has only one kind.
     pub(super) name: &'static str,
     pub(super) subscribers: usize,
-    /// Changes per burst, where there are bursts.
+    /// Changes per burst; `None` if the load has no bursts.
     pub(super) batch: Option<usize>,
 }
 
-/// A row and its figures of one run.
+/// One row and its figures in one run.
 pub(super) type Sample = (Variant, Figures);
 
-/// What is run against one filled apiserver.
+/// A measurement against one filled apiserver.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     pub(super) scenario: Scenario,
-    /// Views by node, instead of selectors that do not match.
+    /// Number of views by node; `None` for selectors without a match.
     views: Option<usize>,
     pub(super) subscribers: usize,
     pub(super) source: SourceOptions,
@@ -56,7 +56,7 @@ impl Case {
         let least = if is_state { OBJECTS_OF_A_SNAPSHOT } else { OBJECTS };
         let objects = options.objects.unwrap_or(least);
         let case = |views: Option<usize>| {
-            // A view by node sees something only if there is a pod on the node.
+            // A view by node receives events only if the node has a pod.
             let objects = objects.max(views.unwrap_or_default());
             let nodes = views.unwrap_or_else(|| objects.div_ceil(PODS_PER_NODE));
             let workload = WorkloadOptions { objects, nodes, namespaces: NAMESPACES, apps: APPS };
@@ -75,18 +75,18 @@ impl Case {
         }
     }
 
-    /// Runs it once.
-    pub(super) async fn run(&self, stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
+    /// Measures one server once.
+    pub(super) async fn measure(&self, run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
         match (self.scenario, self.views) {
-            (Scenario::Fanout, _) => fanout::closed(stage, source).await,
-            (Scenario::Paced, _) => fanout::paced(stage, source).await,
-            (Scenario::Snapshot, _) => snapshot::run(stage, source).await,
-            (Scenario::Selectors, None) => selectors::without_match(stage, source).await,
-            (Scenario::Selectors, Some(views)) => selectors::by_node(stage, source, views).await,
-            (Scenario::Idle, _) => idle::run(stage, source).await,
-            (Scenario::ResumeStorm, _) => resume_storm::run(stage, source).await,
-            (Scenario::Stalled, _) => stalled::run(stage, source).await,
-            (Scenario::List, _) => list::run(stage, source).await,
+            (Scenario::Fanout, _) => fanout::closed_loop(run, source).await,
+            (Scenario::Paced, _) => fanout::paced(run, source).await,
+            (Scenario::Snapshot, _) => snapshot::measure(run, source).await,
+            (Scenario::Selectors, None) => selectors::without_match(run, source).await,
+            (Scenario::Selectors, Some(views)) => selectors::by_node(run, source, views).await,
+            (Scenario::Idle, _) => idle::measure(run, source).await,
+            (Scenario::ResumeStorm, _) => resume_storm::measure(run, source).await,
+            (Scenario::Stalled, _) => stalled::measure(run, source).await,
+            (Scenario::List, _) => list::measure(run, source).await,
         }
     }
 }

@@ -1,7 +1,8 @@
-//! `stalled`: some subscribers stop reading under load, and the others must not notice. First everyone reads; then some stop for as long;
-//! then they go on, and what they hold in the end is compared with what the apiserver holds.
+//! `stalled`: some subscribers stop reading under load, which must not affect the others. First all
+//! subscribers read. Then some stop for the same time. Then they resume, and their objects are
+//! compared with the apiserver's.
 //!
-//! History is kept short, so that who was stalled has fallen behind it.
+//! The server's history is kept short, so that the stalled subscribers fall behind it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,30 +11,31 @@ use tokio::time::{Instant, interval};
 
 use super::{Sample, Variant};
 use crate::{
-    BenchError, ContenderKind,
-    board::Board,
+    BenchError, ServerKind,
+    counters::Counters,
     figures::{Figure, Figures},
-    laggards::Laggards,
     load::{Load, Trigger, drive},
     process::Meter,
-    rest::{Endpoint, Rest},
-    source::Source,
-    stage::{READY_TIMEOUT, Selection, Server, Stage, settled},
+    rest::{Endpoint, RestClient},
+    run::{READY_TIMEOUT, Run, Selection, Server, settled_memory},
+    source::{Source, pods_path},
+    stalled_subscribers::StalledSubscribers,
 };
 use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, Target, WatchRequest};
 
-/// Of a page of the list that all is compared with.
+/// Page size of the list that the subscribers' objects are compared with.
 const PAGE_OBJECTS: usize = 500;
-/// Changes that history keeps at least: who only reads slowly has not fallen behind it.
+/// Minimum length of the history, so that a subscriber that is merely slow does not fall behind it.
 const RING_EVENTS_MIN: u32 = 64;
-/// What kubefan may take beside objects, in bytes: of its own, and for each subscriber.
+/// Memory limit of kubefan apart from objects, in bytes: a base, and a part per subscriber.
 const MEMORY_BYTES_BASE: u64 = 64 << 20;
 const MEMORY_BYTES_PER_SUBSCRIBER: u64 = 48 << 10;
-/// What it may take for each object and each change of its history, in bytes, where the options do not say how large pods are.
+/// Memory limit per object and per change in history, in bytes, if the options do not set the size
+/// of pods.
 const OBJECT_BYTES: usize = 6 << 10;
-/// How often memory is looked at.
+/// How often memory is sampled.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
-/// What of a load's figures says how the others fare.
+/// The figures that show the effect on the subscribers that keep reading.
 const SHOWN: [Figure; 6] = [
     Figure::DeliveriesPerSecond,
     Figure::SlowestSubscriberShare,
@@ -43,37 +45,37 @@ const SHOWN: [Figure; 6] = [
     Figure::LatencySlowestSubscriber,
 ];
 
-pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
-    if matches!(stage.contender.kind, ContenderKind::Apiserver { .. }) {
-        // It has no catch-ups: who falls behind lists again.
+pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
+    if matches!(run.spec.kind, ServerKind::Apiserver { .. }) {
+        // kube-apiserver has no catch-ups: a client that falls behind must relist.
         return Ok(Vec::new());
     }
-    let (subscribers, duration) = (stage.options.subscribers, stage.options.duration);
-    let stalled = stage.options.stalled().min(subscribers.saturating_sub(1));
-    let others = subscribers - stalled;
-    let rate = stage.options.rate_of_paced();
+    let (subscribers, duration) = (run.options.subscribers, run.options.duration);
+    let stalled_count = run.options.stalled().min(subscribers.saturating_sub(1));
+    let others = subscribers - stalled_count;
+    let rate = run.options.paced_rate();
     let history = ((f64::from(rate) * duration.as_secs_f64() / 2.0) as u32).max(RING_EVENTS_MIN);
-    let budget = memory_budget(stage, source, history);
+    let budget = memory_budget(run, source, history);
     let flags = [format!("--ring-events-max={history}"), format!("--memory-max={budget}")];
-    let mut server = stage.server_with(source, &flags).await?;
+    let mut server = run.start_server_with(source, &flags).await?;
 
-    let mut laggards = Laggards::start(&server.connector, &request(source), stalled);
-    laggards.until(1, READY_TIMEOUT).await?;
-    let board = Arc::new(Board::new(others, true));
-    let _receivers = stage.subscribe(&server, source, &board, Some(server.version(source)), |_| Selection::default());
-    board.all_ready(READY_TIMEOUT).await?;
+    let mut stalled = StalledSubscribers::start(&server.connector, &request(source), stalled_count);
+    stalled.wait_for_version(1, READY_TIMEOUT).await?;
+    let counters = Arc::new(Counters::new(others, true));
+    let _receivers = run.subscribe(&server, source, &counters, Some(server.version(source)), |_| Selection::default());
+    counters.all_ready(READY_TIMEOUT).await?;
 
     let load = Load::Paced { rate };
     let each = others as u64;
-    drive(load, Trigger::Source(source), &mut server.meter, &board, each, stage.options.warm_up()).await?;
+    drive(load, Trigger::Source(source), &mut server.meter, &counters, each, run.options.warm_up()).await?;
     let mut rows = Vec::new();
-    for reads in [true, false] {
-        laggards.read(reads);
-        let meter = server.meter_again();
-        let driving = drive(load, Trigger::Source(source), &mut server.meter, &board, each, duration);
-        let (driven, memory) = with_memory(&meter, driving).await?;
-        let (all, mut figures) = (driven.figures(), memory);
-        within(budget, &figures)?;
+    for reading in [true, false] {
+        stalled.set_reading(reading);
+        let meter = server.new_meter();
+        let driving = drive(load, Trigger::Source(source), &mut server.meter, &counters, each, duration);
+        let (load_result, memory) = with_memory_samples(&meter, driving).await?;
+        let (all, mut figures) = (load_result.figures(), memory);
+        check_memory(budget, &figures)?;
         for figure in SHOWN {
             figures.set(figure, all.get(figure).unwrap_or(f64::NAN));
         }
@@ -82,43 +84,45 @@ pub(super) async fn run(stage: &Stage<'_>, source: &mut Source) -> Result<Vec<Sa
     let p99 = |figures: &Figures| figures.get(Figure::LatencyP99).unwrap_or(f64::NAN);
     let ratio = p99(&rows[1]) / p99(&rows[0]);
     rows[1].set(Figure::LatencyP99Ratio, ratio);
-    rows.push(caught_up(&mut laggards, &server, source).await?);
+    rows.push(catch_up(&mut stalled, &server, source).await?);
     let names = ["all read", "some stalled", "caught up"];
     let variant = |name| Variant { name, subscribers, batch: None };
     Ok(names.into_iter().map(variant).zip(rows).collect())
 }
 
-/// What kubefan is told that it may take, whoever stalls.
-fn memory_budget(stage: &Stage<'_>, source: &Source, history: u32) -> u64 {
+/// The server's `--memory-max`, however many subscribers stall.
+fn memory_budget(run: &Run<'_>, source: &Source, history: u32) -> u64 {
     let objects = source.objects() as u64 + u64::from(history);
-    let object_bytes = stage.options.object_bytes.unwrap_or(OBJECT_BYTES) as u64;
-    MEMORY_BYTES_BASE + MEMORY_BYTES_PER_SUBSCRIBER * stage.options.subscribers as u64 + objects * object_bytes
+    let object_bytes = run.options.object_bytes.unwrap_or(OBJECT_BYTES) as u64;
+    MEMORY_BYTES_BASE + MEMORY_BYTES_PER_SUBSCRIBER * run.options.subscribers as u64 + objects * object_bytes
 }
 
-/// Fails where more was taken than was allowed.
-fn within(budget: u64, figures: &Figures) -> Result<(), BenchError> {
+/// Fails if the server used more memory than its limit.
+fn check_memory(budget: u64, figures: &Figures) -> Result<(), BenchError> {
     match figures.get(Figure::RssMax) {
-        Some(taken) if taken > budget as f64 => Err(BenchError::Memory { taken: taken as u64, budget }),
+        Some(used) if used > budget as f64 => Err(BenchError::Memory { used: used as u64, budget }),
         _ => Ok(()),
     }
 }
 
-/// Lets the stalled go on, until they hold what there is.
-async fn caught_up(laggards: &mut Laggards, server: &Server, source: &Source) -> Result<Figures, BenchError> {
-    let began = Instant::now();
-    laggards.read(true);
-    laggards.until(source.version(), READY_TIMEOUT).await?;
+/// Lets the stalled subscribers resume, waits until they are up to date, and compares their
+/// objects.
+async fn catch_up(stalled: &mut StalledSubscribers, server: &Server, source: &Source) -> Result<Figures, BenchError> {
+    let start = Instant::now();
+    stalled.set_reading(true);
+    stalled.wait_for_version(source.version(), READY_TIMEOUT).await?;
     let mut figures = Figures::default();
-    figures.set(Figure::Seconds, began.elapsed().as_secs_f64());
-    laggards.check(&truth(source).await?)?;
-    let (catch_ups, resumes) = laggards.catch_ups_and_resumes();
+    figures.set(Figure::Seconds, start.elapsed().as_secs_f64());
+    stalled.check(&listed_versions(source).await?)?;
+    let (catch_ups, resumes) = stalled.catch_ups_and_resumes();
     figures.set(Figure::CatchUps, catch_ups as f64);
     figures.set(Figure::Resumes, resumes as f64);
-    figures.set(Figure::RssEnd, settled(&server.meter).await? as f64);
+    figures.set(Figure::RssEnd, settled_memory(&server.meter).await? as f64);
     Ok(figures)
 }
 
-/// What a stalled subscriber asks for: to be caught up, and never to be started over.
+/// The watch of a stalled subscriber: it accepts catch-ups, and fails instead of receiving a new
+/// snapshot.
 fn request(source: &Source) -> WatchRequest {
     let target = Target { resource: "pods".to_owned(), namespace: source.namespace().to_owned(), ..Target::default() };
     WatchRequest {
@@ -130,8 +134,8 @@ fn request(source: &Source) -> WatchRequest {
     }
 }
 
-/// Looks at a process's memory while something goes on.
-async fn with_memory<T>(
+/// Samples a process's memory while `work` runs.
+async fn with_memory_samples<T>(
     meter: &Meter,
     work: impl Future<Output = Result<T, BenchError>>,
 ) -> Result<(T, Figures), BenchError> {
@@ -150,17 +154,14 @@ async fn with_memory<T>(
     Ok((done, figures))
 }
 
-/// The versions of the pods that the apiserver itself lists, by namespace and name.
-async fn truth(source: &Source) -> Result<HashMap<String, String>, BenchError> {
-    let rest = Rest::connect(Endpoint::read(source.kubeconfig()).await?).await?;
-    let collection = match source.namespace() {
-        "" => "/api/v1/pods".to_owned(),
-        namespace => format!("/api/v1/namespaces/{namespace}/pods"),
-    };
+/// The resource versions of the pods in the apiserver's own list, by namespace and name.
+async fn listed_versions(source: &Source) -> Result<HashMap<String, String>, BenchError> {
+    let client = RestClient::connect(Endpoint::read(source.kubeconfig()).await?).await?;
+    let collection = pods_path(source.namespace());
     let (mut objects, mut token) = (HashMap::new(), String::new());
     loop {
         let path = format!("{collection}?limit={PAGE_OBJECTS}&continue={token}");
-        let page = rest.call(Method::GET, &path, "application/json", None).await?;
+        let page = client.call(Method::GET, &path, "application/json", None).await?;
         for item in page["items"].as_array().into_iter().flatten() {
             let text = |field: &str| item["metadata"][field].as_str().unwrap_or_default();
             objects.insert(format!("{}/{}", text("namespace"), text("name")), text("resourceVersion").to_owned());

@@ -1,4 +1,4 @@
-//! What it costs the server to send everything that there is, whichever way clients ask for it.
+//! The cost of sending all objects to clients, through watches or lists.
 
 use std::io;
 
@@ -9,23 +9,24 @@ use crate::{
     process::Meter,
 };
 
-/// What the server had taken when clients began to ask.
-pub(super) struct Whole {
+/// The values at the start of the measurement.
+pub(super) struct FullStateCost {
     resident_bytes: u64,
     has_peak: bool,
     cpu_nanos: u64,
     start: Instant,
 }
 
-impl Whole {
-    /// Begins; so much memory was resident before.
-    pub(super) fn begin(meter: &mut Meter, resident_bytes: u64) -> io::Result<Self> {
-        let has_peak = meter.forget_peak().is_ok();
+impl FullStateCost {
+    /// Starts the measurement. `resident_bytes` is the memory in use before the clients connected.
+    pub(super) fn start(meter: &mut Meter, resident_bytes: u64) -> io::Result<Self> {
+        let has_peak = meter.reset_peak().is_ok();
         Ok(Self { resident_bytes, has_peak, cpu_nanos: meter.cpu_nanos()?, start: Instant::now() })
     }
 
-    /// The figures, as soon as so many clients together have received so many objects. `bytes` is asked for after the clock.
-    pub(super) fn end(
+    /// The figures after all clients together have received `deliveries` objects. `bytes` is called
+    /// after the clock has stopped.
+    pub(super) fn finish(
         self,
         meter: &mut Meter,
         clients: usize,

@@ -1,7 +1,8 @@
-//! What the benchmarks share: a cache of the workload's pods, and subscribers that take as a connection does, without a socket.
+//! Common parts of the benchmarks: a cache with the workload's pods, and subscribers that take
+//! messages as a connection does, without a socket.
 //!
-//! Everything here is made from one seed, so that two runs measure the same work. What is measured is only what is called between
-//! setup and teardown: commits and subscribers are made ahead.
+//! Everything is generated from one seed, so that all runs measure the same work. Commits and
+//! subscribers are created before the measurement starts.
 
 use std::{sync::Arc, task::Waker, time::Duration};
 
@@ -31,15 +32,17 @@ use prometheus::Registry;
 use serde_json::Value;
 use tokio::time::Instant;
 
-/// As a connection takes them.
+/// Bytes that a connection takes at once.
 const BATCH_BYTES_MAX: usize = 64 << 10;
-/// History is full soon, so that every commit settles a record and lets go of one, as in a cache that has run for a while.
+/// Small enough that the history is full: as in a cache that has run for a while, every commit
+/// packs one record and evicts another.
 const RING_EVENTS_MAX: usize = 2 * RingLimits::FRESH_RECORDS_MAX;
-/// Fields that pods are made without, each in a part of the object.
-pub(crate) type LeftOut = &'static [(&'static str, &'static str)];
+/// Fields to remove from pods, each with the part of the object that contains it.
+pub(crate) type OmittedFields = &'static [(&'static str, &'static str)];
 
-/// What a pod can do without: it is then about 1.5 KiB instead of 3 to 6.5, as most published figures have it.
-pub(crate) const SMALL: LeftOut = &[
+/// Optional fields. Without them a pod has about 1.5 KiB, as in most published figures, instead of
+/// 3 to 6.5.
+pub(crate) const SMALL: OmittedFields = &[
     ("metadata", "managedFields"),
     ("spec", "containers"),
     ("spec", "tolerations"),
@@ -47,18 +50,18 @@ pub(crate) const SMALL: LeftOut = &[
     ("status", "conditions"),
 ];
 
-/// The workload's pods with what an apiserver adds: uids and versions.
+/// The workload's pods, with the uids and resource versions that an apiserver adds.
 pub(crate) struct Pods {
     workload: Workload,
-    left_out: LeftOut,
+    omitted: OmittedFields,
     version: u64,
 }
 
 impl Pods {
-    /// `count` pods on 100 nodes, and what changes them.
-    pub(crate) fn new(count: usize, left_out: LeftOut) -> (Self, Vec<String>) {
+    /// Creates `count` pods on 100 nodes. Returns the source of their changes and their JSON.
+    pub(crate) fn new(count: usize, omitted: OmittedFields) -> (Self, Vec<String>) {
         let options = WorkloadOptions { objects: count, ..WorkloadOptions::default() };
-        let mut pods = Self { workload: Workload::new(1, options), left_out, version: 1 };
+        let mut pods = Self { workload: Workload::new(1, options), omitted, version: 1 };
         let mut created = Vec::with_capacity(count);
         while let Some(change) = pods.workload.next_setup() {
             if let (Operation::Create(pod), "pods") = (change.operation, change.resource.resource.as_str()) {
@@ -68,7 +71,7 @@ impl Pods {
         (pods, created)
     }
 
-    /// The next change: seven of nine are of the status, two of labels or annotations.
+    /// The next change: seven of nine change the status, two of nine labels or annotations.
     pub(crate) fn change(&mut self) -> String {
         loop {
             match self.workload.next_change().operation {
@@ -81,7 +84,7 @@ impl Pods {
     }
 
     fn stored(&mut self, mut pod: Value) -> String {
-        for (part, field) in self.left_out {
+        for (part, field) in self.omitted {
             pod[part].as_object_mut().map(|fields| fields.remove(*field));
         }
         self.version += 1;
@@ -91,13 +94,13 @@ impl Pods {
     }
 }
 
-/// As long as a real one, and the same for as long as the pod lives.
+/// A uid of the usual length, constant for the lifetime of the pod.
 fn uid(name: &str) -> String {
-    let mixed = name.bytes().fold(0, |mix: u64, byte| (mix ^ u64::from(byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    format!("{:08x}-0000-4000-a000-{:012x}", mixed >> 32, mixed & 0xffff_ffff_ffff)
+    let hash = name.bytes().fold(0, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    format!("{:08x}-0000-4000-a000-{:012x}", hash >> 32, hash & 0xffff_ffff_ffff)
 }
 
-/// What pods are read and selected with.
+/// The parser and the selectable fields of pods.
 pub(crate) struct PodKind {
     pub(crate) gvr: GroupVersionResource,
     fields: FieldTable,
@@ -116,13 +119,13 @@ impl PodKind {
         self.parser.parse(json.as_bytes()).expect("the workload's pods are objects")
     }
 
-    /// Metrics that nobody reads.
+    /// Metrics that are not exported.
     pub(crate) fn metrics(&self) -> CacheMetrics {
         let metrics = Metrics::new(Registry::new()).expect("a new registry");
         Arc::new(metrics).cache(&self.gvr, &Scope::Cluster, Media::Json)
     }
 
-    /// Selectors as kubectl takes them.
+    /// A selection from label and field selectors in kubectl's syntax.
     pub(crate) fn select(&self, labels: &str, fields: &str) -> Selection {
         let labels = LabelSelector::parse(labels).expect("a label selector");
         let fields = FieldSelector::parse(fields).expect("a field selector");
@@ -130,7 +133,7 @@ impl PodKind {
     }
 }
 
-/// A cache of pods with full history, and who writes it.
+/// A cache of pods with a full history, and its writer.
 pub(crate) struct Cache {
     pub(crate) hub: Arc<Hub>,
     pub(crate) kind: PodKind,
@@ -139,7 +142,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(count: usize, left_out: LeftOut) -> Self {
+    pub(crate) fn new(count: usize, omitted: OmittedFields) -> Self {
         let kind = PodKind::new();
         let limits = RingLimits {
             ring_bytes_max: Some(1 << 30),
@@ -152,17 +155,17 @@ impl Cache {
         let gate = Gate::new(gate, all.gate());
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
         let hub = Hub::new(ResolvedResource::default(), kind.parser.clone(), options, kind.metrics());
-        let (pods, created) = Pods::new(count, left_out);
+        let (pods, created) = Pods::new(count, omitted);
         let mut cache = Self { hub, kind, writer: CacheWriter::default(), pods };
         let objects: Vec<_> = created.iter().map(|json| cache.kind.parse(json)).collect();
-        list(&mut cache.writer, objects, cache.pods.version).into_iter().for_each(|commit| cache.publish(commit));
+        apply_list(&mut cache.writer, objects, cache.pods.version).into_iter().for_each(|commit| cache.publish(commit));
         for commit in cache.changes(RING_EVENTS_MAX) {
             cache.publish(commit);
         }
         cache
     }
 
-    /// The next changes, ready to be published.
+    /// The next changes as commits, not yet published.
     pub(crate) fn changes(&mut self, count: usize) -> Vec<Commit> {
         let change = |_| {
             let pod = self.kind.parse(&self.pods.change());
@@ -171,7 +174,7 @@ impl Cache {
         (0..count).filter_map(change).collect()
     }
 
-    /// The events of the next changes, as they are before anybody has seen them.
+    /// The events of the next changes, not yet read by any view.
     pub(crate) fn events(&mut self, count: usize) -> Vec<Arc<WatchEvent>> {
         let event = |commit: Commit| match commit.change {
             Change::Record(Record::Event(event)) => Some(event),
@@ -180,7 +183,7 @@ impl Cache {
         self.changes(count).into_iter().filter_map(event).collect()
     }
 
-    /// The same, as a view that has seen each of these pods before holds them.
+    /// The same as log entries of a view that already contains the pods.
     pub(crate) fn entries(&mut self, count: usize) -> Vec<LogEntry> {
         let entry = |event: Arc<WatchEvent>| LogEntry {
             version: event.version(),
@@ -190,26 +193,26 @@ impl Cache {
         self.events(count).into_iter().map(entry).collect()
     }
 
-    /// Commits, and wakes those whom it concerns.
+    /// Publishes a commit and wakes the matching subscribers.
     pub(crate) fn publish(&self, commit: Commit) {
         self.hub.commit(commit, Instant::now());
         self.hub.wake();
     }
 
-    /// A subscriber that has everything, and waits.
+    /// A subscriber that is up to date and waiting.
     pub(crate) fn subscribe(&self, labels: &str, fields: &str) -> Subscriber {
-        let line = Line::new();
+        let connection_waker = Line::new();
         let start = Start::After(self.hub.head().expect("a list"));
         let selection = self.kind.select(labels, fields);
-        let subscription = self.hub.subscribe(selection, Format::default(), start, Bell::new(&line, 1));
+        let subscription = self.hub.subscribe(selection, Format::default(), start, Bell::new(&connection_waker, 1));
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
-        assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|pieces| pieces.is_none()), "nothing has happened");
-        Subscriber { line, subscription, rung: Rung::new() }
+        assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|frames| frames.is_none()), "nothing has happened");
+        Subscriber { connection_waker, subscription, ready: Rung::new() }
     }
 }
 
-/// A list as the reflector tells it; the commit that it leads to.
-pub(crate) fn list(writer: &mut CacheWriter, objects: Vec<Object>, version: u64) -> Option<Commit> {
+/// Applies a complete list to the writer. Returns the resulting commit.
+pub(crate) fn apply_list(writer: &mut CacheWriter, objects: Vec<Object>, version: u64) -> Option<Commit> {
     let mut apply = |update| writer.apply(update).expect("a list");
     apply(Update::ListBegin { reason: "bench" });
     for object in objects {
@@ -218,22 +221,23 @@ pub(crate) fn list(writer: &mut CacheWriter, objects: Vec<Object>, version: u64)
     apply(Update::ListEnd(ResourceVersion::new(version).expect("not zero")))
 }
 
-/// One subscriber on a connection of its own.
+/// One subscriber on its own connection.
 pub(crate) struct Subscriber {
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     subscription: Subscription,
-    rung: Rung,
+    ready: Rung,
 }
 
 impl Subscriber {
-    /// What a connection does when it is woken, but for HTTP/2 and the socket; gives the messages that there were.
+    /// Does the work of a woken connection except HTTP/2 and the socket. Returns the number of
+    /// messages.
     pub(crate) fn deliver(&mut self) -> usize {
-        self.line.register(Waker::noop());
-        self.line.rung(&mut self.rung);
+        self.connection_waker.register(Waker::noop());
+        self.connection_waker.rung(&mut self.ready);
         let mut messages = 0;
-        for _ in self.rung.drain(..) {
-            while let Ok(Some(pieces)) = self.subscription.take(BATCH_BYTES_MAX) {
-                messages += pieces.messages();
+        for _ in self.ready.drain(..) {
+            while let Ok(Some(frames)) = self.subscription.take(BATCH_BYTES_MAX) {
+                messages += frames.messages();
             }
         }
         messages

@@ -1,4 +1,5 @@
-//! What every scenario needs for one run: the server under test as a fresh process, synced, and ways to subscribe to it.
+//! One run of one server: starts the server under test as a new process, waits until it has synced,
+//! subscribes to it, and measures the floor for the same load.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -7,40 +8,40 @@ use prost::Message;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    BenchError, BenchOptions, Contender, ContenderKind, Projection, Protocol,
-    board::Board,
+    BenchError, BenchOptions, Projection, Protocol, ServerKind, ServerSpec,
     child::ServerProcess,
+    connector::Connector,
+    counters::Counters,
     figures::Figures,
     floor::Floor,
-    link::Connector,
-    load::{Driven, Load, Trigger, drive},
+    load::{Load, LoadResult, Trigger, drive},
     process::Meter,
-    receivers::{Receivers, Wire},
+    receivers::{ReceiverKind, Receivers},
     rest::Endpoint,
-    source::Source,
+    source::{Source, pods_path},
     tls::Certificate,
 };
 use kubefan_common::proto::v1alpha1::{self, ProjectionType, Target, WatchRequest};
 use kubefan_model::format::Encoding;
 use kubefan_proxy::upstream::client::encode_query;
 
-/// For a server to have listed everything.
+/// Time limit for a server to list all pods.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
-/// For every subscriber to be connected and to have its initial state.
+/// Time limit for all subscribers to connect and receive their initial state.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// Memory is taken for settled when it has not moved by a hundredth for this long.
+/// Memory counts as settled if it has changed by less than one percent for this long.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Allocators give memory back after 10 s.
+/// Longer than the 10 s after which allocators return unused memory.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// One run of one server.
-pub(super) struct Stage<'a> {
+/// The inputs of one run with one server.
+pub(super) struct Run<'a> {
     pub(super) options: &'a BenchOptions,
-    pub(super) contender: &'a Contender,
+    pub(super) spec: &'a ServerSpec,
     pub(super) certificate: Option<&'a Certificate>,
     pub(super) endpoint: Option<&'a Endpoint>,
-    /// This program, which also is the floor.
+    /// The path of this program, which also runs the floor.
     pub(super) program: &'a Path,
 }
 
@@ -49,16 +50,17 @@ pub(super) struct Server {
     pub(super) connector: Connector,
     pub(super) meter: Meter,
     pid: u32,
-    /// Of the state it began with, which may be later than the last change made here: others write too.
+    /// The version at which the server had synced. It may be later than the last change made by the
+    /// benchmark, because a cluster has other writers.
     version: u64,
-    /// Where it is spoken to over HTTP.
+    /// Set if subscribers use HTTP.
     endpoint: Option<Endpoint>,
-    /// Ends with this, if it is ours.
-    #[expect(dead_code, reason = "held for its end")]
+    /// Set if the benchmark started the server. Dropping it kills the process.
+    #[expect(dead_code, reason = "kept for its Drop")]
     process: Option<ServerProcess>,
 }
 
-/// What a subscriber selects.
+/// The pods that a subscriber selects.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Selection {
     pub(super) name: String,
@@ -67,39 +69,41 @@ pub(super) struct Selection {
 }
 
 impl Server {
-    /// What a subscriber that is to hear of all later changes starts from: one that the server can go on from.
+    /// The version from which a subscriber receives all later changes, and which the server can
+    /// resume from.
     pub(super) fn version(&self, source: &Source) -> u64 {
         self.version.max(source.version())
     }
 
-    /// How it is spoken to over HTTP.
-    pub(super) fn http(&self) -> Endpoint {
-        self.endpoint.clone().unwrap_or_else(|| Endpoint::open(self.connector.clone()))
+    /// The server's HTTP endpoint.
+    pub(super) fn http_endpoint(&self) -> Endpoint {
+        self.endpoint.clone().unwrap_or_else(|| Endpoint::without_credentials(self.connector.clone()))
     }
 
-    /// A meter of its own, for where the server itself is lent.
-    pub(super) fn meter_again(&self) -> Meter {
+    /// A second meter, for use while `self.meter` is borrowed.
+    pub(super) fn new_meter(&self) -> Meter {
         Meter::new(self.pid)
     }
 }
 
-impl Stage<'_> {
-    /// Starts the server where it does not run yet, and waits until it serves the pods.
-    pub(super) async fn server(&self, source: &Source) -> Result<Server, BenchError> {
-        self.server_with(source, &[]).await
+impl Run<'_> {
+    /// Starts the server unless it is already running, and waits until it has synced the pods.
+    pub(super) async fn start_server(&self, source: &Source) -> Result<Server, BenchError> {
+        self.start_server_with(source, &[]).await
     }
 
-    /// The same with flags of the scenario's own. One that runs already has those it was started with.
-    pub(super) async fn server_with(&self, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
-        let mut server = match &self.contender.kind {
-            ContenderKind::Program(program) => self.start(program, source, flags).await?,
-            ContenderKind::Running { address, pid } => {
+    /// Like [`Self::start_server`], with additional flags. A server that is already running keeps
+    /// its own flags.
+    pub(super) async fn start_server_with(&self, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
+        let mut server = match &self.spec.kind {
+            ServerKind::Program(program) => self.start(program, source, flags).await?,
+            ServerKind::Running { address, pid } => {
                 let connector = Connector { address: *address, tls: None };
                 Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint: None, process: None }
             }
-            ContenderKind::Apiserver { pid } => {
+            ServerKind::Apiserver { pid } => {
                 let Some(endpoint) = self.endpoint.cloned() else {
-                    return Err(BenchError::Cluster("it needs a kubeconfig".to_owned()));
+                    return Err(BenchError::Cluster("measuring an apiserver needs a kubeconfig".to_owned()));
                 };
                 let connector = endpoint.connector.clone();
                 let endpoint = Some(endpoint);
@@ -113,14 +117,14 @@ impl Stage<'_> {
                 });
             }
         };
-        // A snapshot of nothing is there once everything is.
-        let board = Arc::new(Board::new(1, false));
+        // This selects no pod, so its empty snapshot arrives once the server has synced.
+        let counters = Arc::new(Counters::new(1, false));
         let none = Selection { name: "none".to_owned(), ..Selection::default() };
-        let _probe = self.subscribe(&server, source, &board, None, move |_| none.clone());
-        board.all_ready(SYNC_TIMEOUT).await?;
-        server.version = board.version();
+        let _probe = self.subscribe(&server, source, &counters, None, move |_| none.clone());
+        counters.all_ready(SYNC_TIMEOUT).await?;
+        server.version = counters.version();
         if self.options.protocol == Protocol::Http {
-            server.endpoint = Some(Endpoint::open(server.connector.clone()));
+            server.endpoint = Some(Endpoint::without_credentials(server.connector.clone()));
         }
         Ok(server)
     }
@@ -133,7 +137,7 @@ impl Stage<'_> {
             args.extend(["--tls-cert-file".into(), certificate.cert_file.as_os_str().to_owned()]);
             args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);
         }
-        let name = &self.contender.name;
+        let name = &self.spec.name;
         let process = ServerProcess::start(name, self.program, program, args, "kubefan: serving gRPC ").await?;
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: process.address, tls };
@@ -141,102 +145,109 @@ impl Stage<'_> {
         Ok(Server { connector, meter: Meter::new(pid), pid, version: 0, endpoint: None, process: Some(process) })
     }
 
-    /// Subscribes as many as the board has, from a version or with a snapshot.
+    /// Starts one subscriber per stream in `counters`: from `version`, or with a snapshot if it is
+    /// `None`.
     pub(super) fn subscribe(
         &self,
         server: &Server,
         source: &Source,
-        board: &Arc<Board>,
+        counters: &Arc<Counters>,
         version: Option<u64>,
         selection: impl Fn(usize) -> Selection + Send + Sync + 'static,
     ) -> Receivers {
         let (options, namespace) = (self.options, source.namespace().to_owned());
-        let wire = match &server.endpoint {
+        let kind = match &server.endpoint {
             Some(endpoint) => {
                 let path = move |stream| watch_path(&namespace, &selection(stream), version);
                 let initial = if version.is_none() { source.objects() as u64 } else { 0 };
-                Wire::Http { endpoint: endpoint.clone(), path: Arc::new(path), initial, windows: options.windows }
+                ReceiverKind::Http {
+                    endpoint: endpoint.clone(),
+                    path: Arc::new(path),
+                    initial,
+                    windows: options.windows,
+                }
             }
             None => {
                 let (projection, encoding) = (options.projection, options.encoding);
                 let request = move |stream| request(&namespace, selection(stream), version, projection, encoding);
                 let has_snapshot = version.is_none();
-                Wire::Grpc { request: Arc::new(request), has_snapshot, windows: options.windows }
+                ReceiverKind::Grpc { request: Arc::new(request), has_snapshot, windows: options.windows }
             }
         };
-        self.receivers(server.connector.clone(), wire, board)
+        self.receivers(server.connector.clone(), kind, counters)
     }
 
-    /// What a change costs the server that is written to, while nobody watches, in microseconds; nothing for all others.
+    /// The CPU time per change, in microseconds, of an apiserver that has no watchers. 0 for every
+    /// other server, because it is not the one that is written to.
     pub(super) async fn write_cost(
         &self,
         load: Load,
         source: &mut Source,
         server: &mut Server,
     ) -> Result<f64, BenchError> {
-        if !matches!(self.contender.kind, ContenderKind::Apiserver { .. }) {
+        if !matches!(self.spec.kind, ServerKind::Apiserver { .. }) {
             return Ok(0.0);
         }
-        let nobody = Board::new(0, false);
+        let no_subscribers = Counters::new(0, false);
         let duration = self.options.duration;
-        let driven = drive(load, Trigger::Source(source), &mut server.meter, &nobody, 0, duration).await?;
-        Ok(driven.cpu_micros_per_event())
+        let load_result = drive(load, Trigger::Source(source), &mut server.meter, &no_subscribers, 0, duration).await?;
+        Ok(load_result.cpu_micros_per_event())
     }
 
-    fn receivers(&self, connector: Connector, wire: Wire, board: &Arc<Board>) -> Receivers {
-        Receivers::start(connector, wire, self.options.streams_per_connection, self.options.receiver_threads, board)
+    fn receivers(&self, connector: Connector, kind: ReceiverKind, counters: &Arc<Counters>) -> Receivers {
+        Receivers::start(connector, kind, self.options.streams_per_connection, self.options.receiver_threads, counters)
     }
 
-    /// A floor with as many subscribers, and its receivers. `initial` messages are sent to each as soon as it connects, and are
-    /// not waited for here.
-    pub(super) async fn floor(
+    /// Starts a floor process and prepares its receivers, which start when the returned function is
+    /// called. The floor sends `initial` messages to each subscriber as soon as it connects.
+    pub(super) async fn start_floor(
         &self,
         subscribers: usize,
         message_bytes: u64,
         initial: u64,
-    ) -> Result<(Floor, Meter, Arc<Board>, impl FnOnce() -> Receivers), BenchError> {
+    ) -> Result<(Floor, Meter, Arc<Counters>, impl FnOnce() -> Receivers), BenchError> {
         let mut floor = Floor::start(self.program).await?;
-        let board = Arc::new(Board::new(subscribers, true));
+        let counters = Arc::new(Counters::new(subscribers, true));
         let streams = self.options.streams_per_connection.min(subscribers) as u64;
         if initial > 0 {
             floor.send(initial * message_bytes * streams).await?;
         }
         let connector = Connector { address: floor.process.address, tls: None };
-        let (meter, own) = (Meter::new(floor.process.pid), board.clone());
-        let wire = Wire::Raw { message_bytes, ready_bytes: 0 };
-        let start = move || self.receivers(connector, wire, &own);
-        Ok((floor, meter, board, start))
+        let (meter, own) = (Meter::new(floor.process.pid), counters.clone());
+        let kind = ReceiverKind::Raw { message_bytes, ready_bytes: 0 };
+        let start = move || self.receivers(connector, kind, &own);
+        Ok((floor, meter, counters, start))
     }
 
-    /// What the floor takes for the same load as a server was driven with, in microseconds per delivery.
-    pub(super) async fn floor_driven(
+    /// Measures the floor under the same load as a server, and adds its CPU time to `figures`.
+    pub(super) async fn measure_floor(
         &self,
         load: Load,
         subscribers: usize,
-        driven: &Driven,
+        load_result: &LoadResult,
         figures: &mut Figures,
     ) -> Result<(), BenchError> {
-        let bytes = whole_bytes(driven.bytes());
-        let (mut floor, mut meter, board, start) = self.floor(subscribers, bytes, 0).await?;
+        let bytes = floor_message_bytes(load_result.bytes());
+        let (mut floor, mut meter, counters, start) = self.start_floor(subscribers, bytes, 0).await?;
         let _receivers = start();
-        board.all_ready(READY_TIMEOUT).await?;
+        counters.all_ready(READY_TIMEOUT).await?;
         let order = bytes * self.options.streams_per_connection.min(subscribers) as u64;
         let (warm_up, duration) = (self.options.warm_up(), self.options.duration);
         let deliveries = subscribers as u64;
-        drive(load, Trigger::Floor(&mut floor, order), &mut meter, &board, deliveries, warm_up).await?;
-        let floor = drive(load, Trigger::Floor(&mut floor, order), &mut meter, &board, deliveries, duration).await?;
+        drive(load, Trigger::Floor(&mut floor, order), &mut meter, &counters, deliveries, warm_up).await?;
+        let floor = drive(load, Trigger::Floor(&mut floor, order), &mut meter, &counters, deliveries, duration).await?;
         figures.set_floor(floor.cpu_micros());
         Ok(())
     }
 }
 
-/// What a delivery of the floor has: at least a byte.
-pub(super) fn whole_bytes(bytes: f64) -> u64 {
+/// The size of one message of the floor in bytes, at least 1.
+pub(super) fn floor_message_bytes(bytes: f64) -> u64 {
     bytes.round().max(1.0) as u64
 }
 
-/// Waits until a process's memory no longer moves; its resident bytes then.
-pub(super) async fn settled(meter: &Meter) -> Result<u64, BenchError> {
+/// Waits until a process's memory has settled. Returns its resident memory in bytes.
+pub(super) async fn settled_memory(meter: &Meter) -> Result<u64, BenchError> {
     let start = Instant::now();
     let (mut last, mut since) = (meter.resident_bytes()?, start);
     while start.elapsed() < SETTLE_TIMEOUT && since.elapsed() < SETTLED {
@@ -249,7 +260,7 @@ pub(super) async fn settled(meter: &Meter) -> Result<u64, BenchError> {
     Ok(meter.resident_bytes()?)
 }
 
-/// The request of one watch.
+/// The encoded gRPC request of one watch.
 fn request(
     namespace: &str,
     selection: Selection,
@@ -279,7 +290,8 @@ fn request(
         resource_version,
         projection,
         encoding: encoding.into(),
-        // As a client says that has read the state: else the first change of every object would come in full.
+        // A client that has read the state says so. Otherwise the server would send the first
+        // change of every object in full instead of as a delta.
         state_kept: has_version && is_delta,
         ..WatchRequest::default()
     }
@@ -287,7 +299,8 @@ fn request(
     .into()
 }
 
-/// The same over HTTP. Without a version it sends the initial state as a watch, which is how informers ask for it.
+/// The URL path of one watch over HTTP. Without a version it requests the initial events in the
+/// watch, as informers do.
 fn watch_path(namespace: &str, selection: &Selection, version: Option<u64>) -> String {
     let version = version.map(|version| version.to_string());
     let start = match &version {
@@ -302,8 +315,5 @@ fn watch_path(namespace: &str, selection: &Selection, version: Option<u64>) -> S
     let selectors = [("labelSelector", &*selection.labels), ("fieldSelector", &*selection.fields)];
     let selectors = selectors.into_iter().filter(|(_, text)| !text.is_empty());
     let query = encode_query([("watch", "1")].into_iter().chain(start).chain(selectors));
-    match namespace {
-        "" => format!("/api/v1/pods{query}"),
-        namespace => format!("/api/v1/namespaces/{namespace}/pods{query}"),
-    }
+    format!("{}{query}", pods_path(namespace))
 }

@@ -1,6 +1,7 @@
-//! What the receivers have received, counted together, and the wake-up when all of it is there.
+//! Counters that all receivers share, and the wake-up once the expected number has arrived.
 //!
-//! The receivers run on threads of their own and touch only atomics here: counting must cost little next to what is counted.
+//! Receivers run on threads of their own and touch only atomics here: counting must cost little
+//! compared to receiving.
 
 use std::{
     sync::{
@@ -21,27 +22,27 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     BenchError,
-    latency::{Histogram, Times},
+    latency::{ChangeTimes, Histogram},
 };
 
-/// The counts of one set of receivers.
-pub(super) struct Board {
-    /// Of the changes made while these receivers are there.
-    pub(super) times: Times,
+/// The counters of one set of receivers.
+pub(super) struct Counters {
+    /// When the changes of this load were made.
+    pub(super) times: ChangeTimes,
     pub(super) ages: Histogram,
-    streams: Box<[Stream]>,
+    streams: Box<[StreamCounters]>,
     ready: AtomicUsize,
-    /// The version of an initial state, the last there was.
+    /// The highest resource version of an initial state so far.
     version: AtomicU64,
-    /// Live events received by all.
+    /// Live events received by all streams.
     received: AtomicU64,
     target: AtomicU64,
     reached: Notify,
-    /// Objects of initial states.
+    /// Objects received as part of initial states.
     objects: AtomicU64,
-    /// Bytes read from sockets.
+    /// Bytes read from the sockets.
     bytes: AtomicU64,
-    /// Times a receiver found live events.
+    /// Number of reads that found live events.
     reads: AtomicU64,
     /// Cancelled at the first failure.
     failed: CancellationToken,
@@ -50,12 +51,12 @@ pub(super) struct Board {
 }
 
 #[derive(Default)]
-struct Stream {
+struct StreamCounters {
     received: AtomicU64,
     age_micros: AtomicU64,
 }
 
-/// The counts at one moment.
+/// The totals at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
     pub(super) received: u64,
@@ -64,16 +65,17 @@ pub(super) struct Counts {
     pub(super) reads: u64,
 }
 
-/// What each subscriber has had at one moment.
+/// Events received and the sum of their ages (µs) per stream, at one moment.
 pub(super) struct PerStream(Vec<(u64, u64)>);
 
-impl Board {
-    /// `is_timed`: every subscriber receives every change, so that the n-th one received is the n-th one made.
+impl Counters {
+    /// `is_timed` requires that every subscriber receives every change, so that the n-th event of a
+    /// stream is the n-th change.
     pub(super) fn new(subscribers: usize, is_timed: bool) -> Self {
         Self {
-            times: Times::default(),
+            times: ChangeTimes::default(),
             ages: Histogram::default(),
-            streams: (0..subscribers).map(|_| Stream::default()).collect(),
+            streams: (0..subscribers).map(|_| StreamCounters::default()).collect(),
             ready: AtomicUsize::new(0),
             version: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -92,18 +94,18 @@ impl Board {
         self.streams.len()
     }
 
-    pub(super) fn ready_one(&self) {
+    pub(super) fn stream_ready(&self) {
         if self.ready.fetch_add(1, AcqRel) + 1 >= self.subscribers() {
             self.reached.notify_one();
         }
     }
 
-    /// A stream's initial state is complete, and of this version.
+    /// Notes the resource version of an initial state that a stream has completed.
     pub(super) fn set_version(&self, version: u64) {
         self.version.fetch_max(version, Relaxed);
     }
 
-    /// Of the initial states so far; 0 where there was none.
+    /// The highest resource version of an initial state so far; 0 if there was none.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Relaxed)
     }
@@ -116,7 +118,7 @@ impl Board {
         self.bytes.fetch_add(count, Relaxed);
     }
 
-    /// A stream has received live events.
+    /// Counts live events on one stream.
     pub(super) fn receive(&self, stream: usize, count: u64) {
         let own = &self.streams[stream];
         let first = own.received.fetch_add(count, Relaxed);
@@ -156,12 +158,13 @@ impl Board {
     }
 
     pub(super) fn per_stream(&self) -> PerStream {
-        let read = |stream: &Stream| (stream.received.load(Relaxed), stream.age_micros.load(Relaxed));
+        let read = |stream: &StreamCounters| (stream.received.load(Relaxed), stream.age_micros.load(Relaxed));
         PerStream(self.streams.iter().map(read).collect())
     }
 
-    /// Says what has to be there before [`Self::all_received`] completes; called before what leads to it.
-    pub(super) fn expect(&self, received: u64) {
+    /// Sets the total of live events that [`Self::all_received`] waits for. Must be called before
+    /// the changes are made.
+    pub(super) fn expect_received(&self, received: u64) {
         self.target.store(received, Release);
     }
 
@@ -171,7 +174,7 @@ impl Board {
         self.wait("connecting", limit, done, || (self.ready.load(Acquire) as u64, self.subscribers() as u64)).await
     }
 
-    /// Waits until as much was received as is expected.
+    /// Waits until the expected number of live events has arrived.
     pub(super) async fn all_received(&self, limit: Duration) -> Result<(), BenchError> {
         let state = || (self.received.load(Acquire), self.target.load(Acquire));
         self.wait("receiving", limit, || state().0 >= state().1, state).await
@@ -197,21 +200,22 @@ impl Board {
             Ok(())
         };
         timeout(limit, waiting).await.unwrap_or_else(|_| {
-            let (there, expected) = state();
-            Err(BenchError::Stuck { doing, limit, there, expected })
+            let (reached, expected) = state();
+            Err(BenchError::Stuck { doing, limit, reached, expected })
         })
     }
 }
 
 impl PerStream {
-    /// What the slowest subscriber has received since `before`, as a share of the mean.
+    /// Events that the slowest subscriber has received since `before`, as a share of the mean.
     pub(super) fn slowest_share(&self, before: &Self) -> f64 {
         let received: Vec<u64> = self.0.iter().zip(&before.0).map(|(now, then)| now.0 - then.0).collect();
         let mean = received.iter().sum::<u64>() as f64 / received.len() as f64;
         received.iter().min().map_or(f64::NAN, |slowest| *slowest as f64 / mean)
     }
 
-    /// The mean age at receipt since `before` in milliseconds: of all deliveries, and of the subscriber with the largest.
+    /// The mean age at receipt since `before`, in milliseconds: over all deliveries, and of the
+    /// subscriber with the largest mean.
     pub(super) fn ages(&self, before: &Self) -> (f64, f64) {
         let since = self.0.iter().zip(&before.0).map(|(now, then)| (now.0 - then.0, (now.1 - then.1) as f64 / 1e3));
         let (mut count, mut sum, mut slowest) = (0, 0.0, f64::NAN);
@@ -229,37 +233,37 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_ends_with_the_last_delivery_or_says_how_many_are_missing() {
-        let board = Board::new(2, true);
-        board.expect(4);
-        board.receive(0, 2);
-        board.receive(1, 1);
-        let error = board.all_received(Duration::from_secs(1)).await.unwrap_err().to_string();
+    async fn a_wait_ends_with_the_last_delivery_or_reports_how_many_arrived() {
+        let counters = Counters::new(2, true);
+        counters.expect_received(4);
+        counters.receive(0, 2);
+        counters.receive(1, 1);
+        let error = counters.all_received(Duration::from_secs(1)).await.unwrap_err().to_string();
         assert!(error.contains("3 of 4"), "{error}");
-        board.receive(1, 1);
-        board.all_received(Duration::from_secs(1)).await.unwrap();
-        assert_eq!((board.counts().received, board.counts().reads), (4, 3));
+        counters.receive(1, 1);
+        counters.all_received(Duration::from_secs(1)).await.unwrap();
+        assert_eq!((counters.counts().received, counters.counts().reads), (4, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_first_failure_ends_every_wait() {
-        let board = Board::new(1, true);
-        board.fail("first".to_owned());
-        board.fail("second".to_owned());
-        let error = board.all_ready(Duration::from_secs(1)).await.unwrap_err().to_string();
+        let counters = Counters::new(1, true);
+        counters.fail("first".to_owned());
+        counters.fail("second".to_owned());
+        let error = counters.all_ready(Duration::from_secs(1)).await.unwrap_err().to_string();
         assert!(error.contains("first"), "{error}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_slowest_stands_beside_the_mean() {
-        let board = Board::new(2, true);
-        let before = board.per_stream();
-        board.times.made();
+    async fn the_slowest_subscriber_is_reported_beside_the_mean() {
+        let counters = Counters::new(2, true);
+        let before = counters.per_stream();
+        counters.times.record_change();
         tokio::time::advance(Duration::from_millis(4)).await;
-        board.receive(0, 1);
+        counters.receive(0, 1);
         tokio::time::advance(Duration::from_millis(4)).await;
-        board.receive(1, 1);
-        let after = board.per_stream();
+        counters.receive(1, 1);
+        let after = counters.per_stream();
         assert_eq!((after.slowest_share(&before), after.ages(&before)), (1.0, (6.0, 8.0)));
     }
 }
