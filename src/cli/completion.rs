@@ -1,4 +1,4 @@
-//! `kubefan completion`: a script that completes commands and flags.
+//! `kubefan completion`: prints a shell completion script.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use clap_complete::{Shell, generate};
 
 use super::CliError;
 
-/// Print a script that completes kubefan's commands and flags
+/// Print a shell completion script
 #[derive(Debug, Args)]
 #[command(after_help = "For bash:  source <(kubefan completion bash)")]
 pub(super) struct CompletionArgs {

@@ -1,5 +1,6 @@
-//! `kubefan demo`: what kubefan is for, in half a minute and without a cluster. What is shown comes from [`kubefan_demo`]; here are
-//! the flags, the choice between the live view and plain lines, and the end.
+//! `kubefan demo`: shows the benefit of kubefan in half a minute, without a cluster. This file has
+//! the flags, the choice between live view and plain lines, and the end; [`kubefan_demo`] does
+//! the rest.
 
 use std::{
     env,
@@ -25,18 +26,19 @@ use kubefan_proxy::{
     telemetry,
 };
 
-/// Show what kubefan does, on a simulated apiserver in this process
+/// Show what kubefan does, with a simulated apiserver in this process
 #[derive(Debug, Args)]
 #[command(
-    after_help = "First every subscriber watches the apiserver itself, for a few seconds; then all of them watch kubefan, which \
-    watches the apiserver once. At the end both are compared, in counts. Nothing but this machine is needed."
+    after_help = "For a few seconds every subscriber watches the apiserver itself. Then all of them watch kubefan, which watches \
+    the apiserver once. At the end the demo compares the counts of both. It needs no cluster and no network."
 )]
 pub(super) struct DemoArgs {
     /// Pods in the simulated cluster, of 3 to 6 kB each
     #[arg(long, value_name = "COUNT", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     objects: u32,
 
-    /// Subscribers, each with a connection of its own: of twenty one watches everything, five a label, the others a node
+    /// Subscribers, each with its own connection: of every twenty, one watches everything, five
+    /// watch by label and fourteen by node
     #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     subscribers: u32,
 
@@ -44,15 +46,16 @@ pub(super) struct DemoArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: u32,
 
-    /// End after this long, such as 30s or 5m; 0 for until ctrl-C
+    /// End after this time, such as 30s or 5m; 0 runs until ctrl-C
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
-    duration: Limit,
+    duration: DurationLimit,
 
-    /// Serve gRPC here: an address of this machine only, or unix:PATH; port 0 lets the system choose
+    /// Serve gRPC on this address, which must be local to this machine, or on unix:PATH; port 0
+    /// picks a free port
     #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().listen, value_parser = parse_local)]
     listen: ListenAddress,
 
-    /// Serve health, metrics and the status page here
+    /// Serve health, metrics and the status page on this address
     #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().admin_listen, value_parser = parse_local)]
     admin_listen: ListenAddress,
 
@@ -61,17 +64,17 @@ pub(super) struct DemoArgs {
     seed: u64,
 }
 
-/// How long; `None` for without end.
+/// A duration; `None` for no end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limit(Option<Duration>);
+struct DurationLimit(Option<Duration>);
 
-fn parse_duration(text: &str) -> Result<Limit, String> {
+fn parse_duration(text: &str) -> Result<DurationLimit, String> {
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
     match text.parse::<config::Duration>() {
-        _ if text == "0" => Ok(Limit(None)),
-        Ok(duration) if duration.0.is_zero() => Ok(Limit(None)),
-        Ok(duration) if (least..=most).contains(&duration.0) => Ok(Limit(Some(duration.0))),
-        _ => Err("write it like 30s or 5m, from 1s to 24h; 0 for until ctrl-C".to_owned()),
+        _ if text == "0" => Ok(DurationLimit(None)),
+        Ok(duration) if duration.0.is_zero() => Ok(DurationLimit(None)),
+        Ok(duration) if (least..=most).contains(&duration.0) => Ok(DurationLimit(Some(duration.0))),
+        _ => Err("write it like 30s or 5m, from 1s to 24h; 0 runs until ctrl-C".to_owned()),
     }
 }
 
@@ -79,7 +82,7 @@ fn parse_local(text: &str) -> Result<ListenAddress, String> {
     let address: ListenAddress = text.parse().map_err(|error: config::listen::InvalidAddress| error.to_string())?;
     match address.is_local() {
         true => Ok(address),
-        false => Err("the demo is for this machine only; listen on 127.0.0.1, [::1] or unix:PATH".to_owned()),
+        false => Err("the demo only serves this machine; listen on 127.0.0.1, [::1] or unix:PATH".to_owned()),
     }
 }
 
@@ -107,7 +110,7 @@ pub(super) fn run(args: DemoArgs) -> Result<(), CliError> {
     let options = args.options()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(show(options));
-    // Everything that was started has ended, or was told to.
+    // All tasks have ended or were asked to end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -133,18 +136,19 @@ async fn show(options: DemoOptions) -> Result<(), CliError> {
             _ = ticks.tick() => screen.show(&mut meter, &stop)?,
         }
     };
-    // The terminal is given back before anything else is written.
+    // The terminal must be restored before anything else is printed.
     drop(screen);
-    let contrast = ended.map_err(CliError::plain)?.map_err(CliError::plain)?;
-    write!(stdout(), "\n{contrast}")?;
+    let summary = ended.map_err(CliError::plain)?.map_err(CliError::plain)?;
+    write!(stdout(), "\n{summary}")?;
     if !endless {
-        writeln!(stdout(), "\nto look around, run {program} demo --duration 0 and, in another terminal:")?;
+        writeln!(stdout(), "\nto explore it, run {program} demo --duration 0 and, in another terminal:")?;
         hints.iter().try_for_each(|hint| writeln!(stdout(), "  {hint}"))?;
     }
-    contrast.failure().map_or(Ok(()), |failure| Err(CliError::Plain(failure)))
+    summary.failure().map_or(Ok(()), |failure| Err(CliError::Plain(failure)))
 }
 
-/// The first ctrl-C, SIGTERM or key ends the demo with its summary, the second where it stands.
+/// The first ctrl-C, SIGTERM or stop key ends the demo with its summary; the second ends the
+/// process at once.
 struct Stop {
     token: CancellationToken,
 }
@@ -157,15 +161,15 @@ impl Stop {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    _ = interrupt.recv() => signalled.ask(),
-                    _ = terminate.recv() => signalled.ask(),
+                    _ = interrupt.recv() => signalled.request(),
+                    _ = terminate.recv() => signalled.request(),
                 }
             }
         });
         Ok(stop)
     }
 
-    fn ask(&self) {
+    fn request(&self) {
         if self.token.is_cancelled() {
             live::restore();
             std::process::exit(130);
@@ -180,7 +184,7 @@ enum Screen {
 }
 
 impl Screen {
-    /// The live view where there is a terminal that can show it.
+    /// Opens the live view if stdout is a terminal that supports it.
     fn open(hints: &[String]) -> Self {
         let dumb = env::var_os("TERM").is_none_or(|terminal| terminal.is_empty() || terminal == "dumb");
         if stdout().is_terminal()
@@ -189,8 +193,8 @@ impl Screen {
         {
             return Self::Live(live);
         }
-        // In the live view log lines would tear what is drawn; here they explain a number that is out of line. Where logging was
-        // started before, it stays as it is.
+        // Log lines would garble the live view. With plain lines they can explain an unusual
+        // number. If logging was initialized before, it is left alone.
         let _ = telemetry::tracing::init(LogFormat::Text, "warn");
         Self::Plain(Plain::new(stdout(), hints.to_vec()))
     }
@@ -201,7 +205,7 @@ impl Screen {
             Self::Plain(plain) => plain.show(meter, sampled),
             Self::Live(live) => {
                 if live.key()? == Some(Key::Stop) {
-                    stop.ask();
+                    stop.request();
                 }
                 live.show(meter)
             }
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_of_nothing_is_without_end() {
+    fn a_duration_of_zero_means_no_end() {
         let duration = |text: &str| parse(&[&format!("--duration={text}")]).map(|options| options.duration);
         assert_eq!([duration("0"), duration("0s")], [Ok(None), Ok(None)]);
         assert_eq!(duration("90s"), Ok(Some(Duration::from_secs(90))));
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_is_for_this_machine_only_and_within_its_limits() {
+    fn the_demo_accepts_only_local_addresses_and_values_within_its_limits() {
         for words in [
             ["--listen", "0.0.0.0:7443"],
             ["--admin-listen", ":7444"],

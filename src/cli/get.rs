@@ -1,4 +1,4 @@
-//! `kubefan get`: objects out of the cache, printed as `kubectl get` prints them.
+//! `kubefan get`: prints objects from the cache as `kubectl get` does.
 
 use std::{
     io::{BufWriter, Write, stdout},
@@ -21,29 +21,30 @@ use kubefan_client::{
     ClientError, Event, ListWatch, Object, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
 };
 
-/// A resource that is read for the first time is listed upstream first; so long we wait for that.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// kubefan lists a resource upstream when it is first requested. The command waits this long for
+/// that.
+const FILL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Print objects as kubefan holds them
+/// Print objects from kubefan's cache
 #[derive(Debug, Args)]
 pub(super) struct GetArgs {
-    /// What: TYPE[,TYPE], TYPE NAME…, or TYPE/NAME…; types by any name that kubectl takes
+    /// TYPE[,TYPE], TYPE NAME… or TYPE/NAME…; a type by any name that kubectl accepts
     #[arg(required = true, value_name = "TYPE [NAME]")]
     what: Vec<String>,
 
-    /// How to print
+    /// Output format [default: a table]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
 
-    /// Print changes too, after the list
+    /// After the list, also print changes
     #[arg(short, long)]
     watch: bool,
 
-    /// A state not older than this version
+    /// Require a state that is not older than this resource version
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
     resource_version: String,
 
-    /// Keep metadata.managedFields in JSON and YAML
+    /// Include metadata.managedFields in JSON and YAML
     #[arg(long)]
     show_managed_fields: bool,
 
@@ -57,7 +58,7 @@ pub(super) struct GetArgs {
     server: ServerArgs,
 }
 
-/// What one request found.
+/// The result of one request.
 struct Found {
     target: Target,
     resource: ResolvedResource,
@@ -69,10 +70,10 @@ struct Found {
 pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     let selected = args.select.parse(&args.what)?;
     if args.watch && (selected.len() > 1 || selected.iter().any(|one| one.names.len() > 1)) {
-        return Err(CliError::Plain("--watch takes one type, or one name".to_owned()));
+        return Err(CliError::Plain("--watch takes a single type or a single name".to_owned()));
     }
     if args.projection.only_changes && !args.watch {
-        return Err(CliError::Plain("--only-changes goes with --watch".to_owned()));
+        return Err(CliError::Plain("--only-changes needs --watch".to_owned()));
     }
     let read =
         ReadOptions { resource_version: args.resource_version.clone(), projection: args.projection.projection() };
@@ -87,7 +88,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
         for target in targets {
             match fetch(&client, target, &read).await {
                 Ok(one) => found.push(one),
-                // One that is not there leaves the others.
+                // As in kubectl, a missing object does not stop the others.
                 Err(error @ ClientError::Status(_)) => {
                     eprintln!("{}", describe(&error).replace('\n', " "));
                     failed = true;
@@ -105,9 +106,10 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
     if failed { Err(CliError::Printed) } else { Ok(()) }
 }
 
-/// Lists or gets, and waits for a cache that is being filled. A version is not waited for: kubefan has done so already.
+/// Lists or gets, and waits for a cache that is being filled. It does not wait for a resource
+/// version, because kubefan itself has waited for that.
 async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + FILL_TIMEOUT;
     loop {
         let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
@@ -172,7 +174,7 @@ struct Printer {
     format: Option<Format>,
     managed_fields: bool,
     watching: bool,
-    /// One object was asked for by its name.
+    /// Whether a single object was requested by name.
     single: bool,
     namespace: String,
     several_types: bool,
@@ -201,7 +203,7 @@ impl Printer {
         match self.format {
             None => self.print_tables(found)?,
             Some(Format::Name) => self.print_each(found, Format::Name)?,
-            // A list that goes on has no end to close.
+            // With --watch the output has no end, so it cannot be one List.
             Some(format) if self.watching || self.single => self.print_each(found, format)?,
             Some(format) => {
                 let objects = found.iter().flat_map(|one| &one.objects);

@@ -1,7 +1,9 @@
-//! `kubefan kubeconfig`: what an agent needs to be led through kubefan instead of straight to the apiserver.
+//! `kubefan kubeconfig`: prints a kubeconfig that sends a client to kubefan instead of the
+//! apiserver.
 //!
-//! A kubeconfig that looks right and does not work costs an hour. So what clients would silently ignore is refused here: above all
-//! credentials without TLS, which client-go does not send.
+//! A kubeconfig that looks right but does not work is hard to debug. Therefore this command refuses
+//! settings that clients silently ignore, above all credentials without TLS, which client-go does
+//! not send.
 
 use std::{
     fs,
@@ -17,30 +19,32 @@ use serde::Serialize;
 
 use super::CliError;
 
-/// Print a kubeconfig that leads to kubefan instead of the apiserver
+/// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Callers' own credentials go on to the apiserver (serve --passthrough=caller), so that each client needs its own: a token \
-    file as here, or what it uses today, by replacing `server` and `certificate-authority-data` in its kubeconfig. Credentials are sent \
-    over https only."
+    after_help = "Each client needs its own credentials, because kubefan forwards them to the apiserver (serve --passthrough=caller): a token \
+    file as here, or its present kubeconfig with other values of `server` and `certificate-authority-data`. Clients send credentials \
+    only over https."
 )]
 pub(super) struct KubeconfigArgs {
-    /// Where kubefan is, as its clients reach it: https://HOST:PORT
+    /// The URL of kubefan, as clients reach it: https://HOST:PORT
     #[arg(long, value_name = "URL")]
     server: Uri,
-    /// The CA of kubefan's certificate (PEM); it becomes part of the kubeconfig [default: the system's CAs]
+    /// The CA of kubefan's certificate (PEM), which is embedded in the kubeconfig [default: the
+    /// system's CAs]
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
-    /// Where the client finds its bearer token; it is read there by the client, and again when it changes, and not by this command
+    /// The file with the client's bearer token; the client reads it, and reads it again when it
+    /// changes; this command does not read it
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// The name of the cluster, and of its user
+    /// The name of the cluster and of its user
     #[arg(long, default_value = "kubefan", value_name = "NAME")]
     cluster: String,
-    /// The name of the context [default: the cluster's]
+    /// The name of the context [default: the name of the cluster]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The namespace of requests that name none
+    /// The default namespace
     #[arg(long, short, value_name = "NAME")]
     namespace: Option<String>,
 }
@@ -106,7 +110,7 @@ pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
     let text = serde_saphyr::to_string(&kubeconfig(args)?).map_err(CliError::plain)?;
     if args.token_file.is_none() {
         eprintln!(
-            "kubefan: no --token-file, so there is no user in it: add one, or kubectl asks for a name and other clients are anonymous"
+            "kubefan: without --token-file the kubeconfig has no user: add one, or kubectl asks for a user name and other clients are anonymous"
         );
     }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
@@ -119,12 +123,12 @@ fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
         _ => return Err(CliError::Plain(format!("--server {}: write it like https://HOST:PORT", args.server))),
     };
     let needs_tls = [
-        ("--token-file", args.token_file.is_some(), "clients send credentials over https only"),
-        ("--certificate-authority", args.certificate_authority.is_some(), "there is no certificate to check over http"),
+        ("--token-file", args.token_file.is_some(), "clients send credentials only over https"),
+        ("--certificate-authority", args.certificate_authority.is_some(), "http has no certificate to check"),
     ];
     if let Some((flag, _, because)) = needs_tls.iter().find(|(_, given, _)| *given && !is_https) {
         return Err(CliError::Plain(format!(
-            "{flag} with --server {}: {because}; serve with --tls-cert-file and --tls-private-key-file, and name https://",
+            "{flag} with --server {}: {because}; run kubefan with --tls-cert-file and --tls-private-key-file, and use an https:// URL here",
             args.server
         )));
     }
@@ -152,14 +156,15 @@ fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
     })
 }
 
-/// The certificates of a file, and nothing else of it: a key that lies beside them must not get into a file that is handed out.
+/// The certificates of a PEM file, without anything else in it: a private key beside them must not
+/// get into a kubeconfig that is handed out.
 fn authority(file: &Path) -> Result<String, CliError> {
     let failed = |why: String| CliError::Plain(format!("--certificate-authority {}: {why}", file.display()));
     let pem = fs::read(file).map_err(|error| failed(error.to_string()))?;
     let certificates: Vec<_> =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
     if certificates.is_empty() {
-        return Err(failed("there is no certificate in it; it has to be PEM".to_owned()));
+        return Err(failed("it contains no PEM certificate".to_owned()));
     }
     let mut text = String::new();
     for certificate in &certificates {
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_in_it() {
+    fn the_kubeconfig_contains_every_given_value() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         let certified = rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();
@@ -215,7 +220,7 @@ mod tests {
         );
         let inlined = STANDARD.decode(cluster.certificate_authority_data.unwrap()).unwrap();
         let inlined = String::from_utf8(inlined).unwrap();
-        assert_eq!(inlined, certified.cert.pem().replace("\r\n", "\n"), "the certificate, and not the key");
+        assert_eq!(inlined, certified.cert.pem().replace("\r\n", "\n"), "the certificate without the key");
         let user = config.auth_infos[0].auth_info.clone().unwrap();
         assert_eq!(user.token_file.as_deref(), Some("/var/run/token"));
         let context = config.contexts[0].context.clone().unwrap();
@@ -224,13 +229,13 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_would_ignore_is_refused() {
+    fn settings_that_clients_would_ignore_are_refused() {
         for (words, says) in [
-            (&["--server=http://kubefan:7443", "--token-file=t"][..], "credentials over https only"),
-            (&["--server=http://kubefan:7443", "--certificate-authority=ca"], "no certificate to check over http"),
+            (&["--server=http://kubefan:7443", "--token-file=t"][..], "credentials only over https"),
+            (&["--server=http://kubefan:7443", "--certificate-authority=ca"], "http has no certificate to check"),
             (&["--server=kubefan:7443"], "https://HOST:PORT"),
             (&["--server=https://kubefan", "--certificate-authority=/does/not/exist"], "No such file"),
-            (&["--server=https://kubefan", "--certificate-authority=Cargo.toml"], "no certificate in it"),
+            (&["--server=https://kubefan", "--certificate-authority=Cargo.toml"], "contains no PEM certificate"),
         ] {
             let error = print(words).unwrap_err();
             assert!(error.contains(says), "{words:?}: {error}");

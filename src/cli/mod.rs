@@ -1,5 +1,6 @@
-//! The command line: one file per command. Commands that read speak gRPC to a running `kubefan serve` and keep kubectl's habits:
-//! its flags, its columns, its exit codes, one line per error.
+//! The command line, one file per command. Commands that read objects call a running `kubefan
+//! serve` over gRPC and follow kubectl's conventions: its flags, columns and exit codes, and one
+//! line per error.
 
 #[cfg(feature = "sim")]
 mod bench;
@@ -52,25 +53,25 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
-/// Why a command failed; its text is the one line that the user sees.
+/// Why a command failed. The text is the one line that the user sees.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// Something about the arguments, the configuration or the system.
+    /// A problem with the arguments, the configuration or the system.
     #[error("error: {0}")]
     Plain(String),
-    /// What kubefan answered, or that it did not.
+    /// kubefan answered with an error, or could not be reached.
     #[error("{}", select::describe(.0))]
     Client(#[from] kubefan_client::ClientError),
-    /// Nothing leads on from where a watch was.
-    #[error("{}; with --on-expired=restart the watch starts over with all that is there", select::describe(.0))]
+    /// History cannot resume from the version of a watch.
+    #[error("{}; with --on-expired=restart the watch starts over with a snapshot", select::describe(.0))]
     Expired(kubefan_client::ClientError),
     /// Writing the output failed.
     #[error("error: cannot write the output: {0}")]
     Output(#[from] io::Error),
-    /// Whether what was asked holds could not be told; why, where that was not printed.
+    /// The result could not be determined. `None` if the reason was already printed.
     #[error("{}", .0.as_deref().unwrap_or_default())]
     Undetermined(Option<String>),
-    /// The errors were printed as they came.
+    /// The errors were already printed.
     #[error("")]
     Printed,
     /// ctrl-C.
@@ -83,19 +84,19 @@ impl CliError {
         Self::Plain(error.to_string())
     }
 
-    /// Whoever read our output has seen enough, as `head` has.
+    /// Whether the reader of the output closed the pipe, as `head` does.
     fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// Runs the command line; 0 where it did what was asked, 1 on an error (in `verify`: a difference), 2 where the arguments make no sense
-/// (in `verify`: or where nothing can be told), 130 after ctrl-C.
+/// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference), 2 for
+/// invalid arguments (`verify`: also if the result cannot be determined), and 130 after ctrl-C.
 pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match command().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version end here too, and with 0.
+            // Help and version arrive here too, with exit code 0.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -104,7 +105,7 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(CliError::Printed) => ExitCode::FAILURE,
-        // As a shell counts it: 128 and SIGINT.
+        // The shell's convention: 128 plus SIGINT (2).
         Err(CliError::Interrupted) => ExitCode::from(130),
         Err(CliError::Undetermined(why)) => {
             why.into_iter().for_each(|why| eprintln!("{}", why.trim_end().replace('\n', " ")));
@@ -141,15 +142,15 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
 }
 
-/// The time by which ages are shown.
-#[expect(clippy::disallowed_methods, reason = "the command line is where the wall clock comes in")]
+/// The current time, for the AGE column.
+#[expect(clippy::disallowed_methods, reason = "the command line may read the wall clock")]
 fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
 
-/// The command with the defaults of `serve` in its help.
+/// The command, with the defaults of `serve` in its help.
 fn command() -> clap::Command {
-    // Names of variables belong into the help, their values do not.
+    // The help names environment variables, but must not show their values.
     let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
     let command = command.mut_subcommand("serve", serve::with_defaults);
     command

@@ -1,4 +1,4 @@
-//! Objects as JSON, YAML or names, as kubectl prints them.
+//! Prints objects as JSON, YAML or names in kubectl's format.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use kubefan_client::{Object, ResolvedResource};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// JSON; a List where more than one name could match
+    /// JSON; a List if more than one object can match
     Json,
     /// YAML
     Yaml,
@@ -19,7 +19,7 @@ pub(super) enum Format {
     Name,
 }
 
-/// Prints one object, as a document of its own.
+/// Prints one object as a separate document.
 pub(super) fn print_object(
     out: &mut impl Write,
     format: Format,
@@ -33,7 +33,7 @@ pub(super) fn print_object(
     }
 }
 
-/// Prints a v1 List of objects.
+/// Prints a `v1` List of objects.
 pub(super) fn print_list<'a>(
     out: &mut impl Write,
     format: Format,
@@ -58,7 +58,8 @@ fn print_value(out: &mut impl Write, format: Format, value: &Value) -> io::Resul
     writeln!(out)
 }
 
-/// The object without metadata.managedFields, which kubectl leaves out too.
+/// The object as JSON. As in kubectl, it lacks metadata.managedFields unless `managed_fields` is
+/// set.
 fn value(object: &Object, managed_fields: bool) -> Value {
     let mut value: Value = serde_json::from_slice(&object.object).unwrap_or_default();
     if let (false, Some(metadata)) = (managed_fields, value["metadata"].as_object_mut()) {
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_a_v1_list_in_kubectls_form() {
+    fn a_list_is_printed_as_kubectl_prints_a_v1_list() {
         let text = printed(|out| print_list(out, Format::Json, [pod()].iter(), false));
         assert!(
             text.starts_with(
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_reads_back_as_what_it_was() {
+    fn yaml_output_parses_back_to_the_same_object() {
         let text = printed(|out| print_object(out, Format::Yaml, &ResolvedResource::default(), &pod(), true));
         assert!(text.starts_with("apiVersion: v1\nkind: Pod\nmetadata:\n"), "{text}");
         let back: Value = serde_saphyr::from_str(&text).unwrap();
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_their_type() {
+    fn names_are_printed_with_their_type() {
         let resource =
             ResolvedResource { kind: "Deployment".into(), group: "apps".into(), ..ResolvedResource::default() };
         let text = printed(|out| print_object(out, Format::Name, &resource, &pod(), false));

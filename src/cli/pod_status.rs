@@ -1,4 +1,5 @@
-//! The STATUS column of a pod, which is more than its phase: `CrashLoopBackOff`, `Init:1/2`, `Terminating`.
+//! The STATUS column of a pod. It shows more than the phase, such as `CrashLoopBackOff`, `Init:1/2`
+//! or `Terminating`.
 
 use serde_json::Value;
 
@@ -31,7 +32,7 @@ pub(super) fn pod_status(pod: &Value) -> String {
     reason
 }
 
-/// What the first init container that is not done says.
+/// The status of the first unfinished init container.
 fn initializing(pod: &Value) -> Option<String> {
     let specs = &pod["spec"]["initContainers"];
     let restartable = |name: &Value| list(specs).any(|spec| spec["name"] == *name && spec["restartPolicy"] == "Always");
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_is_the_one_kubectl_shows() {
+    fn the_status_is_the_same_as_in_kubectl() {
         let running = json!({"ready": true, "state": {"running": {}}});
         let crash = json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}});
         let done = json!({"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}});

@@ -1,4 +1,4 @@
-//! What of each object `get` and `watch` ask for, as flags.
+//! The projection flags of `get` and `watch`.
 
 use clap::{Args, ValueEnum};
 
@@ -7,11 +7,12 @@ use kubefan_client::{Parts, Projection};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Projection")]
 pub(super) struct ProjectionArgs {
-    /// What of each object to ask for
+    /// The parts of each object to request
     #[arg(long, value_enum, value_name = "PARTS", default_value_t = PartsArg::Full, hide_default_value = true)]
     projection: PartsArg,
 
-    /// Only these fields, such as spec.nodeName,metadata.labels,spec.containers.image; in quotes, \. is a dot in a name: 'metadata.annotations.example\.com/name'
+    /// Request only these fields, such as spec.nodeName,metadata.labels,spec.containers.image; a
+    /// backslash escapes a dot in a name: 'metadata.annotations.example\.com/name'
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', conflicts_with = "projection")]
     fields: Vec<String>,
 
@@ -19,11 +20,11 @@ pub(super) struct ProjectionArgs {
     #[arg(long)]
     drop_managed_fields: bool,
 
-    /// Leave out what `kubectl apply` keeps in an annotation
+    /// Leave out the annotation kubectl.kubernetes.io/last-applied-configuration
     #[arg(long)]
     drop_last_applied: bool,
 
-    /// Leave out changes of what is not asked for
+    /// Leave out changes that do not affect the requested parts
     #[arg(long)]
     pub(super) only_changes: bool,
 }
@@ -37,8 +38,8 @@ enum PartsArg {
 }
 
 impl ProjectionArgs {
-    /// Whether a field is asked for, or a part of it.
-    pub(super) fn asks_for(&self, path: &str) -> bool {
+    /// Whether a field or a part of it is requested.
+    pub(super) fn includes(&self, path: &str) -> bool {
         let within = |path: &str, other: &str| path.strip_prefix(other).is_some_and(|rest| rest.starts_with('.'));
         match (self.projection, self.fields.as_slice()) {
             (PartsArg::Full, []) => true,
@@ -71,17 +72,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_told_from_what_is_not() {
-        let asks = |flags: &[&str], path: &str| {
-            Only::try_parse_from([&["kubefan"], flags].concat()).unwrap().args.asks_for(path)
+    fn only_requested_fields_count_as_requested() {
+        let includes = |flags: &[&str], path: &str| {
+            Only::try_parse_from([&["kubefan"], flags].concat()).unwrap().args.includes(path)
         };
         let (node, phase) = ("spec.nodeName", "status.phase");
-        assert!(asks(&[], node) && !asks(&["--projection=metadata"], node));
-        for (fields, asked) in
+        assert!(includes(&[], node) && !includes(&["--projection=metadata"], node));
+        for (fields, included) in
             [("spec", true), (node, true), ("spec.nodeName.x", true), ("spec.node", false), (phase, false)]
         {
-            assert_eq!(asks(&["--fields", fields], node), asked, "{fields}");
+            assert_eq!(includes(&["--fields", fields], node), included, "{fields}");
         }
-        assert!(asks(&["--fields=spec.containers,status"], phase));
+        assert!(includes(&["--fields=spec.containers,status"], phase));
     }
 }

@@ -1,4 +1,5 @@
-//! What `get` and `watch` share: how to reach kubefan, and which objects are meant, both in kubectl's words.
+//! Flags that several commands share: the address of kubefan, and the selection of objects, in
+//! kubectl's syntax.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,7 +9,7 @@ use tonic::Code;
 use super::CliError;
 use kubefan_client::{ClientError, ClientOptions, ListWatch, Target};
 
-/// A server that is there answers within this.
+/// A running server answers within this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
@@ -45,17 +46,17 @@ pub(super) struct SelectArgs {
     #[arg(short = 'A', long)]
     pub(super) all_namespaces: bool,
 
-    /// Only objects with these labels, such as app=web,tier!=db
+    /// Only objects whose labels match, such as app=web,tier!=db
     #[arg(short = 'l', long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
     selector: String,
 
-    /// Only objects with these fields, such as spec.nodeName=node-1
+    /// Only objects whose fields match, such as spec.nodeName=node-1
     #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
     field_selector: String,
 }
 
 impl SelectArgs {
-    /// The namespace that is meant; empty for all.
+    /// The selected namespace; empty for all.
     pub(super) fn namespace(&self) -> &str {
         match (&self.namespace, self.all_namespaces) {
             (_, true) => "",
@@ -64,7 +65,7 @@ impl SelectArgs {
         }
     }
 
-    /// The objects of a type, or one of them.
+    /// The target for all selected objects of a type, or for a single one.
     pub(super) fn target(&self, resource: &str, name: Option<&str>) -> Target {
         Target {
             resource: resource.to_owned(),
@@ -76,10 +77,10 @@ impl SelectArgs {
         }
     }
 
-    /// Reads `TYPE`, `TYPE NAME…` or `TYPE/NAME…`.
+    /// Parses `TYPE[,TYPE]`, `TYPE NAME…` or `TYPE/NAME…`.
     pub(super) fn parse(&self, words: &[String]) -> Result<Vec<Selected>, CliError> {
         let wrong = |text: &str| Err(CliError::Plain(text.to_owned()));
-        let Some((first, names)) = words.split_first() else { return wrong("say what to get, such as pods") };
+        let Some((first, names)) = words.split_first() else { return wrong("name a resource type, such as pods") };
         let mut selected: Vec<Selected> = Vec::new();
         if first.contains('/') {
             for word in words {
@@ -92,18 +93,16 @@ impl SelectArgs {
                             }
                         }
                     }
-                    _ => return wrong(&format!("{word:?} is not TYPE/NAME, as the arguments beside it are")),
+                    _ => return wrong(&format!("{word:?} is not of the form TYPE/NAME, unlike the other arguments")),
                 }
             }
         } else {
             if let Some(name) = names.iter().find(|name| name.contains('/')) {
-                return wrong(&format!(
-                    "{name:?} says its type itself: leave out {first:?}, or the part before the slash"
-                ));
+                return wrong(&format!("{name:?} includes a type: leave out {first:?}, or the part before the slash"));
             }
             let types: Vec<&str> = first.split(',').collect();
             if types.len() > 1 && !names.is_empty() || types.contains(&"") {
-                return wrong("a list of types takes no names; write TYPE/NAME TYPE/NAME");
+                return wrong("several types cannot be combined with names; write TYPE/NAME TYPE/NAME");
             }
             selected.extend(
                 types.into_iter().map(|resource| Selected { resource: resource.to_owned(), names: names.to_vec() }),
@@ -111,29 +110,32 @@ impl SelectArgs {
         }
         if selected.iter().any(|one| !one.names.is_empty()) {
             if self.all_namespaces {
-                return wrong("a name is only unique in its namespace: use --namespace instead of --all-namespaces");
+                return wrong(
+                    "a name is unique only within its namespace: use --namespace instead of --all-namespaces",
+                );
             }
             if !self.selector.is_empty() || !self.field_selector.is_empty() {
-                return wrong("a name and a selector do not go together");
+                return wrong("a name cannot be combined with a selector");
             }
         }
         Ok(selected)
     }
 }
 
-/// A type, and the names meant; none means all.
+/// A type and the requested names. No names select all objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Selected {
     pub(super) resource: String,
     pub(super) names: Vec<String>,
 }
 
-/// Whether kubefan says that the objects of this type have no namespace, where one was given: kubectl passes it over there.
+/// Whether the error says that this type has no namespaces although the target names one. kubectl
+/// ignores the namespace in this case.
 pub(super) fn is_cluster_scoped(error: &ClientError, target: &Target) -> bool {
     !target.namespace.is_empty() && error.code() == Code::InvalidArgument && error.field() == "target.namespace"
 }
 
-/// The one line for an error of the client, in kubectl's form.
+/// The one-line text of a client error, in kubectl's format.
 pub(super) fn describe(error: &ClientError) -> String {
     let reason = match error {
         ClientError::Unreachable { address, message } => {
@@ -141,12 +143,12 @@ pub(super) fn describe(error: &ClientError) -> String {
             if let Some(first) = message.get_mut(..1) {
                 first.make_ascii_lowercase();
             }
-            // Whoever speaks TLS ends a connection that begins with something else.
-            let spoke = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
+            // A TLS server closes a connection that does not start with a TLS handshake.
+            let was_closed = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
             let hint = if message.contains("certificate") {
-                "--ca-file names the CA that signed kubefan's certificate, which must not be a CA itself".to_owned()
-            } else if spoke && !address.contains("://") && !address.starts_with("unix:") {
-                format!("is that a port for TLS? Then write https://{address}")
+                "--ca-file must name the CA that signed kubefan's certificate, and that certificate must not itself be a CA".to_owned()
+            } else if was_closed && !address.contains("://") && !address.starts_with("unix:") {
+                format!("is it a TLS port? Then use https://{address}")
             } else {
                 "is `kubefan serve` running?".to_owned()
             };
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn types_and_names_are_read_as_kubectl_reads_them() {
+    fn types_and_names_are_parsed_as_in_kubectl() {
         let args = args();
         assert_eq!(parse(&args, "pods"), Ok(vec![selected("pods", &[])]));
         assert_eq!(parse(&args, "po a b"), Ok(vec![selected("po", &["a", "b"])]));
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_goes_with_no_selector_and_one_namespace() {
+    fn a_name_excludes_selectors_and_all_namespaces() {
         assert!(parse(&SelectArgs { all_namespaces: true, ..args() }, "po a").unwrap_err().contains("--namespace"));
         assert!(parse(&SelectArgs { selector: "a=b".into(), ..args() }, "po/a").unwrap_err().contains("selector"));
         assert_eq!(args().target("po", Some("a")).namespace, "default");
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_kubectls_form() {
+    fn errors_are_formatted_as_in_kubectl() {
         let refused =
             ClientError::Unreachable { address: "127.0.0.1:7443".into(), message: "Connection refused".into() };
         assert_eq!(
@@ -218,7 +220,7 @@ mod tests {
         );
         let message = "stream closed because of a broken pipe".into();
         let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
-        assert!(describe(&closed).ends_with("is that a port for TLS? Then write https://127.0.0.1:7443"));
+        assert!(describe(&closed).ends_with("is it a TLS port? Then use https://127.0.0.1:7443"));
         let message = "invalid peer certificate: UnknownIssuer".into();
         let unknown = ClientError::Unreachable { address: "https://127.0.0.1:7443".into(), message };
         assert!(describe(&unknown).contains("--ca-file"));

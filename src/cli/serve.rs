@@ -1,4 +1,5 @@
-//! `kubefan serve`: flags, environment and file become one configuration, and the process runs until it is told to stop.
+//! `kubefan serve`: merges flags, environment and file into one configuration, and runs until it is
+//! signalled to stop.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use kubefan_proxy::{
 /// Watch the apiserver once, and serve any number of subscribers
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A flag goes before its environment variable, that before the file of --config, that before the default. The file \
+    after_help = "Precedence: a flag, then its environment variable, then the file of --config, then the default. The file \
     is YAML with `apiVersion: kubefan.dev/v1alpha1`, `kind: ServeConfiguration`, and the flags' names in camelCase (`resources` and \
     `namespaces` are lists)."
 )]
@@ -27,7 +28,7 @@ pub(super) struct ServeArgs {
     options: ServeOptions,
 }
 
-/// Puts the defaults into the help, from where they are named.
+/// Adds the defaults to the help texts.
 pub(super) fn with_defaults(command: Command) -> Command {
     config::default_texts().into_iter().fold(command, |command, (name, default)| {
         command.mut_arg(name, |arg| {
@@ -42,8 +43,8 @@ pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
     telemetry::tracing::init(config.log_format, &config.log_level).map_err(CliError::Plain)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(async {
-        let tell = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
-        let shutdown = shutdown(tell).map_err(CliError::plain)?;
+        let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
+        let shutdown = shutdown(announce).map_err(CliError::plain)?;
         app::run(config, shutdown).await.map_err(CliError::plain)
     })
 }
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_goes_before_the_file_and_that_before_the_default() {
+    fn a_flag_overrides_the_file_and_the_file_overrides_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("kubefan.yaml");
         let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\npageSize: 11\nringAgeMax: 2m\n";
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_and_a_contradiction_are_one_line() {
+    fn a_broken_file_and_a_contradiction_are_one_line_errors() {
         let error = parse(&["--config", "/does/not/exist.yaml"]).unwrap_err();
         assert_eq!(error, "error: --config /does/not/exist.yaml: No such file or directory (os error 2)");
         let error = parse(&["--listen", "0.0.0.0:7443", "--resource=pods"]).unwrap_err();
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_in_the_help_and_every_flag_in_the_environment() {
+    fn the_help_shows_every_default_and_every_flag_has_an_environment_variable() {
         let command = with_defaults(<Only as clap::CommandFactory>::command());
         let named: Vec<&str> = config::default_texts().iter().map(|(name, _)| *name).collect();
         for arg in command.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())) {

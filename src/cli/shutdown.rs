@@ -1,15 +1,16 @@
-//! What ends a command that runs until it is told to.
+//! Shutdown signals of a command that runs until it is stopped.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Resolves at the first SIGTERM or ctrl-C, whose name it tells; a second ctrl-C ends the process where it stands. Must be called in a
-/// tokio runtime.
-pub(super) fn shutdown(tell: impl FnOnce(&'static str) + Send) -> io::Result<impl Future<Output = ()> + Send> {
+/// Returns a future that resolves at the first SIGTERM or ctrl-C, after it has passed the signal's
+/// name to `announce`. A second ctrl-C ends the process at once with exit code 130. Must be called
+/// in a Tokio runtime.
+pub(super) fn shutdown(announce: impl FnOnce(&'static str) + Send) -> io::Result<impl Future<Output = ()> + Send> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     Ok(async move {
-        tell(tokio::select! {
+        announce(tokio::select! {
             _ = interrupt.recv() => "ctrl-C",
             _ = terminate.recv() => "SIGTERM",
         });

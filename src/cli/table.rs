@@ -1,5 +1,5 @@
-//! Tables as kubectl prints them: columns three spaces apart, and as wide later as they were before, so that the rows of a watch
-//! stay below their headers.
+//! Tables in kubectl's format, with three spaces between columns. Columns never get narrower, so
+//! that the rows of a watch stay aligned with their headers.
 
 use std::io::{self, Write};
 
@@ -10,34 +10,34 @@ use super::{pod_status::pod_status, projection::ProjectionArgs};
 use kubefan_client::{Object, ResolvedResource};
 use kubefan_model::human_duration::human_duration;
 
-/// The least width of a column and the space between two, kubectl's own.
+/// The minimum width of a column, and the space between two columns. Both are kubectl's.
 const WIDTH_MIN: usize = 6;
 const PADDING: usize = 3;
 
-/// Rows of one resource.
+/// A table of the objects of one resource.
 pub(super) struct Table {
     with_namespace: bool,
     with_type: bool,
-    /// With the columns of pods.
+    /// `Some` to print the columns of pods.
     pods: Option<PodColumns>,
     type_name: String,
     columns: Columns,
     has_header: bool,
 }
 
-/// Widths that only grow.
+/// Column widths, which only grow.
 #[derive(Default)]
 pub(super) struct Columns {
     widths: Vec<usize>,
 }
 
 impl Columns {
-    /// The first column is at least this wide, its space included.
+    /// The first column is at least this wide, including the space after it.
     pub(super) fn starting_with(width: usize) -> Self {
         Self { widths: vec![width] }
     }
 
-    /// Prints rows below each other.
+    /// Prints rows.
     pub(super) fn print(&mut self, out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
         for row in rows {
             self.widths.resize(self.widths.len().max(row.len()), WIDTH_MIN);
@@ -54,7 +54,8 @@ impl Columns {
 }
 
 impl Table {
-    /// A table; `with_namespace` for lists over namespaces, `with_type` where names are to be `pod/web-1`.
+    /// A new table. `with_namespace` adds the column NAMESPACE for namespaced resources, and
+    /// `with_type` prints names as `pod/web-1`.
     pub(super) fn new(resource: &ResolvedResource, pods: PodColumns, with_namespace: bool, with_type: bool) -> Self {
         Self {
             with_namespace: with_namespace && resource.namespaced,
@@ -66,7 +67,7 @@ impl Table {
         }
     }
 
-    /// Prints objects, below the header if that was not printed yet.
+    /// Prints objects, and first the header if it is not yet printed.
     pub(super) fn print(&mut self, out: &mut impl Write, objects: &[Object], now: Timestamp) -> io::Result<()> {
         let mut rows = Vec::with_capacity(objects.len() + 1);
         if !std::mem::replace(&mut self.has_header, true) {
@@ -98,7 +99,7 @@ impl Table {
 
 const UNKNOWN: &str = "<unknown>";
 
-/// Which of a pod's columns can be told by what was asked for.
+/// The pod columns whose values the projection includes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PodColumns {
     status: bool,
@@ -106,11 +107,11 @@ pub(super) struct PodColumns {
 }
 
 impl PodColumns {
-    pub(super) fn of(asked: &ProjectionArgs) -> Self {
-        Self { status: asked.asks_for("status.phase"), node: asked.asks_for("spec.nodeName") }
+    pub(super) fn of(projection: &ProjectionArgs) -> Self {
+        Self { status: projection.includes("status.phase"), node: projection.includes("spec.nodeName") }
     }
 
-    /// STATUS and NODE.
+    /// The values of STATUS and NODE.
     pub(super) fn cells(self, pod: &Value) -> [String; 2] {
         let status = if self.status { pod_status(pod) } else { UNKNOWN.to_owned() };
         let node = if self.node { pod["spec"]["nodeName"].as_str().unwrap_or("<none>") } else { UNKNOWN };
@@ -118,7 +119,7 @@ impl PodColumns {
     }
 }
 
-/// `pod`, `deployment.apps`: as kubectl writes a type before a name.
+/// A type as kubectl writes it before a name: `pod`, `deployment.apps`.
 pub(super) fn type_name(resource: &ResolvedResource) -> String {
     let kind = if resource.kind.is_empty() { resource.resource.clone() } else { resource.kind.to_lowercase() };
     if resource.group.is_empty() { kind } else { format!("{kind}.{}", resource.group) }
@@ -152,7 +153,7 @@ pub(super) mod tests {
     pub(in crate::cli) const ALL: PodColumns = PodColumns { status: true, node: true };
 
     #[test]
-    fn what_was_not_asked_for_is_not_said_to_be_none() {
+    fn a_column_without_data_is_unknown_and_not_none() {
         let phase = serde_json::json!({"status": {"phase": "Running"}});
         assert_eq!(PodColumns { node: false, ..ALL }.cells(&phase), ["Running", "<unknown>"]);
         assert_eq!(PodColumns { status: false, ..ALL }.cells(&Value::Null), ["<unknown>", "<none>"]);
@@ -163,7 +164,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn pods_have_status_and_node_and_later_rows_keep_the_columns() {
+    fn pods_have_status_and_node_and_later_rows_stay_aligned() {
         let mut table = Table::new(&resource("pods", "Pod", ""), ALL, true, false);
         let mut out = Vec::new();
         table.print(&mut out, &[object("default", "web-1", "node-1"), object("default", "a", "n")], now()).unwrap();

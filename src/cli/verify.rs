@@ -1,7 +1,9 @@
-//! `kubefan verify`: what a running kubefan holds against the apiserver, by name and version, each resource at one version.
+//! `kubefan verify`: compares the cache of a running kubefan with the apiserver, by object key and
+//! resource version.
 //!
-//! Two lists that were read one after the other always differ in a busy cluster. So kubefan's is read first, and the apiserver is asked
-//! for exactly the version that it had: what differs then is wrong.
+//! In a busy cluster, two lists read one after the other always differ. Therefore the command lists
+//! kubefan first and then asks the apiserver for exactly the same resource version: any difference
+//! is an error in the cache.
 
 use std::{
     io::{BufWriter, Write, stdout},
@@ -31,23 +33,25 @@ use kubefan_proxy::{
     },
 };
 
-/// A version may be compacted while it is read, and an apiserver may be behind: then both are read again.
+/// The version may be compacted during the comparison, or an apiserver may lag behind. Then both
+/// sides are read again.
 const TRIES: usize = 3;
-/// Between two tries.
+/// The delay between two tries.
 const TRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest that a server may ask to wait before the next.
+/// Upper limit for the retry delay that the server asks for.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
-/// Compare what kubefan holds with the apiserver, at the same version
+/// Compare kubefan's cache with the apiserver, at the same resource version
 ///
-/// Exits with 0 where all is equal, 1 where something differs, 2 where that could not be told.
+/// Exit codes: 0 if everything is equal, 1 if something differs, 2 if the comparison failed. A
+/// kubeconfig that points at kubefan is refused: a cache cannot verify itself.
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
-    /// Types, by any name that kubectl takes [default: all that kubefan caches]
+    /// Types, by any name that kubectl accepts [default: all that kubefan caches]
     #[arg(value_name = "RESOURCE", value_delimiter = ',')]
     resources: Vec<String>,
 
-    /// How to print
+    /// Output format [default: a table]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
 
@@ -55,15 +59,17 @@ pub(super) struct VerifyArgs {
     #[arg(short, long, value_name = "NAME", default_value = "", hide_default_value = true)]
     namespace: String,
 
-    /// Only objects with these labels, such as app=web,tier!=db
+    /// Only objects whose labels match, such as app=web,tier!=db
     #[arg(short = 'l', long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
     selector: String,
 
-    /// Only objects with these fields; for a kubefan with --upstream-field-selector, its selector
+    /// Only objects whose fields match; if kubefan runs with --upstream-field-selector, give that
+    /// selector here
     #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
     field_selector: String,
 
-    /// The kubeconfig of the apiserver, instead of $KUBECONFIG, ~/.kube/config or the pod's service account
+    /// The kubeconfig of the apiserver, instead of $KUBECONFIG, ~/.kube/config or the pod's service
+    /// account
     #[arg(long, env = "KUBEFAN_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
@@ -81,16 +87,16 @@ enum Format {
     Json,
 }
 
-/// What one comparison came to.
-struct Compared {
+/// The result for one cache.
+struct ComparedCache {
     resource: String,
     namespace: String,
     objects: usize,
     version: String,
-    outcome: Outcome,
+    outcome: CompareResult,
 }
 
-enum Outcome {
+enum CompareResult {
     Equal,
     Different(Differences),
     Unknown(String),
@@ -103,10 +109,10 @@ pub(super) async fn run(args: VerifyArgs) -> Result<(), CliError> {
                 Some(Format::Json) => print_json(&compared)?,
                 None => print_table(&compared)?,
             }
-            let any = |found: fn(&Outcome) -> bool| compared.iter().any(|one| found(&one.outcome));
+            let any = |found: fn(&CompareResult) -> bool| compared.iter().any(|one| found(&one.outcome));
             match () {
-                () if any(|outcome| matches!(outcome, Outcome::Different(_))) => Err(CliError::Printed),
-                () if any(|outcome| matches!(outcome, Outcome::Unknown(_))) => Err(CliError::Undetermined(None)),
+                () if any(|outcome| matches!(outcome, CompareResult::Different(_))) => Err(CliError::Printed),
+                () if any(|outcome| matches!(outcome, CompareResult::Unknown(_))) => Err(CliError::Undetermined(None)),
                 () => Ok(()),
             }
         }
@@ -114,7 +120,7 @@ pub(super) async fn run(args: VerifyArgs) -> Result<(), CliError> {
     }
 }
 
-async fn verify(args: &VerifyArgs) -> Result<Vec<Compared>, CliError> {
+async fn verify(args: &VerifyArgs) -> Result<Vec<ComparedCache>, CliError> {
     let settings = UpstreamSettings { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
     let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await.map_err(CliError::plain)?;
     let client = args.server.connect().await?;
@@ -123,12 +129,13 @@ async fn verify(args: &VerifyArgs) -> Result<Vec<Compared>, CliError> {
         compared.push(compare(&client, &upstream, name, target).await);
     }
     if compared.is_empty() {
-        return Err(CliError::Plain("kubefan caches nothing yet; name what to compare, such as pods".to_owned()));
+        return Err(CliError::Plain("kubefan has no caches yet; name a type to compare, such as pods".to_owned()));
     }
     Ok(compared)
 }
 
-/// The caches that are meant, by a name to show; what is not cached yet is asked for as it was written.
+/// The caches to compare, each with a name to print. A named type that is not cached yet is passed
+/// on as written.
 fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Target)> {
     let target = |namespace: &str| Target {
         namespace: namespace.to_owned(),
@@ -154,7 +161,7 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
         }
         Some((status.name.clone(), target))
     };
-    // That a resource does not exist is an answer, and there is nothing to compare.
+    // If the apiserver does not serve the resource, there is nothing to compare.
     let exists = |status: &&ResourceStatus| status.state() != ResourceState::NotFound;
     if args.resources.is_empty() {
         return cached.iter().filter(exists).filter_map(of_cache).collect();
@@ -173,14 +180,14 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
     args.resources.iter().flat_map(named).collect()
 }
 
-/// One resource, as often as it takes to read both sides at one version.
-async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut target: Target) -> Compared {
-    let mut compared = Compared {
+/// Compares one cache. Retries until both sides could be read at the same version.
+async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut target: Target) -> ComparedCache {
+    let mut compared = ComparedCache {
         resource,
         namespace: String::new(),
         objects: 0,
         version: String::new(),
-        outcome: Outcome::Unknown(String::new()),
+        outcome: CompareResult::Unknown(String::new()),
     };
     for _ in 0..TRIES {
         let options = ReadOptions {
@@ -194,7 +201,7 @@ async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut 
                 continue;
             }
             Err(error) => {
-                compared.outcome = Outcome::Unknown(describe(&error));
+                compared.outcome = CompareResult::Unknown(describe(&error));
                 match (error.retry_after(), error) {
                     (Some(delay), ClientError::Status(_)) => sleep(delay.min(RETRY_DELAY_MAX)).await,
                     _ => return compared,
@@ -206,19 +213,19 @@ async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut 
         (compared.objects, compared.version) = (list.objects.len(), list.resource_version.clone());
         match differences(upstream, list, &target).await {
             Ok(differences) if differences.count == 0 => {
-                compared.outcome = Outcome::Equal;
+                compared.outcome = CompareResult::Equal;
                 return compared;
             }
             Ok(differences) => {
-                compared.outcome = Outcome::Different(differences);
+                compared.outcome = CompareResult::Different(differences);
                 return compared;
             }
-            Err(Failed::Passing(message)) => {
-                compared.outcome = Outcome::Unknown(message);
+            Err(CompareError::Retryable(message)) => {
+                compared.outcome = CompareResult::Unknown(message);
                 sleep(TRY_INTERVAL).await;
             }
-            Err(Failed::Final(message)) => {
-                compared.outcome = Outcome::Unknown(message);
+            Err(CompareError::Final(message)) => {
+                compared.outcome = CompareResult::Unknown(message);
                 return compared;
             }
         }
@@ -226,33 +233,34 @@ async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut 
     compared
 }
 
-enum Failed {
-    /// Worth another try, with kubefan's version of then.
-    Passing(String),
+enum CompareError {
+    /// A retry with a newer version of kubefan's cache may succeed.
+    Retryable(String),
     Final(String),
 }
 
-async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> Result<Differences, Failed> {
-    let broken = |message: String| Failed::Final(format!("kubefan's answer cannot be read: {message}"));
+async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> Result<Differences, CompareError> {
+    let broken = |message: String| CompareError::Final(format!("kubefan's answer cannot be read: {message}"));
     let version: ResourceVersion = list.resource_version.parse().map_err(|error| broken(format!("{error}")))?;
     let resource = list.resource.unwrap_or_default();
-    // Versions of two clusters do not compare. Where one of them may not be read, the comparison itself tells.
-    let asked = upstream.confirm(upstream.doubt()).await;
-    if let (Ok(()), Some(cluster)) = (asked, upstream.cluster())
+    // Versions of different clusters cannot be compared. If the identity of the apiserver's cluster
+    // cannot be read, the comparison itself shows any difference.
+    let confirmed = upstream.confirm(upstream.doubt()).await;
+    if let (Ok(()), Some(cluster)) = (confirmed, upstream.cluster())
         && !list.cluster.is_empty()
         && list.cluster != cluster
     {
-        return Err(Failed::Final(format!(
-            "kubefan's state is of another cluster ({}) than the apiserver at {} ({cluster})",
+        return Err(CompareError::Final(format!(
+            "kubefan caches another cluster ({}) than that of the apiserver at {} ({cluster})",
             list.cluster,
             upstream.server()
         )));
     }
-    let held = list.objects.into_iter().map(|object| {
+    let cached = list.objects.into_iter().map(|object| {
         let version = object.resource_version.parse()?;
         Ok((ObjectKey::new(&object.namespace, &object.name), version))
     });
-    let held: Vec<(ObjectKey, ResourceVersion)> = held
+    let cached: Vec<(ObjectKey, ResourceVersion)> = cached
         .collect::<Result<_, kubefan_model::version::InvalidVersion>>()
         .map_err(|error| broken(error.to_string()))?;
     let scope = match target.namespace.as_str() {
@@ -266,48 +274,50 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
         field_selector: target.field_selector.clone(),
     };
     let mut pages = MetadataPages::new(upstream.clone(), target, version);
-    let mut comparison = Comparison::new(held.into_iter(), usize::MAX);
+    let mut comparison = Comparison::new(cached.into_iter(), usize::MAX);
     let failed = |error: UpstreamError| match error {
-        UpstreamError::Gone { .. } | UpstreamError::VersionTooLarge { .. } => Failed::Passing(error.to_string()),
-        UpstreamError::Auth { message } => Failed::Final(format!(
+        UpstreamError::Gone { .. } | UpstreamError::VersionTooLarge { .. } => {
+            CompareError::Retryable(error.to_string())
+        }
+        UpstreamError::Auth { message } => CompareError::Final(format!(
             "the apiserver at {} does not accept the credentials of verify's own kubeconfig (401): {message}",
             upstream.server()
         )),
-        error => Failed::Final(error.to_string()),
+        error => CompareError::Final(error.to_string()),
     };
     while let Some(page) = pages.next().await.map_err(failed)? {
         if pages.is_cached() {
-            return Err(Failed::Final(format!(
-                "the server at {} is a kubefan, which answered from its cache; name the apiserver's own kubeconfig (--kubeconfig)",
+            return Err(CompareError::Final(format!(
+                "the server at {} is a kubefan, and a cache cannot verify itself; name the apiserver's own kubeconfig (--kubeconfig)",
                 upstream.server()
             )));
         }
         for (key, version) in page {
-            comparison.tell(key, version).map_err(|error| Failed::Final(error.to_string()))?;
+            comparison.tell(key, version).map_err(|error| CompareError::Final(error.to_string()))?;
         }
     }
     Ok(comparison.finish())
 }
 
-fn print_table(compared: &[Compared]) -> Result<(), CliError> {
+fn print_table(compared: &[ComparedCache]) -> Result<(), CliError> {
     let mut out = BufWriter::new(stdout());
     let mut rows = vec![["RESOURCE", "NAMESPACE", "OBJECTS", "VERSION", "RESULT"].map(str::to_owned).to_vec()];
-    for Compared { resource, namespace, objects, version, outcome } in compared {
+    for ComparedCache { resource, namespace, objects, version, outcome } in compared {
         let namespace = if namespace.is_empty() { "<all>" } else { namespace };
         let (objects, version) = match version.as_str() {
             "" => ("<unknown>".to_owned(), "<unknown>"),
             version => (objects.to_string(), version),
         };
         let result = match outcome {
-            Outcome::Equal => "equal".to_owned(),
-            Outcome::Different(differences) => format!("{} different", differences.count),
-            Outcome::Unknown(message) => format!("unknown: {}", message.replace('\n', " ")),
+            CompareResult::Equal => "equal".to_owned(),
+            CompareResult::Different(differences) => format!("{} different", differences.count),
+            CompareResult::Unknown(message) => format!("unknown: {}", message.replace('\n', " ")),
         };
         rows.push(vec![resource.clone(), namespace.to_owned(), objects, version.to_owned(), result]);
     }
     Columns::default().print(&mut out, &rows)?;
-    for Compared { resource, outcome, .. } in compared {
-        if let Outcome::Different(differences) = outcome {
+    for ComparedCache { resource, outcome, .. } in compared {
+        if let CompareResult::Different(differences) = outcome {
             for difference in &differences.first {
                 writeln!(out, "{resource} {difference}")?;
             }
@@ -316,7 +326,7 @@ fn print_table(compared: &[Compared]) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
-fn print_json(compared: &[Compared]) -> Result<(), CliError> {
+fn print_json(compared: &[ComparedCache]) -> Result<(), CliError> {
     let results: Vec<Value> = compared.iter().map(as_json).collect();
     let mut out = BufWriter::new(stdout());
     serde_json::to_writer_pretty(&mut out, &json!({ "results": results })).map_err(CliError::plain)?;
@@ -324,12 +334,12 @@ fn print_json(compared: &[Compared]) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
-fn as_json(compared: &Compared) -> Value {
-    let Compared { resource, namespace, objects, version, outcome } = compared;
+fn as_json(compared: &ComparedCache) -> Value {
+    let ComparedCache { resource, namespace, objects, version, outcome } = compared;
     let (result, message, differences) = match outcome {
-        Outcome::Equal => ("equal", "", &[][..]),
-        Outcome::Different(differences) => ("different", "", &differences.first[..]),
-        Outcome::Unknown(message) => ("unknown", message.as_str(), &[][..]),
+        CompareResult::Equal => ("equal", "", &[][..]),
+        CompareResult::Different(differences) => ("different", "", &differences.first[..]),
+        CompareResult::Unknown(message) => ("unknown", message.as_str(), &[][..]),
     };
     let difference = |Difference { key, held, told }: &Difference| {
         json!({
@@ -368,7 +378,7 @@ mod tests {
         }
     }
 
-    fn meant(words: &[&str], cached: &[ResourceStatus]) -> Vec<(String, String)> {
+    fn selected(words: &[&str], cached: &[ResourceStatus]) -> Vec<(String, String)> {
         let args = Only::parse_from(["verify"].iter().chain(words)).verify;
         targets(&args, cached.to_vec()).into_iter().map(|(_, target)| (target.resource, target.namespace)).collect()
     }
@@ -378,15 +388,15 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_cached_is_meant_or_what_is_named() {
+    fn all_caches_are_compared_unless_types_are_named() {
         let all = [cached("pods", true, ""), cached("nodes", false, "")];
-        assert_eq!(meant(&[], &all), pairs(&[("pods", ""), ("nodes", "")]));
-        assert_eq!(meant(&["-n", "x"], &all), pairs(&[("pods", "x"), ("nodes", "")]));
-        assert_eq!(meant(&["nodes,deploy"], &all), pairs(&[("nodes", ""), ("deploy", "")]));
+        assert_eq!(selected(&[], &all), pairs(&[("pods", ""), ("nodes", "")]));
+        assert_eq!(selected(&["-n", "x"], &all), pairs(&[("pods", "x"), ("nodes", "")]));
+        assert_eq!(selected(&["nodes,deploy"], &all), pairs(&[("nodes", ""), ("deploy", "")]));
         let scopes = [cached("pods", true, "a"), cached("pods", true, "b")];
-        assert_eq!(meant(&["pods"], &scopes), pairs(&[("pods", "a"), ("pods", "b")]));
-        assert_eq!(meant(&["-n", "b"], &scopes), pairs(&[("pods", "b")]));
+        assert_eq!(selected(&["pods"], &scopes), pairs(&[("pods", "a"), ("pods", "b")]));
+        assert_eq!(selected(&["-n", "b"], &scopes), pairs(&[("pods", "b")]));
         let missing = ResourceStatus { state: ResourceState::NotFound.into(), ..cached("widgets", true, "") };
-        assert_eq!(meant(&[], &[missing]), []);
+        assert_eq!(selected(&[], &[missing]), []);
     }
 }

@@ -1,4 +1,4 @@
-//! `kubefan version`.
+//! `kubefan version`: prints the version and the platform.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use super::CliError;
 /// Print the version
 #[derive(Debug, Args)]
 pub(super) struct VersionArgs {
-    /// How
+    /// Output format [default: one line of text]
     #[arg(short, long, value_enum)]
     output: Option<Format>,
 }

@@ -1,5 +1,5 @@
-//! `kubefan watch`: one line per change, for as long as it is wanted. A break of the connection is bridged and told on stderr, so
-//! that what stands on stdout is the watch and nothing else.
+//! `kubefan watch`: prints one line per change until it is stopped. It reconnects by itself.
+//! Notices about the connection go to stderr, so that stdout has nothing but changes.
 
 use std::{
     io::{self, BufWriter, Stdout, Write, stdout},
@@ -21,38 +21,39 @@ use super::{
 use kubefan_client::{Encoding, Event, EventType, OnExpired, OnLag, ResolvedResource, WatchItem, WatchOptions};
 use kubefan_common::proto::v1alpha1::DeleteReason;
 
-/// `MODIFIED` is the longest type, and comes later than the first line.
+/// Width of the first column: `MODIFIED` is the longest type, but not in the first line.
 const TYPE_WIDTH: usize = 11;
 
 /// Print every change of the objects of one type
 #[derive(Debug, Args)]
 pub(super) struct WatchArgs {
-    /// What: TYPE, TYPE NAME or TYPE/NAME; a type by any name that kubectl takes
+    /// TYPE, TYPE NAME or TYPE/NAME; a type by any name that kubectl accepts
     #[arg(required = true, value_name = "TYPE [NAME]", num_args = 1..=2)]
     what: Vec<String>,
 
-    /// How to print a change; by default a line for people
+    /// Output format of a change [default: one line of text]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
 
-    /// Start after this version instead of with the present state; where nothing leads on from it, that is an error, unless
-    /// --on-expired=restart
+    /// Start after this version instead of with the current state; it is an error if history cannot
+    /// resume from it, unless --on-expired=restart
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
     resource_version: String,
 
-    /// What to do where nothing leads on from a version [default: restart; with --resource-version: fail]
+    /// What to do if history cannot resume from a version [default: restart; with
+    /// --resource-version: fail]
     #[arg(long, value_enum, value_name = "ACTION")]
     on_expired: Option<OnExpired>,
 
-    /// What to do where this watch has fallen behind the events that are held
+    /// What to do if this watch falls behind the events that kubefan retains
     #[arg(long, value_enum, value_name = "ACTION", default_value_t)]
     on_lag: OnLag,
 
-    /// End after this long, such as 30s or 5m
+    /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     timeout: Option<Duration>,
 
-    /// How objects travel; what is printed is the same
+    /// The encoding between kubefan and this command; the output is the same
     #[arg(long, value_enum, value_name = "ENCODING", default_value_t = Encoding::Json, hide_default_value = true)]
     encoding: Encoding,
 
@@ -84,10 +85,10 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     let selected = args.select.parse(&args.what)?;
     let [Selected { resource, names }] = selected.as_slice() else {
-        return Err(CliError::Plain("watch takes one type".to_owned()));
+        return Err(CliError::Plain("watch takes a single type".to_owned()));
     };
     if names.len() > 1 {
-        return Err(CliError::Plain("watch takes one name; leave it out and use a selector for more".to_owned()));
+        return Err(CliError::Plain("watch takes a single name; to watch several objects use a selector".to_owned()));
     }
     let mut target = args.select.target(resource, names.first().map(String::as_str));
     let options = WatchOptions {
@@ -96,7 +97,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
         projection: args.projection.projection(),
         only_changes: args.projection.only_changes,
         encoding: args.encoding,
-        // Who names a version wants what comes after it, and nothing else.
+        // A user who gives a version wants the changes after it, not a snapshot.
         on_expired: args.on_expired.unwrap_or(match args.resource_version.is_empty() {
             true => OnExpired::Restart,
             false => OnExpired::Fail,
@@ -119,7 +120,8 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
             let mut next = pin!(watch.next());
             match poll!(&mut next) {
                 Poll::Ready(item) => item,
-                // Lines are written together while they come quickly, and at once when they do not.
+                // Flushes only when no further item is ready, so that a burst of lines is written
+                // together.
                 Poll::Pending => {
                     printer.out.flush()?;
                     tokio::select! {
@@ -150,35 +152,35 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     };
     printer.out.flush()?;
     if !watch.resume_version().is_empty() && matches!(result, Ok(()) | Err(CliError::Interrupted)) {
-        eprintln!("to go on from here: --resource-version={}", watch.resume_version());
+        eprintln!("to continue from here: --resource-version={}", watch.resume_version());
     }
     result
 }
 
-/// What a user should know about the stream itself.
+/// The notice for the user about an item that is not an event.
 pub(super) fn notice(item: &WatchItem) -> Option<String> {
     match item {
         WatchItem::Disconnected { error, retry_in } => {
-            // kubefan's own word has a reason.
-            let what = if error.reason().is_empty() { "connection lost" } else { "no watch for now" };
+            // An error with a reason is kubefan's own answer, so the connection works.
+            let what = if error.reason().is_empty() { "connection lost" } else { "watch refused" };
             Some(format!("{what} ({error}); trying again in {:.1}s", retry_in.as_secs_f64()))
         }
-        WatchItem::Reconnected { from } if from.is_empty() => Some("connected again; starting over".to_owned()),
-        // Whether something was missed, the next message tells: it may be a mark, which has a notice of its own.
-        WatchItem::Reconnected { from } => Some(format!("connected again; going on from version {from}")),
+        WatchItem::Reconnected { from } if from.is_empty() => Some("reconnected; starting over".to_owned()),
+        // If changes were lost, the next item is a mark, which has its own notice.
+        WatchItem::Reconnected { from } => Some(format!("reconnected; continuing from version {from}")),
         WatchItem::Restarted { error } => {
-            Some(format!("starting over with all that is there, because what was missed is no longer held: {error}"))
+            Some(format!("starting over with a snapshot, because the missed changes are no longer retained: {error}"))
         }
         WatchItem::GapBegin { resource_version, reason } => Some(format!(
-            "kubefan had to list again ({reason}): what changed after version {resource_version} comes in its latest state only"
+            "kubefan had to relist ({reason}): for changes after version {resource_version} only the latest state follows"
         )),
-        WatchItem::CatchUpBegin { resource_version } => Some(format!(
-            "too far behind: what changed after version {resource_version} comes in its latest state only"
-        )),
-        WatchItem::GapEnd | WatchItem::CatchUpEnd => Some("every change from here on".to_owned()),
-        WatchItem::SnapshotBegin { restarted_from, .. } if !restarted_from.is_empty() => Some(format!(
-            "starting over with all that is there, because nothing is held that leads on from version {restarted_from}"
-        )),
+        WatchItem::CatchUpBegin { resource_version } => {
+            Some(format!("too far behind: for changes after version {resource_version} only the latest state follows"))
+        }
+        WatchItem::GapEnd | WatchItem::CatchUpEnd => Some("from here on every change follows".to_owned()),
+        WatchItem::SnapshotBegin { restarted_from, .. } if !restarted_from.is_empty() => {
+            Some(format!("starting over with a snapshot, because history cannot resume from version {restarted_from}"))
+        }
         WatchItem::SnapshotBegin { .. } | WatchItem::SnapshotEnd { .. } | WatchItem::Event(_) | WatchItem::Bookmark => {
             None
         }
@@ -187,7 +189,7 @@ pub(super) fn notice(item: &WatchItem) -> Option<String> {
 
 struct Printer {
     format: Option<Format>,
-    /// As it was asked for, until a snapshot says what it is.
+    /// As requested, until a snapshot names the resolved resource.
     resource: ResolvedResource,
     columns: Columns,
     pods: PodColumns,
@@ -195,29 +197,29 @@ struct Printer {
 }
 
 impl Printer {
-    fn described(&self, event: &Event) -> ResolvedResource {
-        match described(&serde_json::from_slice(&event.object).unwrap_or_default()) {
-            told if told.kind.is_empty() => self.resource.clone(),
-            told => told,
+    fn resource_of(&self, event: &Event) -> ResolvedResource {
+        match type_of(&serde_json::from_slice(&event.object).unwrap_or_default()) {
+            resource if resource.kind.is_empty() => self.resource.clone(),
+            resource => resource,
         }
     }
 
     fn print(&mut self, event: &Event) -> io::Result<()> {
         match self.format {
             Some(Format::Json) => print_json(&mut self.out, event),
-            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&self.described(event)), event.name),
+            Some(Format::Name) => writeln!(self.out, "{}/{}", type_name(&self.resource_of(event)), event.name),
             None => self.columns.print(&mut self.out, &[cells(event, self.pods)]),
         }
     }
 }
 
-/// TYPE, VERSION, KEY, and for a pod STATUS and NODE.
+/// The columns TYPE, VERSION and KEY, and for a pod STATUS and NODE.
 fn cells(event: &Event, pods: PodColumns) -> Vec<String> {
     let key =
         if event.namespace.is_empty() { event.name.clone() } else { format!("{}/{}", event.namespace, event.name) };
     let mut cells = vec![type_text(event).to_owned(), event.resource_version.clone(), key];
     let object: Value = serde_json::from_slice(&event.object).unwrap_or_default();
-    let resource = described(&object);
+    let resource = type_of(&object);
     if resource.kind == "Pod" && resource.group.is_empty() {
         cells.extend(pods.cells(&object));
     }
@@ -232,7 +234,7 @@ fn cells(event: &Event, pods: PodColumns) -> Vec<String> {
 fn print_json(out: &mut impl Write, event: &Event) -> io::Result<()> {
     write!(out, "{{\"type\":\"{}\",\"object\":", type_text(event))?;
     if event.object.is_empty() {
-        // What was deleted inside a gap may have left nothing but its name.
+        // For an object deleted inside a gap, possibly only its key and uid are known.
         let metadata = json!({"namespace": event.namespace, "name": event.name, "uid": event.uid});
         write!(out, "{}", json!({"metadata": metadata}))?;
     } else {
@@ -250,8 +252,9 @@ fn type_text(event: &Event) -> &'static str {
     }
 }
 
-/// The type by the object itself: a watch that resumes is not told it again. Empty where the projection leaves it out.
-fn described(object: &Value) -> ResolvedResource {
+/// The type named in the object itself, because a resumed watch gets no `SnapshotBegin`. Empty if
+/// the projection leaves it out.
+fn type_of(object: &Value) -> ResolvedResource {
     let text = |field: &str| object[field].as_str().unwrap_or_default();
     let group = text("apiVersion").split_once('/').map_or("", |(group, _)| group);
     match text("kind") {
@@ -281,7 +284,7 @@ mod tests {
     const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","spec":{"nodeName":"n1"},"status":{"phase":"Running"}}"#;
 
     #[test]
-    fn a_line_says_what_happened_to_whom() {
+    fn a_line_shows_the_type_of_change_and_the_object() {
         let mut out = Vec::new();
         let rows = [
             cells(&event(EventType::Added, DeleteReason::Unspecified, POD), ALL),
@@ -301,7 +304,7 @@ DELETED    42    default/web-1   (final state unknown)
     }
 
     #[test]
-    fn a_projected_object_has_the_type_that_was_asked_for() {
+    fn an_object_without_a_type_is_named_by_the_requested_type() {
         let printer = |resource: &str| Printer {
             format: None,
             resource: ResolvedResource { resource: resource.to_owned(), ..ResolvedResource::default() },
@@ -310,7 +313,7 @@ DELETED    42    default/web-1   (final state unknown)
             out: BufWriter::new(stdout()),
         };
         let named = |object: &str| {
-            type_name(&printer("po").described(&event(EventType::Added, DeleteReason::Unspecified, object)))
+            type_name(&printer("po").resource_of(&event(EventType::Added, DeleteReason::Unspecified, object)))
         };
         assert_eq!(named(r#"{"kind":"Deployment","apiVersion":"apps/v1"}"#), "deployment.apps");
         assert_eq!(named(r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1"}"#), "po");
@@ -318,7 +321,7 @@ DELETED    42    default/web-1   (final state unknown)
     }
 
     #[test]
-    fn json_lines_are_the_apis_own_form() {
+    fn json_lines_have_the_format_of_the_kubernetes_api() {
         let mut out = Vec::new();
         print_json(&mut out, &event(EventType::Modified, DeleteReason::Unspecified, POD)).unwrap();
         print_json(&mut out, &event(EventType::Deleted, DeleteReason::FinalStateUnknown, "")).unwrap();
@@ -330,7 +333,7 @@ DELETED    42    default/web-1   (final state unknown)
     }
 
     #[test]
-    fn timeouts_are_durations_of_a_second_or_more() {
+    fn a_timeout_is_a_duration_of_at_least_one_second() {
         assert_eq!(parse_timeout("1m30s"), Ok(Duration::from_secs(90)));
         for text in ["0s", "10", "-5s", "soon", ""] {
             assert!(parse_timeout(text).is_err(), "{text}");

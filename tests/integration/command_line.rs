@@ -206,8 +206,8 @@ async fn a_watch_resumes_by_itself_and_says_so() {
         simulated.create("between");
     })
     .await;
-    let said = watch.says("connected again").await;
-    assert!(said.contains("connected again; going on from version "), "{said}");
+    let said = watch.says("reconnected").await;
+    assert!(said.contains("reconnected; continuing from version "), "{said}");
     assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after", "and nothing is printed twice");
@@ -219,7 +219,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
         simulated.sim.compact();
     })
     .await;
-    let said = watch.says("starting over with all that is there").await;
+    let said = watch.says("starting over with a snapshot").await;
     assert!(!said.contains("nothing was missed"), "{said}");
     for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
         assert_eq!(watch.line().await, pod);

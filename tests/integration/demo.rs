@@ -5,7 +5,7 @@ use std::{net::TcpListener, path::Path, process::Command, time::Duration};
 use crate::harness::{Test, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: the_demo_ends_by_itself_with_the_contrast, the_demo_is_ended_by_a_signal_with_its_summary,
+    local: the_demo_ends_by_itself_with_the_summary, the_demo_is_ended_by_a_signal_with_its_summary,
         a_port_in_use_is_named_with_the_flag_that_changes_it;
 };
 
@@ -31,7 +31,7 @@ fn row(printed: &str, label: &str) -> (String, String) {
     }
 }
 
-async fn the_demo_ends_by_itself_with_the_contrast() {
+async fn the_demo_ends_by_itself_with_the_summary() {
     let dir = tempfile::tempdir().unwrap();
     let mut demo = demo(dir.path(), &[&ANY_PORT[..], &["--duration", "3s"]].concat());
     let status = demo.ended(ENDED_AT_MOST).await;

@@ -281,7 +281,7 @@ async fn a_timeout_ends_a_watch_cleanly() {
     let watched = run(&["watch", "pods", "--timeout=1s", "-o", "name", "--server", &server]).await;
     assert_eq!((watched.code, watched.stdout.lines().count()), (Some(0), 3), "{watched:?}");
     let version = watched.stderr.trim().rsplit('=').next().unwrap().to_owned();
-    assert!(watched.stderr.starts_with("to go on from here: --resource-version="), "{watched:?}");
+    assert!(watched.stderr.starts_with("to continue from here: --resource-version="), "{watched:?}");
     simulated.create("later");
     let more =
         run(&["watch", "pods", "--timeout=1s", "-o", "name", "--server", &server, "--resource-version", &version])

@@ -58,7 +58,7 @@ async fn another_cluster_is_named_and_so_are_the_credentials() {
     let other = Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await;
     let ran = verify(&kubefan, &other.kubeconfig(), &[]).await;
     assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stdout.contains("unknown: kubefan's state is of another cluster"), "{ran:?}");
+    assert!(ran.stdout.contains("unknown: kubefan caches another cluster"), "{ran:?}");
 
     let fault = FaultRule { fault: Fault::Unauthorized, verb: None, resource: None, requests: 100 };
     simulated.sim.set_fault(fault);

@@ -1,76 +1,81 @@
-//! What a call to kubefan can fail with: no connection, or a status with its machine-readable reason.
+//! Errors of the client library: a failed connection, or a gRPC status with its machine-readable
+//! reason.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-/// The domain of kubefan's own error reasons.
+/// The `google.rpc.ErrorInfo` domain of kubefan's error reasons.
 pub const ERROR_DOMAIN: &str = "kubefan.dev";
 
-/// How the gRPC library begins its message where an HTTP server has answered that knows nothing of gRPC.
+/// Part of tonic's error message for a response of an HTTP server that does not speak gRPC.
 const NO_GRPC_STATUS: &str = "grpc-status header missing";
 
-/// A failed call.
+/// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The address or the CA file cannot be used.
+    /// The address or the CA file is invalid. A retry cannot succeed.
     #[error("{address:?}: {problem}")]
     Address {
-        /// As it was given.
+        /// The address, as the caller gave it.
         address: String,
-        /// What is wrong with it.
+        /// The reason.
         problem: String,
     },
-    /// There was no connection, or it broke.
+    /// The connection could not be made, or it broke.
     #[error("cannot reach kubefan at {address}: {message}")]
     Unreachable {
-        /// As it was given.
+        /// The address, as the caller gave it.
         address: String,
-        /// The system's reason.
+        /// The operating system's or TLS library's reason.
         message: String,
     },
-    /// kubefan answered with an error.
+    /// kubefan answered with a gRPC error status.
     #[error("{0}")]
     Status(Box<ServerStatus>),
-    /// What kubefan sent does not fit what is held, or was damaged on its way. A watch asks for it again.
-    #[error("cannot use what kubefan at {address} sent: {message}")]
+    /// A message was damaged in transit, or its delta does not fit the client's delta base. A watch
+    /// handles this itself: it requests the message again.
+    #[error("cannot decode a message from kubefan at {address}: {message}")]
     Undecodable {
-        /// As it was given.
+        /// The address, as the caller gave it.
         address: String,
-        /// What was wrong.
+        /// The reason.
         message: String,
     },
-    /// The server sent what the contract does not allow.
+    /// The server violated the protocol of `kubefan.v1alpha1.WatchService`. A retry cannot succeed.
     #[error("{address} does not speak kubefan's protocol: {message}")]
     Protocol {
-        /// As it was given.
+        /// The address, as the caller gave it.
         address: String,
-        /// What was wrong.
+        /// The reason.
         message: String,
     },
 }
 
-/// kubefan's error status.
+/// A gRPC error status of kubefan. The status codes of each call are documented in
+/// `proto/kubefan/v1alpha1/watch.proto`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ServerStatus {
-    /// gRPC's code.
+    /// The gRPC status code.
     pub code: Code,
-    /// The stable reason of kubefan's ErrorInfo; empty where another server or the gRPC library made the status.
+    /// The stable `google.rpc.ErrorInfo` reason, such as `RESOURCE_VERSION_TOO_LARGE`. Empty if
+    /// another server or the gRPC library produced the status.
     pub reason: String,
-    /// The ErrorInfo's metadata.
+    /// The metadata of the ErrorInfo.
     pub metadata: HashMap<String, String>,
-    /// For humans.
+    /// The message for people.
     pub message: String,
-    /// The field of the request at fault, such as `target.namespace`; empty where none is.
+    /// The invalid field of the request (`google.rpc.BadRequest`), such as `target.namespace`.
+    /// Empty if there is none.
     pub field: String,
-    /// What the server asks to wait before another try.
+    /// The delay that the server asks for before a retry (`google.rpc.RetryInfo`).
     pub retry_after: Option<Duration>,
 }
 
 impl ClientError {
-    /// Reads a status; one that the transport made says that there is no connection.
+    /// Converts a status. A status that tonic's transport created becomes [`Self::Unreachable`].
     pub(super) fn from_status(status: &Status, address: &str) -> Self {
         let info = status.get_details_error_info();
         if info.is_none()
@@ -79,8 +84,7 @@ impl ClientError {
             return Self::Unreachable { address: address.to_owned(), message: root_cause(source) };
         }
         if info.is_none() && status.code() == Code::Unimplemented && status.message().contains(NO_GRPC_STATUS) {
-            let message =
-                "what answers there is no gRPC server (HTTP status 404); kubefan's admin port is none".to_owned();
+            let message = "that port does not serve gRPC (HTTP status 404); is it kubefan's admin port?".to_owned();
             return Self::Protocol { address: address.to_owned(), message };
         }
         let info = info.filter(|info| info.domain == ERROR_DOMAIN);
@@ -103,7 +107,9 @@ impl ClientError {
         }))
     }
 
-    /// gRPC's code; UNAVAILABLE where there is no connection.
+    /// The gRPC status code. For errors without a status: `INVALID_ARGUMENT` for an invalid
+    /// address, `UNAVAILABLE` without a connection, `DATA_LOSS` for an undecodable message, and
+    /// `INTERNAL` for a protocol violation.
     pub fn code(&self) -> Code {
         match self {
             Self::Address { .. } => Code::InvalidArgument,
@@ -114,7 +120,7 @@ impl ClientError {
         }
     }
 
-    /// The stable reason of kubefan's ErrorInfo; empty where there is none.
+    /// The stable reason of kubefan's ErrorInfo. Empty if there is none.
     pub fn reason(&self) -> &str {
         match self {
             Self::Status(status) => &status.reason,
@@ -122,7 +128,7 @@ impl ClientError {
         }
     }
 
-    /// The field of the request at fault; empty where none is.
+    /// The invalid field of the request. Empty if there is none.
     pub fn field(&self) -> &str {
         match self {
             Self::Status(status) => &status.field,
@@ -130,7 +136,7 @@ impl ClientError {
         }
     }
 
-    /// What the server asks to wait before another try.
+    /// The delay that the server asks for before a retry, if any.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => status.retry_after,
@@ -138,19 +144,21 @@ impl ClientError {
         }
     }
 
-    /// Whether the version to resume from is no longer held. The gRPC library uses the same code for a message that is too
-    /// long; kubefan's has a reason.
+    /// Whether history cannot resume from the requested resource version (`OUT_OF_RANGE` with a
+    /// reason). The gRPC library uses the same code for a message that is too long, but without a
+    /// reason.
     pub fn is_expired(&self) -> bool {
         self.code() == Code::OutOfRange && !self.reason().is_empty()
     }
 
-    /// Whether the same call may succeed later.
+    /// Whether a retry of the same call may succeed.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Address { .. } | Self::Protocol { .. } => false,
             Self::Unreachable { .. } | Self::Undecodable { .. } => true,
             Self::Status(status) => {
-                // UNKNOWN, INTERNAL and CANCELLED are what broken streams and proxies in between look like.
+                // Broken streams and intermediate proxies surface as UNKNOWN, INTERNAL or
+                // CANCELLED.
                 use Code::*;
                 status.retry_after.is_some()
                     || matches!(status.code, Unavailable | Unknown | Internal | Cancelled | Aborted | DeadlineExceeded)
@@ -159,14 +167,14 @@ impl ClientError {
     }
 }
 
-/// The innermost error's text.
+/// The text of the innermost error.
 pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
         root = source;
     }
     let text = root.to_string();
-    // "Connection refused (os error 111)": the number helps nobody.
+    // Cuts the error number off, as in "Connection refused (os error 111)".
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
@@ -177,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_keeps_its_reason_and_delay() {
+    fn a_status_retains_its_reason_and_retry_delay() {
         let mut details =
             ErrorDetails::with_error_info("EXPIRED", ERROR_DOMAIN, [("oldest".to_owned(), "7".to_owned())]);
         details.set_retry_info(Some(Duration::from_secs(3)));
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_by_itself_is_told_from_what_does_not() {
+    fn only_transient_errors_are_retryable() {
         let retryable = |code| ClientError::from_status(&Status::new(code, "x"), "h:1").is_retryable();
         assert!([Code::Unavailable, Code::Unknown, Code::Internal].into_iter().all(retryable));
         assert!(

@@ -1,4 +1,5 @@
-//! The client library: list and watch what a kubefan serves, and come back by itself after a break.
+//! The client library: list and watch the objects that a kubefan serves. A watch reconnects by
+//! itself and resumes where it was interrupted.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), crate::ClientError> {
@@ -15,8 +16,8 @@
 //! # Ok(()) }
 //! ```
 
+mod delta_base;
 pub mod error;
-mod kept;
 pub mod list_watch;
 pub mod projection;
 pub mod watch;

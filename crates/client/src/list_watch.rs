@@ -1,4 +1,5 @@
-//! One connection to a kubefan, and the calls that are not streams without end.
+//! A client of one kubefan: the connection, and the calls that end by themselves (list, get,
+//! list_resources).
 
 use std::{path::PathBuf, time::Duration};
 
@@ -16,25 +17,28 @@ use kubefan_common::proto::v1alpha1::{
     Target, watch_service_client::WatchServiceClient,
 };
 
-/// With HTTP/2's own 64 KiB a snapshot comes at a quarter of its speed.
+/// With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// More than one stream's, so that one that is not read does not stop the others.
+/// More than one stream's window, so that a stream that is not read does not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// Large frames mean fewer system calls on both sides.
+/// Large frames need fewer system calls on both sides.
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 
-/// How to connect.
+/// Connection settings.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// For `https://`: the CA (PEM) that signed kubefan's certificate, instead of the system's.
+    /// PEM file with the CA that signed kubefan's certificate. Replaces the system's CAs. Only for
+    /// `https://` addresses.
     pub ca_file: Option<PathBuf>,
-    /// For a connection to be made.
+    /// Limit for establishing a connection. Default: 10 s.
     pub connect_timeout: Duration,
-    /// The longest message taken. One event carries one object; etcd's limit for those is 1.5 MiB by default.
+    /// Longest message accepted, in bytes. Default: 64 MiB. An event carries one object, and etcd
+    /// limits a write to 1.5 MiB by default.
     pub message_bytes_max: usize,
-    /// A silent connection gets a PING after this.
+    /// A silent connection gets an HTTP/2 PING after this. Default: 30 s.
     pub keepalive_interval: Duration,
-    /// Without an answer for so long the connection is dead, and a watch starts again.
+    /// A PING without an answer for this long means that the connection is dead; a watch then
+    /// reconnects. Default: 15 s.
     pub keepalive_timeout: Duration,
 }
 
@@ -50,25 +54,27 @@ impl Default for ClientOptions {
     }
 }
 
-/// A whole list.
+/// A complete list.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObjectList {
-    /// The version of the state; a watch may start from it.
+    /// The resource version of the state. A watch may start from it.
     pub resource_version: String,
-    /// The objects, in key order.
+    /// The objects, in key order (namespace, then name).
     pub objects: Vec<Object>,
     /// The resource as kubefan resolved it.
     pub resource: Option<ResolvedResource>,
-    /// Which cluster the version is of ([`WatchOptions::cluster`]); empty where that is not known.
+    /// The cluster that the resource version belongs to; pass it on as [`WatchOptions::cluster`].
+    /// Empty if it is unknown.
     pub cluster: String,
 }
 
-/// How to list or get. A text is the version.
+/// Options of a list or get. Converts from a string: the resource version.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ReadOptions {
-    /// The oldest state wanted; empty for any.
+    /// The state must not be older than this resource version. Empty accepts any state. kubefan
+    /// waits up to 3 s for the version and then answers `UNAVAILABLE`.
     pub resource_version: String,
-    /// What of each object is sent.
+    /// The parts of each object to send.
     pub projection: Projection,
 }
 
@@ -78,7 +84,7 @@ impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
     }
 }
 
-/// A client of one kubefan. A clone shares the connection.
+/// A client of one kubefan. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct ListWatch {
     pub(super) service: WatchServiceClient<Channel>,
@@ -86,7 +92,12 @@ pub struct ListWatch {
 }
 
 impl ListWatch {
-    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`, and fails where nobody answers.
+    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`] if the address or the CA file is invalid,
+    /// [`ClientError::Unreachable`] if there is no connection within
+    /// [`ClientOptions::connect_timeout`].
     pub async fn connect(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
         let endpoint = endpoint(address, options).await?;
         let channel = endpoint
@@ -96,23 +107,32 @@ impl ListWatch {
         Ok(Self::from_channel(channel, address, options))
     }
 
-    /// Connects at the first call, so that a server that is not there yet is no error; a watch waits for it.
+    /// Like [`Self::connect`], but connects on the first call. The server may start later: a watch
+    /// waits for it.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`] if the address or the CA file is invalid.
     pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
         Ok(Self::from_channel(endpoint(address, options).await?.connect_lazy(), address, options))
     }
 
-    /// A client over any channel; `address` is for messages.
+    /// Returns a client over an existing channel. `address` is only used in error messages. Of the
+    /// options, only [`ClientOptions::message_bytes_max`] applies.
     pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
         let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
         Self { service, address: address.to_owned() }
     }
 
-    /// The address as it was given.
+    /// The address, as the caller gave it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Lists, in chunks as they come.
+    /// Lists, and returns the chunks as they arrive: about 256 KiB each, all at the same resource
+    /// version, in key order. Only the first chunk has the resource and the cluster.
+    ///
+    /// # Errors
+    /// The error status of the call. The stream can also end with an error.
     pub async fn list_chunks(
         &self,
         target: Target,
@@ -125,7 +145,11 @@ impl ListWatch {
         Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
     }
 
-    /// Lists, all at once.
+    /// Lists, and returns all objects at once.
+    ///
+    /// # Errors
+    /// The error status of the call, or [`ClientError::Protocol`] for a response without a resource
+    /// version.
     pub async fn list(&self, target: Target, options: impl Into<ReadOptions>) -> Result<ObjectList, ClientError> {
         let mut chunks = self.list_chunks(target, options.into()).await?;
         let mut list = ObjectList::default();
@@ -139,12 +163,17 @@ impl ListWatch {
             list.resource = list.resource.or(chunk.resource);
         }
         if list.resource_version.is_empty() {
-            return Err(self.protocol("a list without a version"));
+            return Err(self.protocol("a list without a resource version"));
         }
         Ok(list)
     }
 
-    /// Gets one object; `target.name` says which.
+    /// Gets one object. `target.name` is required, and so is `target.namespace` for namespaced
+    /// resources. Selectors are not allowed.
+    ///
+    /// # Errors
+    /// The error status of the call: `NOT_FOUND` with the reason `OBJECT_NOT_FOUND` if the object
+    /// does not exist.
     pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
         let ReadOptions { resource_version, projection } = options.into();
         let projection = projection.message(false);
@@ -156,13 +185,17 @@ impl ListWatch {
         Ok(response)
     }
 
-    /// What is served, in what state.
+    /// Returns the state of each cache, ordered by name.
+    ///
+    /// # Errors
+    /// The error status of the call.
     pub async fn list_resources(&self) -> Result<Vec<ResourceStatus>, ClientError> {
         let response = self.service.clone().list_resources(ListResourcesRequest {}).await;
         Ok(response.map_err(|status| self.error(&status))?.into_inner().resources)
     }
 
-    /// Watches: the state, then every change, for as long as the stream is read. Nothing is sent before the first read.
+    /// Starts a watch: first the current state (unless [`WatchOptions::resource_version`] is set),
+    /// then every change, for as long as the stream is read. Nothing is sent before the first read.
     pub fn watch(&self, target: Target, options: WatchOptions) -> WatchStream {
         WatchStream::new(self.clone(), target, options)
     }
@@ -181,16 +214,17 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
     let uri = endpoint_uri(address);
     let endpoint = Endpoint::from_shared(Bytes::from(uri.clone().into_bytes())).map_err(|_| {
         wrong(
-            "no address of a kubefan; write it like 127.0.0.1:7443, https://host:port, dns:host:port or unix:/path"
+            "not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, dns:host:port or unix:/path"
                 .to_owned(),
         )
     })?;
-    // Else it is taken for the protocol's own port, where somebody else may listen.
+    // Without this check an unreadable port would mean the scheme's default port, where another
+    // server may listen.
     if let Some(authority) = endpoint.uri().authority()
         && authority.port().is_none()
         && authority.as_str().len() > authority.host().len()
     {
-        return Err(wrong("what follows the host is no port; write it like 127.0.0.1:7443".to_owned()));
+        return Err(wrong("the part after the host is not a port; write it like 127.0.0.1:7443".to_owned()));
     }
     let mut endpoint = endpoint
         .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
@@ -215,12 +249,12 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
         };
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;
     } else if options.ca_file.is_some() {
-        return Err(wrong("a CA file is for https:// addresses".to_owned()));
+        return Err(wrong("a CA file needs an https:// address".to_owned()));
     }
     Ok(endpoint)
 }
 
-/// gRPC's names for addresses, as a URI. `dns:` is resolved at every connect, by the system.
+/// Converts a gRPC address to a URI. The system resolves a `dns:` name at every connect.
 fn endpoint_uri(address: &str) -> String {
     if address.starts_with("unix:") || address.contains("://") && !address.starts_with("dns:") {
         return address.to_owned();
@@ -234,7 +268,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_form_of_address_is_taken() {
+    async fn every_documented_form_of_address_is_accepted() {
         let cases = [
             ("127.0.0.1:7443", "http://127.0.0.1:7443"),
             ("[::1]:7443", "http://[::1]:7443"),
@@ -250,14 +284,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_address_and_who_does_not_answer_is_named() {
+    async fn the_error_names_an_invalid_address_and_an_unreachable_server() {
         let error = ListWatch::connect("a b:c", &ClientOptions::default()).await.unwrap_err();
-        assert!(error.to_string().starts_with("\"a b:c\": no address of a kubefan"), "{error}");
+        assert!(error.to_string().starts_with("\"a b:c\": not an address of kubefan"), "{error}");
         for address in ["localhost:notaport", "https://h:99999", "dns:h:x"] {
             let error = ListWatch::connect_lazy(address, &ClientOptions::default()).await.unwrap_err();
-            assert!(error.to_string().contains("no port"), "{error}");
+            assert!(error.to_string().contains("is not a port"), "{error}");
         }
-        // Bound and not listening: nobody else can take the port meanwhile.
+        // Bound but not listening: no other process can take the port meanwhile.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let address = socket.local_addr().unwrap().to_string();

@@ -1,34 +1,37 @@
-//! What of each object a caller asks for, in the words of the contract. The server checks it; nothing is decided here.
+//! The parts of each object that a caller requests. The server validates them.
 
 use kubefan_common::proto::v1alpha1::{self, ProjectionType};
 
-/// Which parts of an object are sent.
+/// The parts of an object to send.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Parts {
-    /// Everything.
+    /// The whole object.
     #[default]
     Full,
-    /// The metadata, as a PartialObjectMetadata.
+    /// The metadata, as a `meta.k8s.io/v1` PartialObjectMetadata.
     Metadata,
-    /// The fields at these paths, such as `spec.nodeName` or `metadata.annotations.example\.com/name`; a path through a list
-    /// applies to each object in it.
+    /// The fields at these paths, such as `spec.nodeName` or
+    /// `metadata.annotations.example\.com/name`: 1 to 64 paths, each of at most 1,024 bytes and 32
+    /// names. A backslash escapes a dot or a backslash in a name. A path through a list applies to
+    /// each object in it.
     Fields(Vec<String>),
 }
 
-/// What of each object is sent. Whatever leaves anything out also leaves out `metadata.resourceVersion`, which stands beside the
-/// object, and `metadata.managedFields`.
+/// The parts of each object to send, in the object's own bytes and order. Any projection that
+/// leaves something out also leaves out `metadata.managedFields` and `metadata.resourceVersion`;
+/// the version is beside the object, in the event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Projection {
-    /// Which parts.
+    /// The parts.
     pub parts: Parts,
     /// Leave out `metadata.managedFields`.
     pub drop_managed_fields: bool,
-    /// Leave out the annotation in which `kubectl apply` keeps its manifest.
+    /// Leave out the annotation `kubectl.kubernetes.io/last-applied-configuration`.
     pub drop_last_applied: bool,
 }
 
 impl Projection {
-    /// The message that asks for it; none where everything is wanted.
+    /// The protobuf message of this projection; `None` if it is the default.
     pub(super) fn message(&self, only_changes: bool) -> Option<v1alpha1::Projection> {
         let (kind, paths) = match &self.parts {
             Parts::Full => (ProjectionType::Full, Vec::new()),

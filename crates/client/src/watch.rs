@@ -1,11 +1,14 @@
-//! A watch that outlives its connection.
+//! A watch that survives its connection.
 //!
-//! It keeps the last `resume_version` and nothing else, and comes back with it: exactly what happened in between follows. The
-//! version of an object is never used for that, because it does not say what the selector has already seen.
+//! Every message that can be resumed from carries a `resume_version`. The watch stores the last
+//! one, and reconnects with it: the server then sends exactly the changes in between. The watch
+//! never resumes from an object's own resource version, because that does not say which changes the
+//! selector has already covered.
 //!
-//! Compressed chunks and deltas become plain events here. A delta that does not fit ends the stream: the watch resumes from its last
-//! `resume_version` and says that it kept nothing, so that the server sends that very event again, in full. (To get the object by
-//! itself would give its newest state, and skip the ones before it.)
+//! Compressed chunks and deltas become plain events here. If a delta does not fit its base, the
+//! watch reconnects with its last `resume_version` and without `state_kept`, so that the server
+//! sends the same event again with the whole object. (A Get would return the object's newest state
+//! instead, and so skip the states before it.)
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -15,8 +18,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Streaming;
 
 use super::{
+    delta_base::{DeltaBase, DeltaBaseError},
     error::ClientError,
-    kept::{Kept, KeptError},
     list_watch::ListWatch,
     projection::Projection,
 };
@@ -28,61 +31,68 @@ use kubefan_common::{
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
 };
 
-/// The server ends a watch at its timeout; one that did not so long after it is not waited for.
+/// The server ends a watch at its timeout. If it is this late, the client ends the watch itself.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
-/// What to do when nothing leads on from the version to resume from. (What `--help` shows of it has no links.)
+/// What to do if history cannot resume from the requested version: it is too old or belongs to
+/// another history. (`--help` shows the text of the variants without links.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnExpired {
     /// End with the error
     Fail,
-    /// Start over with a snapshot, and say so
+    /// Start over with a snapshot
     #[default]
     Restart,
 }
 
-/// What to do when the stream has fallen behind the events that are held.
+/// What to do if the stream has fallen behind the events that the server retains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnLag {
-    /// As if nothing led on from there
+    /// Treat it as an expired version
     Expire,
-    /// Go on with a marked catch-up, each change once
+    /// Continue with a marked catch-up, which sends each changed object once
     #[default]
     Conflate,
 }
 
-/// How many bytes of objects a watch with deltas keeps, unless it is told otherwise.
-pub const KEPT_BYTES_MAX: usize = 1 << 30;
+/// Default of [`WatchOptions::delta_base_bytes_max`]: 1 GiB.
+pub const DELTA_BASE_BYTES_MAX: usize = 1 << 30;
 
-/// How to watch.
+/// Options of a watch.
 #[derive(Debug, Clone)]
 pub struct WatchOptions {
-    /// The version to resume from; empty starts with a snapshot.
+    /// Resume after this version: a [`WatchStream::resume_version`] of the same target, or the
+    /// version of a list. Empty starts with a snapshot.
     pub resource_version: String,
-    /// Of which cluster that version is, where it came with the version; empty: not known. A version means nothing in another cluster,
-    /// which may answer at the same address one day.
+    /// The cluster of that version, from the list or the watch that returned it; empty if unknown.
+    /// The same address may lead to another cluster one day, where the version would be
+    /// meaningless.
     pub cluster: String,
-    /// The watch ends after this, over all its connections; whole seconds, at least one.
+    /// The watch ends after this time, counted over all its connections. Rounded up to whole
+    /// seconds on the wire. `None` for no limit.
     pub timeout: Option<Duration>,
-    /// How long the server may be silent when the version moves; unset leaves it to the server (60 s).
+    /// The server sends a bookmark if the stream was silent for this long and the version has
+    /// moved. `None` means the server's default of 60 s; the minimum is 1 s.
     pub bookmark_interval: Option<Duration>,
-    /// What of each object is sent.
+    /// The parts of each object to send.
     pub projection: Projection,
-    /// Changes that leave what is sent as it was are not told. Needs a projection that leaves something out, or deltas.
+    /// Do not send changes that leave the projected bytes the same. Requires a projection that
+    /// leaves something out, or deltas.
     pub only_changes: bool,
-    /// How objects travel. Events carry whole objects all the same; with deltas the watch keeps a copy of each.
+    /// How objects are encoded on the wire. Events always carry whole objects; with deltas the
+    /// watch stores a copy of each.
     pub encoding: Encoding,
-    /// With deltas, the bytes of objects that are kept at most; above it the watch goes on without deltas.
-    pub kept_bytes_max: usize,
-    /// What to do when the version to resume from is no longer held.
+    /// Memory limit of those copies, in bytes. Above it the watch continues without deltas.
+    pub delta_base_bytes_max: usize,
+    /// What to do if history cannot resume from the version.
     pub on_expired: OnExpired,
-    /// What to do when the stream has fallen behind the events that are held.
+    /// What to do if the stream has fallen behind the events that the server retains.
     pub on_lag: OnLag,
-    /// The waits between tries.
+    /// The delays between retries.
     pub backoff: BackoffOptions,
-    /// Decides the jitter, for simulations; unset means by chance.
+    /// Seed of the retry jitter, for simulations. `None` for a random one.
     pub seed: Option<u64>,
 }
 
@@ -96,7 +106,7 @@ impl Default for WatchOptions {
             projection: Projection::default(),
             only_changes: false,
             encoding: Encoding::default(),
-            kept_bytes_max: KEPT_BYTES_MAX,
+            delta_base_bytes_max: DELTA_BASE_BYTES_MAX,
             on_expired: OnExpired::default(),
             on_lag: OnLag::default(),
             backoff: BackoffOptions::default(),
@@ -105,87 +115,96 @@ impl Default for WatchOptions {
     }
 }
 
-/// What a watch tells.
+/// An item of a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchItem {
-    /// A snapshot starts: the events up to `SnapshotEnd` are the whole state and replace what was known before. It comes again
-    /// when the connection breaks inside it.
+    /// A snapshot starts. The events up to `SnapshotEnd` are the complete state and replace
+    /// everything the caller knew. If the connection breaks inside it, a snapshot starts again.
     SnapshotBegin {
-        /// The version of the state.
+        /// The resource version of the state.
         resource_version: String,
         /// The resource as kubefan resolved it.
         resource: Option<ResolvedResource>,
-        /// The version from which nothing led on, where this snapshot stands for what came after it; else empty.
+        /// The version that history could not resume from, if that is why this snapshot is sent
+        /// ([`OnExpired::Restart`]). Otherwise empty.
         restarted_from: String,
     },
     /// The snapshot is complete.
     SnapshotEnd {
-        /// The number of objects that were sent.
+        /// The number of objects sent.
         object_count: i64,
     },
     /// An object was added, modified or deleted.
     Event(Event),
-    /// A marked gap starts: the events up to `GapEnd` lead to the state after it. It may come again after a break inside it.
+    /// A marked gap starts: kubefan had to relist, and the single changes in between are unknown.
+    /// The events up to `GapEnd` lead to the state after the gap. After a break inside it, the gap
+    /// may start again.
     GapBegin {
         /// Up to this version the stream was exact.
         resource_version: String,
-        /// Why.
+        /// Why kubefan relisted: a value of the `reason` label of `kubefan_relists_total`, such as
+        /// `expired`.
         reason: String,
     },
-    /// The marked gap is complete.
+    /// The gap is complete. The stream is exact again.
     GapEnd,
-    /// A marked catch-up starts: the events up to `CatchUpEnd` lead to the state after it, each changed key once. It may come again
-    /// after a break inside it.
+    /// A marked catch-up starts: the stream had fallen behind. The events up to `CatchUpEnd` lead
+    /// to a later state and report each changed object once, in its latest state. After a break
+    /// inside it, the catch-up may start again.
     CatchUpBegin {
         /// Up to this version the stream was exact.
         resource_version: String,
     },
-    /// The marked catch-up is complete.
+    /// The catch-up is complete. The stream is exact again.
     CatchUpEnd,
-    /// Time has passed; [`WatchStream::resume_version`] has moved.
+    /// Only [`WatchStream::resume_version`] has moved.
     Bookmark,
-    /// The connection broke; another try follows by itself. What came since a `GapBegin` or `CatchUpBegin` whose end did not come is
-    /// to be undone, or to be held back until its end: an object that was added there and is deleted by now is not told as deleted.
+    /// The connection broke. The watch retries by itself. If a `GapBegin` or `CatchUpBegin` was not
+    /// closed, the caller must undo the events since then, or hold such events back until the end
+    /// mark: an object that was added inside and has since been deleted is never reported as
+    /// deleted.
     Disconnected {
-        /// Why.
+        /// Why it broke.
         error: ClientError,
-        /// When the next try comes.
+        /// The delay before the next attempt.
         retry_in: Duration,
     },
-    /// The connection is back. What follows joins what came before without a gap, unless it begins with a mark that says otherwise: a
-    /// `CatchUpBegin`, or a `SnapshotBegin` with `restarted_from`. On a quiet watch it may be long until anything follows.
+    /// The connection is back. The next events continue without a loss, unless a mark says
+    /// otherwise: a `CatchUpBegin`, or a `SnapshotBegin` with `restarted_from`. On a quiet watch it
+    /// may take long until the next item.
     Reconnected {
-        /// Asked for what came after this version; empty where the watch starts over with its snapshot, which had not been complete.
+        /// The version that the watch resumes after. Empty if the first snapshot was incomplete, so
+        /// the watch starts over.
         from: String,
     },
-    /// There is nothing to resume from; a snapshot follows ([`OnExpired::Restart`]).
+    /// History cannot resume from the version, so a snapshot follows ([`OnExpired::Restart`]).
     Restarted {
-        /// The server's word.
+        /// The server's error.
         error: ClientError,
     },
 }
 
-/// A running watch. Dropping it ends it.
+/// A running watch. Drop it to end the watch.
 #[derive(Debug)]
 pub struct WatchStream {
     client: ListWatch,
     target: Target,
     options: WatchOptions,
     resume_version: String,
-    /// Of which cluster it is; sent with it.
+    /// The cluster of `resume_version`, sent with it.
     cluster: String,
-    /// Of which cluster the version is that the snapshot under way ends with.
+    /// The cluster of the version that the current snapshot ends with.
     next_cluster: Option<String>,
     /// Set by the first read.
     deadline: Option<Instant>,
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
-    /// With deltas: their bases.
-    kept: Option<Kept>,
-    /// What is kept is the state at `resume_version`, and not one on the way to the next.
-    kept_fits: bool,
-    /// Events of a snapshot chunk that were not returned yet.
+    /// `Some` if deltas are requested.
+    delta_base: Option<DeltaBase>,
+    /// Whether the delta base is the state at exactly `resume_version`, not a later one.
+    delta_base_is_current: bool,
+    /// Events of a snapshot chunk that are not yet returned.
     chunk: VecDeque<Event>,
     state: State,
 }
@@ -209,29 +228,34 @@ impl WatchStream {
             backoff: Backoff::new(options.backoff.clone()),
             rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
             broken: false,
-            kept: (options.encoding == Encoding::ZstdDelta)
-                .then(|| Kept::new(options.kept_bytes_max, delta::OBJECT_BYTES_MAX)),
-            kept_fits: false,
+            delta_base: (options.encoding == Encoding::ZstdDelta)
+                .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
+            delta_base_is_current: false,
             chunk: VecDeque::new(),
             state: State::Waiting(None),
             options,
         }
     }
 
-    /// The version to come back with: everything at or below it was returned by [`Self::next`]. Empty before the first
-    /// snapshot is complete.
+    /// The version to resume from: [`Self::next`] has returned every event at or below it. Empty
+    /// until the first snapshot is complete.
     pub fn resume_version(&self) -> &str {
         &self.resume_version
     }
 
-    /// Of which cluster that version is ([`WatchOptions::cluster`]); empty where that is not known.
+    /// The cluster of that version, for [`WatchOptions::cluster`]. Empty if it is unknown.
     pub fn cluster(&self) -> &str {
         &self.cluster
     }
 
-    /// The next item; `None` once the timeout has passed. After an error there is nothing more.
+    /// Returns the next item, or `None` after the timeout. After an error the watch has ended.
     ///
-    /// Safe to cancel: nothing is lost or returned twice.
+    /// Cancel-safe: no item is lost or returned twice.
+    ///
+    /// # Errors
+    /// The error of a call that a retry cannot fix, and with [`OnExpired::Fail`] an expired version
+    /// ([`ClientError::is_expired`]). Other errors are reported as [`WatchItem::Disconnected`] and
+    /// retried.
     pub async fn next(&mut self) -> Option<Result<WatchItem, ClientError>> {
         if self.deadline.is_none() {
             self.deadline = self.options.timeout.map(|timeout| Instant::now() + timeout);
@@ -265,7 +289,8 @@ impl WatchStream {
                 State::Open(stream) => match message_before(stream, self.deadline).await {
                     Ok(Some(response)) => match self.accept(response) {
                         Ok(Some(item)) => return Some(Ok(item)),
-                        // A chunk, or a message of a newer server; its resume version counts all the same.
+                        // A chunk, or an unknown message of a newer server. Its resume version
+                        // counts anyway.
                         Ok(None) => continue,
                         Err(message) => return Some(Ok(self.undecodable(message))),
                     },
@@ -277,12 +302,12 @@ impl WatchStream {
         }
     }
 
-    /// The same as a [`Stream`].
+    /// Converts the watch to a [`Stream`].
     pub fn into_stream(self) -> impl Stream<Item = Result<WatchItem, ClientError>> + Send {
         futures::stream::unfold(self, |mut watch| async move { watch.next().await.map(|item| (item, watch)) })
     }
 
-    /// The request for the rest of the watch; `None` where its time has passed.
+    /// The request for the rest of the watch; `None` if the timeout has passed.
     fn request(&self) -> Option<WatchRequest> {
         let timeout_seconds = match self.deadline {
             None => 0,
@@ -291,8 +316,9 @@ impl WatchStream {
                 i64::try_from(rest.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
             }
         };
-        // Without deltas after all, the same bytes: those that deltas are made of.
-        let (encoding, canonical) = match (self.options.encoding, &self.kept) {
+        // If deltas had to be given up, this requests the same bytes that the deltas produced: the
+        // canonical form.
+        let (encoding, canonical) = match (self.options.encoding, &self.delta_base) {
             (Encoding::Json, _) => (v1alpha1::Encoding::Unspecified, false),
             (Encoding::Zstd, _) => (v1alpha1::Encoding::Zstd, false),
             (Encoding::ZstdDelta, Some(_)) => (v1alpha1::Encoding::ZstdDelta, false),
@@ -309,7 +335,7 @@ impl WatchStream {
             bookmark_interval: self.options.bookmark_interval.and_then(|interval| interval.try_into().ok()),
             projection,
             encoding: encoding.into(),
-            state_kept: self.kept_fits && self.kept.as_ref().is_some_and(Kept::is_whole),
+            state_kept: self.delta_base_is_current && self.delta_base.as_ref().is_some_and(DeltaBase::is_complete),
             on_lag: match self.options.on_lag {
                 OnLag::Expire => v1alpha1::OnLag::Expire.into(),
                 OnLag::Conflate => v1alpha1::OnLag::Conflate.into(),
@@ -321,18 +347,19 @@ impl WatchStream {
         })
     }
 
-    /// What a message tells; nothing where it only fills the chunk. Nothing has changed where it cannot be decoded.
-    fn accept(&mut self, response: WatchResponse) -> Result<Option<WatchItem>, KeptError> {
+    /// Applies a message and returns its item; `None` if the message only adds to `chunk` or is
+    /// unknown. If it cannot be decoded, `resume_version` does not move.
+    fn accept(&mut self, response: WatchResponse) -> Result<Option<WatchItem>, DeltaBaseError> {
         let item = match response.message {
             None => None,
             Some(Message::SnapshotBegin(begin)) => {
-                self.kept.iter_mut().for_each(Kept::begin);
+                self.delta_base.iter_mut().for_each(DeltaBase::begin_snapshot);
                 let v1alpha1::SnapshotBegin { resource_version, resource, restarted_from, cluster } = begin;
                 self.next_cluster = Some(cluster);
                 Some(WatchItem::SnapshotBegin { resource_version, resource, restarted_from })
             }
             Some(Message::SnapshotEnd(end)) => {
-                self.kept.iter_mut().for_each(Kept::end);
+                self.delta_base.iter_mut().for_each(DeltaBase::end_snapshot);
                 Some(WatchItem::SnapshotEnd { object_count: end.object_count })
             }
             Some(Message::SnapshotChunk(chunk)) => {
@@ -358,29 +385,30 @@ impl WatchStream {
             Some(Message::CatchUpEnd(_)) => Some(WatchItem::CatchUpEnd),
             Some(Message::Bookmark(_)) => Some(WatchItem::Bookmark),
         };
-        self.kept_fits = !response.resume_version.is_empty();
-        if self.kept_fits {
+        self.delta_base_is_current = !response.resume_version.is_empty();
+        if self.delta_base_is_current {
             self.resume_version = response.resume_version;
             self.cluster = self.next_cluster.take().unwrap_or(std::mem::take(&mut self.cluster));
         }
         Ok(item)
     }
 
-    fn resolve(&mut self, event: &mut Event) -> Result<(), KeptError> {
-        match &mut self.kept {
-            Some(kept) => kept.resolve(event),
-            None if event.delta.is_some() => Err(KeptError::Missing),
+    fn resolve(&mut self, event: &mut Event) -> Result<(), DeltaBaseError> {
+        match &mut self.delta_base {
+            Some(delta_base) => delta_base.resolve(event),
+            None if event.delta.is_some() => Err(DeltaBaseError::Missing),
             None => Ok(()),
         }
     }
 
-    /// The message that could not be decoded is asked for again, in full: the resume version has not moved past it.
-    fn undecodable(&mut self, error: KeptError) -> WatchItem {
+    /// Handles an undecodable message: reconnects, so that the server sends it again with whole
+    /// objects. The resume version has not moved past it.
+    fn undecodable(&mut self, error: DeltaBaseError) -> WatchItem {
         match error {
-            KeptError::OverLimit(_) => self.kept = None,
-            _ => self.kept.iter_mut().for_each(Kept::forget),
+            DeltaBaseError::OverLimit(_) => self.delta_base = None,
+            _ => self.delta_base.iter_mut().for_each(DeltaBase::clear),
         }
-        self.kept_fits = false;
+        self.delta_base_is_current = false;
         let retry_in = self.backoff.next_delay(Instant::now(), None, &mut self.rng);
         self.state = State::Waiting(Some(Instant::now() + retry_in));
         self.broken = true;
@@ -395,14 +423,15 @@ impl WatchStream {
             self.state = State::Ended;
             return Err(error);
         }
-        // A restart waits too: a ring that is too short must not make clients read snapshots in a loop.
+        // A restart is delayed too: otherwise, with a ring that is too short, clients would read
+        // snapshots in a tight loop.
         let retry_in = self.backoff.next_delay(Instant::now(), error.retry_after(), &mut self.rng);
         self.state = State::Waiting(Some(Instant::now() + retry_in));
         if restart {
             self.resume_version.clear();
             self.cluster.clear();
-            // What is kept stays: a snapshot says what of it is true.
-            self.kept_fits = false;
+            // The delta base stays: the next snapshot replaces it.
+            self.delta_base_is_current = false;
             return Ok(WatchItem::Restarted { error });
         }
         self.broken = true;
@@ -410,7 +439,7 @@ impl WatchStream {
     }
 }
 
-/// The next message; a stream past its deadline counts as ended.
+/// The next message. A stream past its deadline counts as ended.
 async fn message_before(
     stream: &mut Streaming<WatchResponse>,
     deadline: Option<Instant>,
@@ -421,7 +450,7 @@ async fn message_before(
     }
 }
 
-/// Chance for jitter, where the caller gave no seed.
+/// A random generator for the jitter if the caller gave no seed.
 #[expect(clippy::disallowed_methods, reason = "a program that uses the client need not bring a generator")]
 fn generator() -> SmallRng {
     SmallRng::from_rng(&mut rand::rng())

@@ -1,25 +1,27 @@
-//! How long to wait before the next try, by client-go's figures for a reflector, for upstream and for the client
-//! library alike: 800 ms, doubled up to 30 s, each wait stretched
-//! at random by up to its own length, and back to 800 ms after two healthy minutes. Without the jitter, all that lost one
-//! apiserver would come back to it in step. Clock and chance are passed in, so that a simulation decides both.
+//! The delay before a retry, for connections to the apiserver and in the client library. The
+//! defaults are those of client-go's reflector: 800 ms, doubled up to 30 s, each stretched at
+//! random by up to its own length, and reset to 800 ms after two healthy minutes. Without the
+//! jitter, all clients of a failed apiserver would reconnect at the same moment. The clock and the
+//! random generator are arguments, so that a simulation controls both.
 
 use std::time::Duration;
 
 use rand::{Rng, RngExt};
 use tokio::time::Instant;
 
-/// The figures of a backoff.
+/// Parameters of a backoff.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BackoffOptions {
-    /// The first wait, before jitter.
+    /// The first delay, before jitter.
     pub initial: Duration,
-    /// The longest wait, before jitter.
+    /// The longest delay, before jitter.
     pub max: Duration,
-    /// What each wait is multiplied by for the next.
+    /// The factor between two consecutive delays.
     pub factor: f64,
-    /// A wait is stretched by a random part of this share of itself: with 1.0 a wait of 30 s becomes 30 to 60 s.
+    /// The largest jitter, as a fraction of the delay: with 1.0 a delay of 30 s becomes 30 to 60 s.
     pub jitter: f64,
-    /// So long after a failure, the next one counts as the first again.
+    /// A failure that follows this long after the end of the previous delay starts again with
+    /// `initial`.
     pub reset_after: Duration,
 }
 
@@ -44,15 +46,16 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// A backoff that has seen no failure yet.
+    /// Returns a backoff without failures.
     pub fn new(options: BackoffOptions) -> Self {
         Self { next: options.initial, options, healthy_since: None }
     }
 
-    /// The wait after a failure at `now`. It is never shorter than `retry_after`, what the server asked for.
+    /// Returns the delay after a failure at `now`. It is never shorter than `retry_after`, the
+    /// delay that the server asked for.
     ///
-    /// The time from the end of the previous wait until `now` counts as health: a watch that held longer than `reset_after`
-    /// starts over with the first wait.
+    /// The time from the end of the previous delay until `now` counts as healthy. If it is at least
+    /// `reset_after`, this delay is the first one again.
     pub fn next_delay(&mut self, now: Instant, retry_after: Option<Duration>, rng: &mut impl Rng) -> Duration {
         let healthy =
             self.healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= self.options.reset_after);
@@ -67,7 +70,7 @@ impl Backoff {
         delay
     }
 
-    /// Forgets all failures.
+    /// Resets the delay to the first one.
     pub fn reset(&mut self) {
         self.next = self.options.initial;
         self.healthy_since = None;
@@ -91,19 +94,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waits_double_from_800_ms_to_30_s() {
+    async fn delays_double_from_800_ms_to_30_s() {
         let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
-        let mut waits = Vec::new();
+        let mut delays = Vec::new();
         for _ in 0..8 {
             let delay = backoff.next_delay(Instant::now(), None, &mut rng);
             tokio::time::sleep(delay).await;
-            waits.push(delay.as_millis());
+            delays.push(delay.as_millis());
         }
-        assert_eq!(waits, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        assert_eq!(delays, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_healthy_minutes_start_over() {
+    async fn two_healthy_minutes_reset_the_delay() {
         let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
         for _ in 0..5 {
             let delay = backoff.next_delay(Instant::now(), None, &mut rng);
@@ -111,13 +114,13 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(119)).await;
         let delay = backoff.next_delay(Instant::now(), None, &mut rng);
-        assert_eq!(delay, Duration::from_millis(25_600), "119 s are not health");
+        assert_eq!(delay, Duration::from_millis(25_600), "119 healthy seconds are not enough");
         tokio::time::sleep(delay + Duration::from_secs(120)).await;
         assert_eq!(backoff.next_delay(Instant::now(), None, &mut rng), Duration::from_millis(800));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_servers_word_is_the_least() {
+    async fn a_delay_is_never_shorter_than_the_servers_retry_after() {
         let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
         let asked = Some(Duration::from_secs(20));
         assert_eq!(backoff.next_delay(Instant::now(), asked, &mut rng), Duration::from_secs(20));
@@ -125,14 +128,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn jitter_stretches_a_wait_up_to_twice_and_by_seed() {
-        let waits = |seed| {
+    async fn jitter_at_most_doubles_a_delay_and_depends_on_the_seed() {
+        let delays = |seed| {
             let (mut backoff, mut rng) = (Backoff::default(), SmallRng::seed_from_u64(seed));
             (0..20).map(|_| backoff.next_delay(Instant::now(), None, &mut rng)).collect::<Vec<_>>()
         };
-        assert_eq!(waits(7), waits(7));
-        assert_ne!(waits(7), waits(8));
-        let last = &waits(7)[6..];
-        assert!(last.iter().all(|wait| (Duration::from_secs(30)..=Duration::from_secs(60)).contains(wait)), "{last:?}");
+        assert_eq!(delays(7), delays(7));
+        assert_ne!(delays(7), delays(8));
+        let last = &delays(7)[6..];
+        assert!(
+            last.iter().all(|delay| (Duration::from_secs(30)..=Duration::from_secs(60)).contains(delay)),
+            "{last:?}"
+        );
     }
 }

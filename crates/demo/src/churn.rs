@@ -1,4 +1,4 @@
-//! Changes at a steady rate, made by the only writer.
+//! The only writer of the demo. It changes objects at a steady rate.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -8,24 +8,24 @@ use std::{
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::{DemoError, board::Board};
+use super::{DemoError, progress::Progress};
 use kubefan_sim::{apiserver::SimApiserver, workload::Workload};
 
-/// How often what is due is made.
+/// How often due changes are applied.
 const TICK: Duration = Duration::from_millis(10);
-/// After so many changes the other tasks get their turn.
+/// After this many changes the writer yields to other tasks.
 const BURST: u64 = 32;
 
 pub(super) struct Churn {
     pub(super) sim: SimApiserver,
     pub(super) workload: Workload,
-    pub(super) board: Arc<Board>,
+    pub(super) progress: Arc<Progress>,
     /// Changes per second.
     pub(super) rate: u32,
 }
 
 impl Churn {
-    /// Makes every object; ends early when `stop` is cancelled.
+    /// Creates every object. Returns early if `stop` is cancelled.
     pub(super) async fn fill(&mut self, stop: &CancellationToken) -> Result<(), DemoError> {
         let mut count = 0_u64;
         while let Some(change) = self.workload.next_setup() {
@@ -41,13 +41,14 @@ impl Churn {
         Ok(())
     }
 
-    /// Changes objects until `end` (`None`: without end) or until `stop` is cancelled.
+    /// Changes objects until `end` (`None`: forever) or until `stop` is cancelled.
     ///
-    /// Changes that a busy machine did not get to within a second are left out: a pile of them would be a burst, not a rate.
+    /// If the machine is too busy, changes that are more than a second late are skipped. Catching
+    /// up on them would be a burst instead of a steady rate.
     pub(super) async fn run(&mut self, end: Option<Instant>, stop: &CancellationToken) -> Result<(), DemoError> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (mut owed, mut last) = (0.0_f64, Instant::now());
+        let (mut due, mut last) = (0.0_f64, Instant::now());
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -58,23 +59,24 @@ impl Churn {
                 return Ok(());
             }
             let rate = f64::from(self.rate);
-            owed = (owed + rate * (now - last).as_secs_f64()).min(rate.max(1.0));
+            due = (due + rate * (now - last).as_secs_f64()).min(rate.max(1.0));
             last = now;
-            for count in 1..=owed as u64 {
+            for count in 1..=due as u64 {
                 self.change()?;
                 if count.is_multiple_of(BURST) {
                     tokio::task::yield_now().await;
                 }
             }
-            owed = owed.fract();
+            due = due.fract();
         }
     }
 
     fn change(&mut self) -> Result<(), DemoError> {
-        // Nobody else writes, so the version is known before it can be received.
-        self.board.writes.note(self.sim.revision() + 1);
+        // This is the only writer, so the next version is known before any subscriber can receive
+        // it.
+        self.progress.writes.record(self.sim.revision() + 1);
         self.workload.step(&self.sim).map_err(|status| DemoError::Workload(status.message))?;
-        self.board.changes.fetch_add(1, Ordering::Relaxed);
+        self.progress.changes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

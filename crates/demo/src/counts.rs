@@ -1,42 +1,43 @@
-//! What is compared: counters of the simulated apiserver, of kubefan and of the subscribers, read together.
+//! The counters that the demo compares: those of the simulated apiserver, of kubefan and of the
+//! subscribers, read at the same time.
 
 use std::{ops::Sub, sync::atomic::Ordering};
 
 use prometheus::Registry;
 
-use super::board::Board;
+use super::progress::Progress;
 use kubefan_sim::apiserver::SimStats;
 
-/// The counters at one moment, or the difference of two.
+/// Counter values at one moment, or the difference of two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Changes made.
+    /// Changes made to objects.
     pub changes: u64,
-    /// Lists that the apiserver answered.
+    /// Lists answered by the apiserver.
     pub lists: u64,
-    /// Watches that the apiserver took.
+    /// Watches started at the apiserver.
     pub watches: u64,
-    /// Events that the apiserver framed and sent, one for each watcher.
+    /// Events framed and sent by the apiserver: one per watcher and event.
     pub events: u64,
-    /// Objects that the apiserver encoded, for watches or in lists.
+    /// Objects encoded by the apiserver, for watches and lists.
     pub objects: u64,
-    /// Selectors that the apiserver tested.
+    /// Selector tests by the apiserver.
     pub selector_tests: u64,
-    /// Bytes that the apiserver sent.
+    /// Bytes sent by the apiserver.
     pub bytes: u64,
-    /// Messages that kubefan encoded, each for all subscribers with the same selectors.
+    /// Messages encoded by kubefan. Subscribers with the same selectors share a message.
     pub messages: u64,
-    /// Changes that subscribers received.
+    /// Changes received by subscribers.
     pub deliveries: u64,
-    /// Bytes of the objects in them.
+    /// Bytes of the objects in those changes.
     pub delivered_bytes: u64,
 }
 
 impl Counts {
     /// Reads all counters.
-    pub(super) fn read(stats: &SimStats, kubefan: &Registry, board: &Board) -> Self {
+    pub(super) fn read(stats: &SimStats, kubefan: &Registry, progress: &Progress) -> Self {
         Self {
-            changes: board.changes.load(Ordering::Relaxed),
+            changes: progress.changes.load(Ordering::Relaxed),
             lists: stats.lists,
             watches: stats.watches_started,
             events: stats.events_encoded,
@@ -44,8 +45,8 @@ impl Counts {
             selector_tests: stats.selector_tests,
             bytes: stats.bytes_sent,
             messages: counter(kubefan, "kubefan_events_dispatched_total"),
-            deliveries: board.deliveries.load(Ordering::Relaxed),
-            delivered_bytes: board.delivered_bytes.load(Ordering::Relaxed),
+            deliveries: progress.deliveries.load(Ordering::Relaxed),
+            delivered_bytes: progress.delivered_bytes.load(Ordering::Relaxed),
         }
     }
 }
@@ -69,7 +70,7 @@ impl Sub for Counts {
     }
 }
 
-/// A counter's sum over its labels; 0 before its first use.
+/// The sum of a counter over all its labels; 0 before its first use.
 fn counter(registry: &Registry, name: &str) -> u64 {
     let families = registry.gather();
     let metrics = families.iter().filter(|family| family.name() == name).flat_map(|family| family.get_metric());

@@ -1,10 +1,10 @@
-//! What to try from another terminal while the demo runs: lines that can be pasted as they are.
+//! Commands to try from another terminal while the demo runs. They can be pasted without changes.
 
 use std::{env, path::Path};
 
 use kubefan_proxy::{config::ServeConfig, server::listen::Bound};
 
-/// The commands, for the addresses that kubefan has.
+/// The commands for a kubefan that listens on these addresses.
 pub fn lines(program: &str, data: &Bound, admin: &Bound) -> Vec<String> {
     let server = if data.to_string() == ServeConfig::default().listen.to_string() {
         String::new()
@@ -25,7 +25,7 @@ pub fn lines(program: &str, data: &Bound, admin: &Bound) -> Vec<String> {
     lines
 }
 
-/// How this program is called from a shell in the same directory.
+/// The shortest command that runs this program from the current directory.
 pub fn program() -> String {
     let name = || "kubefan".to_owned();
     let Ok(program) = env::current_exe() else { return name() };
@@ -46,11 +46,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_port_need_not_be_named() {
+    fn the_default_port_needs_no_server_flag() {
         let tcp = |port| Bound::Tcp(([127, 0, 0, 1], port).into());
-        let usual = lines("kubefan", &tcp(7443), &tcp(7444));
+        let default = lines("kubefan", &tcp(7443), &tcp(7444));
         assert_eq!(
-            usual,
+            default,
             [
                 "kubefan get pods -A -l app=web-1",
                 "kubefan watch pods -A -l app=web-1",

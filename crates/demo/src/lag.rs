@@ -1,7 +1,8 @@
-//! How old a change is when it arrives: from just before its write at the apiserver to its receipt by a subscriber.
+//! The lag of a delivery: from just before the write at the apiserver to the receipt by a
+//! subscriber.
 //!
-//! Both ends are in one process, so one clock measures both ways that the demo compares. Memory is bounded: the times of the last
-//! writes, and a histogram of fixed size.
+//! Both ends are in this process, so one clock measures both routes. Memory is bounded: the times
+//! of the most recent writes, and a histogram of fixed size.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,13 +11,13 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Writes whose times are kept.
+/// Number of recent writes whose times are stored.
 const WRITES_MAX: u64 = 1 << 16;
-/// A bucket is at most this part of its value wide.
+/// Histogram buckets per power of two. Each bucket is at most 1/8 of its value wide.
 const BUCKETS_PER_DOUBLING: u64 = 8;
 const BUCKETS: usize = 320;
 
-/// When each of the last versions was written.
+/// The write times of the most recent versions.
 pub(super) struct WriteTimes {
     base: Instant,
     newest: AtomicU64,
@@ -31,13 +32,13 @@ impl Default for WriteTimes {
 }
 
 impl WriteTimes {
-    /// Notes that `version` is about to be written.
-    pub(super) fn note(&self, version: u64) {
+    /// Records that `version` is about to be written.
+    pub(super) fn record(&self, version: u64) {
         self.slot(version).store(self.now(), Ordering::Relaxed);
         self.newest.store(version, Ordering::Release);
     }
 
-    /// The time since the write of `version`, while it is known.
+    /// The time since the write of `version`. `None` if its write time is not stored.
     pub(super) fn age(&self, version: u64) -> Option<Duration> {
         let newest = self.newest.load(Ordering::Acquire);
         let known = version <= newest && newest - version < WRITES_MAX;
@@ -54,12 +55,12 @@ impl WriteTimes {
     }
 }
 
-/// Lags since they were last taken, in buckets of logarithmic width.
+/// A histogram of the lags since the last [`Self::take`], with buckets of logarithmic width.
 pub(super) struct Lags {
     buckets: Box<[AtomicU64]>,
 }
 
-/// Half of the lags are not longer than `p50`, ninety-nine in a hundred not longer than `p99`.
+/// Quantiles of lags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quantiles {
     /// The median.
@@ -80,7 +81,7 @@ impl Lags {
         self.buckets[bucket(micros)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The quantiles of what was recorded since the last call; `None` where there was nothing.
+    /// The quantiles of the lags since the last call; `None` if there were none.
     pub(super) fn take(&self) -> Option<Quantiles> {
         let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.swap(0, Ordering::Relaxed)).collect();
         let total: u64 = counts.iter().sum();
@@ -108,7 +109,7 @@ fn bucket(micros: u64) -> usize {
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// The largest number of microseconds in a bucket.
+/// The largest value of a bucket, in microseconds.
 fn upper_bound(bucket: usize) -> u64 {
     let (doubling, step) = (bucket as u64 / BUCKETS_PER_DOUBLING, bucket as u64 % BUCKETS_PER_DOUBLING);
     match doubling {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_what_lies_up_to_its_bound() {
+    fn a_value_falls_into_the_bucket_whose_bounds_contain_it() {
         for micros in (0..5_000).chain([100_000, 1_234_567, 60_000_000]) {
             let at = bucket(micros);
             assert!(micros <= upper_bound(at), "{micros}");
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_of_what_came_since_the_last_look() {
+    fn quantiles_cover_only_the_lags_since_the_last_call() {
         let lags = Lags::default();
         (1..=100).for_each(|millis| lags.record(Duration::from_millis(millis)));
         let Quantiles { p50, p99 } = lags.take().unwrap();
@@ -141,14 +142,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_is_known_until_many_others_came() {
+    async fn a_write_time_is_known_until_newer_writes_overwrite_it() {
         let times = WriteTimes::default();
         tokio::time::advance(Duration::from_millis(1)).await;
-        times.note(7);
+        times.record(7);
         tokio::time::advance(Duration::from_millis(5)).await;
         assert_eq!(times.age(7), Some(Duration::from_millis(5)));
         assert_eq!(times.age(8), None);
-        times.note(7 + WRITES_MAX);
+        times.record(7 + WRITES_MAX);
         assert_eq!(times.age(7), None);
     }
 }

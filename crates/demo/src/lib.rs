@@ -1,12 +1,10 @@
-//! The demo: the same subscribers and the same churn first directly on a simulated apiserver, then through kubefan, and what each
-//! way cost, in counts.
+//! The demo: the same subscribers and the same changes, first directly on a simulated apiserver,
+//! then through kubefan. At the end it prints what each route cost, in counts.
 //!
-//! Everything is real but the apiserver: HTTP watches and gRPC streams over loopback, kubefan as `serve` runs it. Every wait has a
-//! limit, so that the demo ends by itself.
+//! Only the apiserver is simulated: HTTP watches and gRPC streams run over loopback, and kubefan
+//! runs as under `serve`. Every wait has a limit, so the demo always ends.
 
-mod board;
 mod churn;
-mod contrast;
 mod counts;
 pub mod hints;
 mod lag;
@@ -15,8 +13,10 @@ mod load;
 mod meter;
 pub mod plain;
 mod process;
+mod progress;
 mod selectors;
 mod subscribers;
+mod summary;
 mod text;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -25,12 +25,12 @@ use kube_client::Config;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::{board::Board, churn::Churn, load::Load};
+use self::{churn::Churn, load::Load, progress::Progress};
 pub use self::{
-    board::{Activity, Route, Stage},
-    contrast::{Contrast, Finish, RouteCounts},
     lag::Quantiles,
     meter::{METER_INTERVAL, Meter, Sample},
+    progress::{Activity, Phase, Route},
+    summary::{FinalState, RouteCounts, Summary},
 };
 use kubefan_client::ClientError;
 use kubefan_proxy::{
@@ -44,30 +44,30 @@ use kubefan_sim::{
     workload::{Workload, WorkloadOptions},
 };
 
-/// How long the churn runs on the direct route at most; a quarter of the whole if that is shorter.
+/// Longest churn on the direct route; a quarter of the whole duration if that is shorter.
 const DIRECT_DURATION_MAX: Duration = Duration::from_secs(5);
-/// For every subscriber to receive its initial state.
+/// Limit for every subscriber to receive its initial state.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Files and connections beside those of the subscribers.
+/// Open files besides those of the subscribers.
 const FILES_BESIDE: u64 = 64;
-/// Pods per node, about.
+/// Approximate number of pods per node.
 const PODS_PER_NODE: usize = 50;
 const NAMESPACES: usize = 10;
 
-/// What to show.
+/// Configuration of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
-    /// Pods.
+    /// Number of pods.
     pub objects: usize,
-    /// Subscribers.
+    /// Number of subscribers.
     pub subscribers: usize,
     /// Changes per second.
     pub rate: u32,
-    /// From the first subscriber to the last change; `None` for without end.
+    /// Time from the first subscriber to the last change; `None` for no end.
     pub duration: Option<Duration>,
-    /// Decides the pods and their changes.
+    /// Seed of the pods and their changes.
     pub seed: u64,
-    /// How kubefan serves. How it reaches its apiserver is not read.
+    /// kubefan's configuration. Its upstream settings are ignored.
     pub serve: ServeConfig,
 }
 
@@ -79,62 +79,62 @@ impl Default for DemoOptions {
 }
 
 impl DemoOptions {
-    /// How many nodes the pods run on.
+    /// Number of nodes that the pods run on.
     fn nodes(&self) -> usize {
         self.objects.div_ceil(PODS_PER_NODE).max(1)
     }
 }
 
-/// Why the demo cannot go on.
+/// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// Every subscriber needs two connections' ends in this process.
+    /// Each subscriber needs two open files in this process: both ends of its connection.
     #[error(
         "--subscribers {subscribers} needs about {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}) or \
-         take fewer subscribers"
+         use fewer subscribers"
     )]
     OpenFiles {
-        /// As it was asked for.
+        /// The requested number of subscribers.
         subscribers: usize,
-        /// Files it takes.
+        /// Open files needed.
         needed: u64,
-        /// Files there may be.
+        /// The limit on open files.
         limit: u64,
     },
     /// The simulated apiserver cannot listen on loopback.
     #[error("the simulated apiserver cannot listen on loopback: {0}")]
     Listen(#[from] io::Error),
-    /// No client of the simulated apiserver.
+    /// The client of the simulated apiserver cannot be built.
     #[error(transparent)]
     Upstream(#[from] SettingsError),
-    /// kubefan cannot run.
+    /// kubefan failed.
     #[error(transparent)]
     App(#[from] AppError),
-    /// kubefan has ended.
+    /// kubefan ended although the demo was still running.
     #[error("kubefan ended: {0}")]
     Ended(String),
-    /// kubefan cannot be asked.
-    #[error("asking kubefan: {0}")]
+    /// A request to kubefan failed.
+    #[error("a request to kubefan failed: {0}")]
     Client(Box<ClientError>),
     /// The simulated apiserver refused a change.
     #[error("the simulated apiserver refused a change: {0}")]
     Workload(String),
-    /// The machine is too slow for so many.
+    /// The machine is too slow for this many subscribers or objects.
     #[error(
-        "only {ready} of {subscribers} subscribers ({}) had their initial state within {READY_TIMEOUT:?}; take fewer --subscribers or --objects",
+        "only {ready} of {subscribers} subscribers ({}) had their initial state within {READY_TIMEOUT:?}; use fewer --subscribers or --objects",
         .route.as_str()
     )]
     NotReady {
-        /// Which way.
+        /// The route.
         route: Route,
-        /// Those that had it.
+        /// Number of subscribers that had their initial state.
         ready: usize,
-        /// All.
+        /// Number of all subscribers.
         subscribers: usize,
     },
 }
 
-/// A demo whose ports are bound, and in which nothing has happened yet.
+/// A demo whose ports are bound, but which has not started.
 pub struct Demo {
     options: DemoOptions,
     sim: SimApiserver,
@@ -143,14 +143,14 @@ pub struct Demo {
     upstream: Upstream,
     app: App,
     bound: (Bound, Bound),
-    board: Arc<Board>,
+    progress: Arc<Progress>,
 }
 
 impl Demo {
-    /// Starts the simulated apiserver on a port of its own and binds kubefan's ports.
+    /// Starts the simulated apiserver on a free port and binds kubefan's ports.
     ///
     /// # Errors
-    /// When a port is taken, or this process may not open enough connections.
+    /// If a port is in use, or if the limit on open files is too low for the subscribers.
     pub async fn bind(options: DemoOptions) -> Result<Self, DemoError> {
         let needed = options.subscribers as u64 * 2 + FILES_BESIDE;
         match process::open_files_max() {
@@ -164,35 +164,35 @@ impl Demo {
         let sim = SimApiserver::new(SimOptions { seed: options.seed, ..SimOptions::default() });
         let url: http::Uri = format!("http://{sim_address}").parse().map_err(io::Error::other)?;
         let client = || Upstream::from_config(Config::new(url.clone()), UpstreamOptions::default());
-        // Two, so that the direct subscribers are not in kubefan's metrics.
+        // Two clients, so that kubefan's metrics do not include the direct subscribers.
         let (upstream, app) = (client()?, App::bind_to(client()?, options.serve.clone()).await?);
         let stop = CancellationToken::new();
         tokio::spawn(sim.clone().serve(listener, stop.clone().cancelled_owned()));
-        let (bound, board) = (app.bound()?, Arc::new(Board::new(options.subscribers)));
-        Ok(Self { options, sim, sim_address, _serving: stop.drop_guard(), upstream, app, bound, board })
+        let (bound, progress) = (app.bound()?, Arc::new(Progress::new(options.subscribers)));
+        Ok(Self { options, sim, sim_address, _serving: stop.drop_guard(), upstream, app, bound, progress })
     }
 
-    /// Where kubefan's data port and admin port are.
+    /// The addresses of kubefan's data port and admin port.
     pub fn bound(&self) -> &(Bound, Bound) {
         &self.bound
     }
 
-    /// Where the simulated apiserver is.
+    /// The address of the simulated apiserver.
     pub fn apiserver(&self) -> SocketAddr {
         self.sim_address
     }
 
-    /// Measures the demo while it runs.
+    /// Returns a meter for the running demo.
     pub fn meter(&self) -> Meter {
-        Meter::new(self.options.clone(), self.board.clone(), self.sim.clone(), self.app.metrics().clone())
+        Meter::new(self.options.clone(), self.progress.clone(), self.sim.clone(), self.app.metrics().clone())
     }
 
-    /// Runs both routes; `stop` ends it early.
+    /// Runs both routes and returns the summary. Cancelling `stop` ends the demo early.
     ///
     /// # Errors
-    /// When kubefan fails or the machine is too slow.
-    pub async fn run(self, stop: CancellationToken) -> Result<Contrast, DemoError> {
-        let Self { options, sim, upstream, app, bound, board, _serving, .. } = self;
+    /// If kubefan fails or the machine is too slow.
+    pub async fn run(self, stop: CancellationToken) -> Result<Summary, DemoError> {
+        let Self { options, sim, upstream, app, bound, progress, _serving, .. } = self;
         let workload = WorkloadOptions {
             objects: options.objects,
             nodes: options.nodes(),
@@ -200,29 +200,29 @@ impl Demo {
             apps: selectors::APPS,
         };
         let workload = Workload::new(options.seed, workload);
-        let churn = Churn { sim: sim.clone(), workload, board: board.clone(), rate: options.rate };
-        let mut contrast = Contrast {
+        let churn = Churn { sim: sim.clone(), workload, progress: progress.clone(), rate: options.rate };
+        let mut summary = Summary {
             subscribers: options.subscribers,
             objects: options.objects,
             direct: None,
             kubefan: None,
-            finish: None,
+            final_state: None,
         };
         let kubefan = app.metrics().clone();
-        let mut load = Load { options, sim, kubefan, board, churn, stop };
+        let mut load = Load { options, sim, kubefan, progress, churn, stop };
         load.churn.fill(&load.stop).await?;
         if load.stop.is_cancelled() {
-            return Ok(contrast);
+            return Ok(summary);
         }
         let start = Instant::now();
 
         let direct = load.options.duration.map_or(DIRECT_DURATION_MAX, |whole| (whole / 4).min(DIRECT_DURATION_MAX));
         let before = load.begin(Route::Direct);
-        let mut tasks = subscribers::direct(&upstream, &load.options, &load.board);
-        contrast.direct = load.run(Route::Direct, before, |ready| Some(ready + direct)).await?;
+        let mut tasks = subscribers::direct(&upstream, &load.options, &load.progress);
+        summary.direct = load.run(Route::Direct, before, |ready| Some(ready + direct)).await?;
         load.end(&mut tasks).await;
         if load.stop.is_cancelled() {
-            return Ok(contrast);
+            return Ok(summary);
         }
 
         let (end_kubefan, address) = (CancellationToken::new(), bound.0.to_string());
@@ -231,24 +231,24 @@ impl Demo {
         let planned = load.options.duration.map(|whole| (start + whole, whole / 2));
         let through = async {
             load.synced(&address).await?;
-            let mut tasks = subscribers::through_kubefan(&address, &load.options, &load.board);
-            // However long it took to come here, half of the time is kubefan's.
+            let mut tasks = subscribers::through_kubefan(&address, &load.options, &load.progress);
+            // kubefan gets at least half of the whole duration, even if setup took long.
             let end = |ready| planned.map(|(end, least)| end.max(ready + least));
-            contrast.kubefan = load.run(Route::Kubefan, before, end).await?;
-            contrast.finish = contrast.kubefan.map(|_| load.finish());
+            summary.kubefan = load.run(Route::Kubefan, before, end).await?;
+            summary.final_state = summary.kubefan.map(|_| load.final_state());
             load.end(&mut tasks).await;
-            Ok(contrast)
+            Ok(summary)
         };
         let result = tokio::select! {
             result = through => result,
             ended = &mut serving => return Err(match ended {
                 Ok(Err(error)) => error.into(),
-                Ok(Ok(())) => DemoError::Ended("nobody asked it to".to_owned()),
+                Ok(Ok(())) => DemoError::Ended("it stopped without being asked to".to_owned()),
                 Err(panic) => DemoError::Ended(panic.to_string()),
             }),
         };
         end_kubefan.cancel();
-        // Bounded by kubefan's own drain timeout; how it ended is of no more interest.
+        // kubefan's drain timeout bounds this wait. Its result no longer matters.
         let _ = serving.await;
         result
     }

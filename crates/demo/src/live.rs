@@ -1,7 +1,8 @@
-//! The demo's live view: a few lines below the prompt, drawn over and over, and gone at the end, so that the scrollback stays whole.
+//! The demo's live view: a few lines that are redrawn below the prompt and removed at the end, so
+//! that the scrollback stays intact.
 //!
-//! The terminal is in raw mode meanwhile, in which a program that dies leaves an unusable shell behind: it is restored when the view
-//! is dropped and when anything panics.
+//! The terminal is in raw mode while the view is open. A program that exits in raw mode leaves an
+//! unusable shell. Therefore the terminal is restored when the view is dropped and on every panic.
 
 use std::{
     io::{self, Stdout, stdout},
@@ -24,33 +25,33 @@ use ratatui::{
     widgets::{LineGauge, Paragraph, Sparkline, SparklineBar},
 };
 
-use super::{Activity, Meter, Route, Sample, Stage, text};
+use super::{Activity, Meter, Phase, Route, Sample, text};
 
-/// Lines of the numbers, with their head.
+/// Height of the table of numbers, including its header line.
 const NUMBERS: u16 = 8;
 const LABEL_WIDTH: usize = 36;
 const NUMBER_WIDTH: usize = 20;
-/// Keys that are read at once.
+/// Maximum number of input events read per call.
 const KEYS_MAX: usize = 64;
 
-/// The view.
+/// The live view.
 pub struct Live {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     hints: Vec<String>,
 }
 
-/// What a user asked for by key.
+/// A command given by a key press.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// ctrl-C or q.
+    /// Stop the demo: ctrl-C or q.
     Stop,
 }
 
 impl Live {
-    /// Takes the terminal.
+    /// Opens the view and switches the terminal to raw mode. `hints` are the commands to try.
     ///
     /// # Errors
-    /// When it cannot be asked where its cursor is.
+    /// If the terminal does not report its cursor position.
     pub fn open(hints: Vec<String>) -> io::Result<Self> {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
@@ -72,16 +73,16 @@ impl Live {
     /// Draws the view.
     ///
     /// # Errors
-    /// As the terminal's.
+    /// The terminal's I/O error.
     pub fn show(&mut self, meter: &Meter) -> io::Result<()> {
         let hints = &self.hints;
         self.terminal.draw(|frame| draw(frame, meter, hints)).map(|_| ())
     }
 
-    /// The keys since the last look. In raw mode ctrl-C is one of them, not a signal.
+    /// Reads the key presses since the last call. In raw mode ctrl-C is a key press, not a signal.
     ///
     /// # Errors
-    /// As the terminal's.
+    /// The terminal's I/O error.
     pub fn key(&mut self) -> io::Result<Option<Key>> {
         for _ in 0..KEYS_MAX {
             if !event::poll(Duration::ZERO)? {
@@ -101,7 +102,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // What follows is written in its place.
+        // Later output goes where the view was.
         let top = self.terminal.get_frame().area().as_position();
         let _ = self.terminal.clear();
         let _ = self.terminal.set_cursor_position(top);
@@ -109,7 +110,7 @@ impl Drop for Live {
     }
 }
 
-/// Gives the terminal back as it was.
+/// Restores the terminal's normal mode and cursor.
 pub fn restore() {
     let _ = terminal::disable_raw_mode();
     let _ = execute!(stdout(), cursor::Show);
@@ -117,16 +118,16 @@ pub fn restore() {
 
 fn draw(frame: &mut Frame<'_>, meter: &Meter, hints: &[String]) {
     let rows = [1, 1, 1, NUMBERS, 3, 1, 1].map(Constraint::Length);
-    let [title, stage, progress, numbers, sparkline, _, try_title, try_lines] =
+    let [title, phase, progress, numbers, sparkline, _, try_title, try_lines] =
         Layout::vertical(rows.into_iter().chain([Constraint::Fill(1)])).areas(frame.area());
     draw_title(frame, title, meter);
-    frame.render_widget(stage_line(meter), stage);
+    frame.render_widget(phase_line(meter), phase);
     draw_progress(frame, progress, meter);
     frame.render_widget(Paragraph::new(number_lines(meter)), numbers);
     draw_sparkline(frame, sparkline, meter);
-    let Stage { route, .. } = meter.stage();
+    let Phase { route, .. } = meter.phase();
     let when = if route == Route::Kubefan {
-        "Try from another terminal, now:"
+        "Try from another terminal:"
     } else {
         "Try from another terminal, once kubefan serves:"
     };
@@ -153,27 +154,27 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
         text::count(u64::from(options.rate)),
     );
     frame.render_widget(Line::from(vec![Span::from("kubefan demo").bold(), Span::from(what)]), area);
-    frame.render_widget(Line::from("ctrl-C ends it".dim()).right_aligned(), area);
+    frame.render_widget(Line::from("ctrl-C to stop".dim()).right_aligned(), area);
 }
 
-fn stage_line(meter: &Meter) -> Line<'static> {
-    let Stage { route, activity, .. } = meter.stage();
+fn phase_line(meter: &Meter) -> Line<'static> {
+    let Phase { route, activity, .. } = meter.phase();
     let (ready, subscribers) = (text::count(meter.ready() as u64), text::count(meter.options().subscribers as u64));
     let what = match (activity, route) {
-        (Activity::Filling, _) => "0/2  filling the apiserver".to_owned(),
+        (Activity::Filling, _) => "0/2  creating the objects".to_owned(),
         (_, Route::Direct) => format!("1/2  direct: each of {subscribers} subscribers watches the apiserver itself"),
         (_, Route::Kubefan) => format!("2/2  through kubefan: the same {subscribers} subscribers watch kubefan"),
     };
     let now = match activity {
         Activity::Filling | Activity::Churning => String::new(),
         Activity::Connecting => format!(" ({ready} connected)"),
-        Activity::Settling => " (ending)".to_owned(),
+        Activity::Settling => " (waiting for the last deliveries)".to_owned(),
     };
     Line::from(what + &now).fg(color(route))
 }
 
 fn draw_progress(frame: &mut Frame<'_>, area: Rect, meter: &Meter) {
-    let Stage { route, elapsed, .. } = meter.stage();
+    let Phase { route, elapsed, .. } = meter.phase();
     let seconds = elapsed.as_secs();
     match meter.options().duration {
         None => frame.render_widget(Line::from(format!("{seconds}s")).dim(), area),
@@ -196,7 +197,7 @@ fn number_lines(meter: &Meter) -> Vec<Line<'static>> {
     let row = |label: &str, cell: &dyn Fn(&Sample) -> String| {
         let cells = Route::ALL.map(|route| {
             let text = meter.sample_of(route).map_or_else(String::new, cell);
-            let style = if route == meter.stage().route { Style::from(color(route)) } else { Style::default() };
+            let style = if route == meter.phase().route { Style::from(color(route)) } else { Style::default() };
             Span::styled(format!("{text:>NUMBER_WIDTH$}"), style)
         });
         Line::from([vec![Span::from(format!("{label:<LABEL_WIDTH$}"))], cells.to_vec()].concat())
@@ -212,7 +213,7 @@ fn number_lines(meter: &Meter) -> Vec<Line<'static>> {
         row("lag from write to receipt, p50 / p99", &|sample| {
             sample.lag.map_or_else(unknown, |lag| format!("{} / {}", text::span(lag.p50), text::span(lag.p99)))
         }),
-        row("memory of this process, all parts", &|sample| {
+        row("memory of this process, in total", &|sample| {
             sample.resident_bytes.map_or_else(unknown, |bytes| text::bytes(bytes as f64))
         }),
     ]

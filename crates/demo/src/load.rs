@@ -1,4 +1,5 @@
-//! One route from its first subscriber to its last delivery: connect, change objects, let everything arrive, count.
+//! Runs one route: connects the subscribers, changes objects, waits until every change is
+//! delivered, and counts.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -13,78 +14,80 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Activity, DemoError, DemoOptions, Finish, READY_TIMEOUT, Route, RouteCounts, board::Board, churn::Churn,
-    counts::Counts,
+    Activity, DemoError, DemoOptions, FinalState, READY_TIMEOUT, Route, RouteCounts, churn::Churn, counts::Counts,
+    progress::Progress,
 };
 use kubefan_client::{ClientOptions, ListWatch};
 use kubefan_common::proto::v1alpha1::ResourceState;
 use kubefan_model::GroupVersionResource;
 use kubefan_sim::apiserver::SimApiserver;
 
-/// For what is under way to arrive.
+/// Limit for the delivery of the last changes.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// For watches that were ended to be noticed by the apiserver.
+/// Limit for the apiserver to notice closed watches.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The apiserver has been silent for so long: everything was sent.
+/// When the counters have not moved for this long, everything has been sent.
 const QUIET: Duration = Duration::from_millis(200);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The parts that both routes use.
+/// State that both routes share.
 pub(super) struct Load {
     pub(super) options: DemoOptions,
     pub(super) sim: SimApiserver,
     /// kubefan's metrics.
     pub(super) kubefan: Registry,
-    pub(super) board: Arc<Board>,
+    pub(super) progress: Arc<Progress>,
     pub(super) churn: Churn,
     pub(super) stop: CancellationToken,
 }
 
 impl Load {
     fn counts(&self) -> Counts {
-        Counts::read(&self.sim.stats(), &self.kubefan, &self.board)
+        Counts::read(&self.sim.stats(), &self.kubefan, &self.progress)
     }
 
-    /// Starts the count of a route.
+    /// Starts a route and returns the counts at its start.
     pub(super) fn begin(&self, route: Route) -> Counts {
-        self.board.enter(route, Activity::Connecting);
+        self.progress.enter(route, Activity::Connecting);
         self.counts()
     }
 
-    /// Waits for the initial state, changes objects until `end` says, and lets everything arrive. `None` if stopped before that.
+    /// Waits for every subscriber's initial state, changes objects until the time that `end`
+    /// computes from the start of the churn, and waits for the deliveries. Returns `None` if it is
+    /// stopped before the churn.
     pub(super) async fn run(
         &mut self,
         route: Route,
         before: Counts,
         end: impl FnOnce(Instant) -> Option<Instant>,
     ) -> Result<Option<RouteCounts>, DemoError> {
-        let subscribers = self.board.subscribers();
-        let (board, stop) = (&self.board, &self.stop);
-        wait_until(READY_TIMEOUT, || board.ready() == subscribers || stop.is_cancelled()).await;
+        let subscribers = self.progress.subscribers();
+        let (progress, stop) = (&self.progress, &self.stop);
+        wait_until(READY_TIMEOUT, || progress.ready() == subscribers || stop.is_cancelled()).await;
         if self.stop.is_cancelled() {
             return Ok(None);
         }
-        if self.board.ready() < subscribers {
-            return Err(DemoError::NotReady { route, ready: self.board.ready(), subscribers });
+        if self.progress.ready() < subscribers {
+            return Err(DemoError::NotReady { route, ready: self.progress.ready(), subscribers });
         }
         let (ready, watches) = (self.counts(), pod_watches(&self.sim));
-        self.board.enter(route, Activity::Churning);
+        self.progress.enter(route, Activity::Churning);
         self.churn.run(end(Instant::now()), &self.stop).await?;
-        self.board.enter(route, Activity::Settling);
+        self.progress.enter(route, Activity::Settling);
         let pod_watches = watches.max(pod_watches(&self.sim));
         match route {
-            // These hear of a version only by their own events.
+            // A direct subscriber that no change concerns does not learn the newest version.
             Route::Direct => self.quiet().await,
             Route::Kubefan => {
                 let version = self.sim.revision();
-                wait_until(SETTLE_TIMEOUT, || self.board.at(version) == subscribers).await;
+                wait_until(SETTLE_TIMEOUT, || self.progress.at(version) == subscribers).await;
             }
         }
         let settled = self.counts();
         Ok(Some(RouteCounts { pod_watches, initial: ready - before, churn: settled - ready }))
     }
 
-    /// Waits until the apiserver sends no more.
+    /// Waits until the counters stop moving.
     async fn quiet(&self) {
         let (mut last, mut since) = (self.counts(), Instant::now());
         let quiet = || {
@@ -97,7 +100,7 @@ impl Load {
         wait_until(SETTLE_TIMEOUT, quiet).await;
     }
 
-    /// Waits until kubefan serves the pods, or until the demo is stopped.
+    /// Waits until kubefan serves the pods, the demo is stopped, or the limit is reached.
     pub(super) async fn synced(&self, address: &str) -> Result<(), DemoError> {
         let failed = |error| DemoError::Client(Box::new(error));
         let kubefan = ListWatch::connect(address, &ClientOptions::default()).await.map_err(failed)?;
@@ -112,23 +115,23 @@ impl Load {
         Ok(())
     }
 
-    /// How far every subscriber has come.
-    pub(super) fn finish(&self) -> Finish {
+    /// How far the subscribers got.
+    pub(super) fn final_state(&self) -> FinalState {
         let version = self.sim.revision();
-        let breaks = self.board.breaks.load(Ordering::Relaxed);
-        Finish { version, at_version: self.board.at(version), breaks }
+        let breaks = self.progress.breaks.load(Ordering::Relaxed);
+        FinalState { version, at_version: self.progress.at(version), breaks }
     }
 
-    /// Ends the subscribers, and waits until the apiserver has noticed.
+    /// Ends the subscribers and, on the direct route, waits until the apiserver has noticed.
     pub(super) async fn end(&self, tasks: &mut JoinSet<()>) {
         tasks.shutdown().await;
-        if self.board.stage().route == Route::Direct {
+        if self.progress.phase().route == Route::Direct {
             wait_until(CLOSE_TIMEOUT, || pod_watches(&self.sim) == 0).await;
         }
     }
 }
 
-/// Watches on pods that the apiserver has open.
+/// Number of watches on pods open at the apiserver.
 pub(super) fn pod_watches(sim: &SimApiserver) -> u64 {
     let pods = GroupVersionResource::new("", "v1", "pods");
     sim.stats().open_watches.get(&pods).copied().unwrap_or_default()

@@ -1,4 +1,5 @@
-//! Turns the counters into rates while the demo runs: once a second into numbers, more often into the heights of a sparkline.
+//! Converts the counters into rates while the demo runs: once per second for the numbers, more
+//! often for the sparkline.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -7,22 +8,22 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     DemoOptions,
-    board::{Activity, Board, Route, Stage},
     counts::Counts,
     lag::Quantiles,
     load::pod_watches,
+    progress::{Activity, Phase, Progress, Route},
 };
 use kubefan_proxy::telemetry::process::resident_bytes;
 use kubefan_sim::apiserver::SimApiserver;
 
-/// How often a meter is to be read.
+/// How often callers should call [`Meter::read`].
 pub const METER_INTERVAL: Duration = Duration::from_millis(250);
-/// Numbers that change more often than once a second cannot be read.
+/// Numbers that change more often than once per second are hard to read.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// The widest sparkline.
+/// Number of sparkline values retained.
 const HISTORY_MAX: usize = 240;
 
-/// One second of one route.
+/// Measurements of one second on one route.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// Watches on pods open at the apiserver.
@@ -35,19 +36,19 @@ pub struct Sample {
     pub bytes: f64,
     /// Changes per second that subscribers receive.
     pub deliveries: f64,
-    /// From write to receipt; `None` where nothing was received.
+    /// Lag from write to receipt; `None` if nothing was received.
     pub lag: Option<Quantiles>,
-    /// Resident memory of the process: apiserver, kubefan and subscribers together.
+    /// Resident memory of this process in bytes: apiserver, kubefan and subscribers together.
     pub resident_bytes: Option<u64>,
 }
 
 /// Measures a demo.
 pub struct Meter {
     options: DemoOptions,
-    board: Arc<Board>,
+    progress: Arc<Progress>,
     sim: SimApiserver,
     kubefan: Registry,
-    stage: (Route, Activity),
+    phase: (Route, Activity),
     read: (Instant, Counts),
     sampled: (Instant, Counts),
     samples: [Option<Sample>; 2],
@@ -55,17 +56,17 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new(options: DemoOptions, board: Arc<Board>, sim: SimApiserver, kubefan: Registry) -> Self {
+    pub(super) fn new(options: DemoOptions, progress: Arc<Progress>, sim: SimApiserver, kubefan: Registry) -> Self {
         let now = (Instant::now(), Counts::default());
         let history = VecDeque::with_capacity(HISTORY_MAX);
-        let stage = (Route::Direct, Activity::Filling);
-        Self { options, board, sim, kubefan, stage, read: now, sampled: now, samples: [None; 2], history }
+        let phase = (Route::Direct, Activity::Filling);
+        Self { options, progress, sim, kubefan, phase, read: now, sampled: now, samples: [None; 2], history }
     }
 
-    /// Reads the counters; true where that made a new sample.
+    /// Reads the counters. Returns true if a new sample is available.
     pub fn read(&mut self) -> bool {
-        let now = (Instant::now(), Counts::read(&self.sim.stats(), &self.kubefan, &self.board));
-        let Stage { route, activity, .. } = self.stage();
+        let now = (Instant::now(), Counts::read(&self.sim.stats(), &self.kubefan, &self.progress));
+        let Phase { route, activity, .. } = self.phase();
         let seconds = (now.0 - self.read.0).as_secs_f64();
         if activity != Activity::Filling && seconds > 0.0 {
             if self.history.len() == HISTORY_MAX {
@@ -75,11 +76,11 @@ impl Meter {
             self.history.push_back((route, (deliveries as f64 / seconds) as u64));
         }
         self.read = now;
-        if self.stage != (route, activity) {
-            // A second that is half one thing and half another would be neither.
-            self.stage = (route, activity);
+        if self.phase != (route, activity) {
+            // A sample must not mix two phases, so the current one is discarded.
+            self.phase = (route, activity);
             self.sampled = now;
-            self.board.lags.take();
+            self.progress.lags.take();
             return false;
         }
         if now.0 - self.sampled.0 < SAMPLE_INTERVAL {
@@ -87,7 +88,7 @@ impl Meter {
         }
         let sample = self.sample(now);
         self.sampled = now;
-        // What is seen last of a route is its churn, not its end.
+        // A route's last sample should show its churn, not its end.
         if matches!(activity, Activity::Connecting | Activity::Churning) {
             self.samples[route as usize] = Some(sample);
         }
@@ -103,27 +104,27 @@ impl Meter {
             events: rate(counts.events),
             bytes: rate(counts.bytes),
             deliveries: rate(counts.deliveries),
-            lag: self.board.lags.take(),
+            lag: self.progress.lags.take(),
             resident_bytes: resident_bytes(),
         }
     }
 
-    /// What is measured.
+    /// The options of the demo.
     pub fn options(&self) -> &DemoOptions {
         &self.options
     }
 
-    /// Where the demo stands.
-    pub fn stage(&self) -> Stage {
-        self.board.stage()
+    /// The current phase.
+    pub fn phase(&self) -> Phase {
+        self.progress.phase()
     }
 
-    /// Subscribers of the present route whose initial state is complete.
+    /// Number of subscribers of the current route whose initial state is complete.
     pub fn ready(&self) -> usize {
-        self.board.ready()
+        self.progress.ready()
     }
 
-    /// The last second of a route, as far as there was one.
+    /// The latest sample of a route; `None` if there is none yet.
     pub fn sample_of(&self, route: Route) -> Option<&Sample> {
         self.samples[route as usize].as_ref()
     }

@@ -1,29 +1,29 @@
-//! The demo where stdout is no terminal: one line per second.
+//! The demo's output if stdout is not a terminal: one line per second.
 
 use std::io::{self, Write};
 
-use super::{Activity, Meter, Route, Sample, Stage, text};
+use super::{Activity, Meter, Phase, Route, Sample, text};
 
-/// Writes the lines.
+/// Writes the plain lines.
 pub struct Plain<W> {
     out: W,
-    /// The last that was said of the stage.
+    /// The route announced last.
     route: Option<Route>,
     hints: Vec<String>,
 }
 
 impl<W: Write> Plain<W> {
-    /// Lines on `out`; `hints` are told once kubefan serves.
+    /// Writes to `out`. The hints are printed once kubefan serves.
     pub fn new(out: W, hints: Vec<String>) -> Self {
         Self { out, route: None, hints }
     }
 
-    /// Writes what is new: the sample of a second, or that another route has begun.
+    /// Announces a new route, and writes the current state if there is a new sample.
     ///
     /// # Errors
-    /// As the output's.
+    /// The I/O error of the output.
     pub fn show(&mut self, meter: &Meter, sampled: bool) -> io::Result<()> {
-        let Stage { route, activity, elapsed } = meter.stage();
+        let Phase { route, activity, elapsed } = meter.phase();
         let subscribers = text::count(meter.options().subscribers as u64);
         if activity != Activity::Filling && self.route != Some(route) {
             self.route = Some(route);
@@ -43,7 +43,7 @@ impl<W: Write> Plain<W> {
         if sampled {
             let seconds = elapsed.as_secs();
             match activity {
-                Activity::Filling => writeln!(self.out, "filling the apiserver")?,
+                Activity::Filling => writeln!(self.out, "creating the objects")?,
                 Activity::Settling => writeln!(self.out, "{seconds:>3}s {}: changes have stopped", route.as_str())?,
                 Activity::Connecting => {
                     let ready = text::count(meter.ready() as u64);
@@ -89,7 +89,7 @@ mod tests {
     use crate::Quantiles;
 
     #[test]
-    fn a_line_has_every_number_with_its_name() {
+    fn a_line_names_every_number() {
         let lag = Quantiles { p50: Duration::from_micros(1_200), p99: Duration::from_millis(9) };
         let sample = Sample {
             pod_watches: 1,

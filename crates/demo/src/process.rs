@@ -1,8 +1,8 @@
-//! What the system says about this process, where it says it.
+//! Limits of this process, as the operating system reports them.
 
 use std::fs;
 
-/// How many files and connections may be open at once; `None` where it is not known.
+/// The limit on open files, including connections; `None` if it is unknown.
 pub(super) fn open_files_max() -> Option<u64> {
     soft_limit(&fs::read_to_string("/proc/self/limits").ok()?)
 }
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soft_limit_is_read_and_no_limit_is_none() {
+    fn the_soft_limit_is_read_and_unlimited_is_none() {
         let limits =
             |soft: &str| format!("Limit   Soft Limit  Hard Limit  Units\nMax open files   {soft}   1048576  files\n");
         assert_eq!(soft_limit(&limits("1024")), Some(1024));

@@ -1,12 +1,14 @@
-//! Which pods each subscriber watches: a mix as clusters have it, of few that watch everything and many that watch a part.
+//! The selectors of the subscribers. Like in real clusters, a few watch every pod, and many watch a
+//! part.
 
 use super::DemoOptions;
 
-/// The mix repeats after so many subscribers. The first of them watches every pod, as schedulers and controllers do.
+/// The mix repeats after this many subscribers. The first of each round watches every pod, as
+/// schedulers and controllers do.
 const ROUND: usize = 20;
-/// So many of a round select by label, as what serves one application does.
+/// Number of subscribers per round that select by label, as one application's clients do.
 const BY_LABEL: usize = 5;
-/// The rest watch the pods of one node each, as the agents of nodes do.
+/// The remaining subscribers of a round watch the pods of one node each, as node agents do.
 const BY_NODE: usize = ROUND - 1 - BY_LABEL;
 /// Values of the label `app`.
 pub(super) const APPS: usize = 20;
@@ -18,7 +20,7 @@ pub(super) struct Selectors {
     pub(super) fields: String,
 }
 
-/// What subscriber `index` watches.
+/// The selectors of subscriber `index`.
 pub(super) fn of(index: usize, options: &DemoOptions) -> Selectors {
     let (round, place) = (index / ROUND, index % ROUND);
     match place {
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_watch_everything_some_a_label_and_most_a_node() {
+    fn few_subscribers_watch_everything_some_one_label_and_most_one_node() {
         let options = DemoOptions::default();
         let all: Vec<_> = (0..300).map(|index| of(index, &options)).collect();
         let count = |is: fn(&Selectors) -> bool| all.iter().filter(|selectors| is(selectors)).count();

@@ -1,11 +1,12 @@
-//! The subscribers, each a task with a connection of its own: directly on the apiserver by HTTP, or on kubefan by gRPC.
+//! The subscribers. Each is a task with its own connection: directly to the apiserver over HTTP, or
+//! to kubefan over gRPC.
 
 use std::{sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{DemoOptions, board::Board, selectors};
+use super::{DemoOptions, progress::Progress, selectors};
 use kubefan_client::{ClientOptions, ListWatch, Target, WatchItem, WatchOptions};
 use kubefan_model::Media;
 use kubefan_proxy::upstream::{
@@ -14,14 +15,15 @@ use kubefan_proxy::upstream::{
     lines::{LineOptions, Lines},
 };
 
-/// A direct watch that broke starts over after this.
+/// A broken direct watch restarts after this.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// The least that kubefan takes. A subscriber whose pods are quiet learns by bookmark how far it has come.
+/// The shortest interval that kubefan accepts. Bookmarks tell a subscriber with quiet pods how far
+/// it has read.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Subscribers on the apiserver, each with list and watch in one request, as client-go's informers do it now. Dropping the set ends
-/// them.
-pub(super) fn direct(upstream: &Upstream, options: &DemoOptions, board: &Arc<Board>) -> JoinSet<()> {
+/// Starts the subscribers on the apiserver. Each gets its list and its watch in one request, as
+/// current client-go informers do. Dropping the set ends them.
+pub(super) fn direct(upstream: &Upstream, options: &DemoOptions, progress: &Arc<Progress>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for index in 0..options.subscribers {
         let selectors = selectors::of(index, options);
@@ -33,14 +35,14 @@ pub(super) fn direct(upstream: &Upstream, options: &DemoOptions, board: &Arc<Boa
             ("labelSelector", &selectors.labels),
             ("fieldSelector", &selectors.fields),
         ]);
-        let (upstream, board, path) = (upstream.clone(), board.clone(), format!("/api/v1/pods{query}"));
+        let (upstream, progress, path) = (upstream.clone(), progress.clone(), format!("/api/v1/pods{query}"));
         tasks.spawn(async move {
             loop {
-                // Why it ended does not matter: the next one starts over, and the break is counted.
+                // The reason does not matter: the watch restarts and the break is counted.
                 if let Ok((lines, _)) = upstream.watch(&path, Media::Json, LineOptions::default()).await {
-                    let _ = receive(lines, index, &board).await;
+                    let _ = receive(lines, index, &progress).await;
                 }
-                board.broke();
+                progress.broke();
                 sleep(RETRY_DELAY).await;
             }
         });
@@ -56,7 +58,7 @@ struct Line<'a> {
     object: Object<'a>,
 }
 
-/// All that is read of an object.
+/// The only part of an object that is parsed.
 #[derive(Deserialize)]
 struct Object<'a> {
     #[serde(borrow)]
@@ -69,8 +71,9 @@ struct Metadata<'a> {
     resource_version: &'a str,
 }
 
-/// Reads a direct watch until it ends. The first bookmark ends the initial state: the apiserver sends it right after.
-async fn receive(mut lines: Lines<BodyStream>, index: usize, board: &Board) -> Result<(), UpstreamError> {
+/// Reads a direct watch until it ends. The first bookmark marks the end of the initial state: the
+/// apiserver sends it right after that.
+async fn receive(mut lines: Lines<BodyStream>, index: usize, progress: &Progress) -> Result<(), UpstreamError> {
     let mut initial = true;
     while let Some(line) = lines.next_line().await? {
         let broken = |error| UpstreamError::invalid(format_args!("a line of the watch: {error}"));
@@ -80,15 +83,16 @@ async fn receive(mut lines: Lines<BodyStream>, index: usize, board: &Board) -> R
             "BOOKMARK" => initial = false,
             "ERROR" => return Ok(()),
             _ if initial => continue,
-            _ => board.delivered(version, line.len()),
+            _ => progress.delivered(version, line.len()),
         }
-        board.reached(index, version);
+        progress.reached(index, version);
     }
     Ok(())
 }
 
-/// Subscribers on the kubefan at `address`, by the client library. Dropping the set ends them.
-pub(super) fn through_kubefan(address: &str, options: &DemoOptions, board: &Arc<Board>) -> JoinSet<()> {
+/// Starts the subscribers on the kubefan at `address`, with the client library. Dropping the set
+/// ends them.
+pub(super) fn through_kubefan(address: &str, options: &DemoOptions, progress: &Arc<Progress>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for index in 0..options.subscribers {
         let selectors = selectors::of(index, options);
@@ -103,10 +107,10 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, board: &Arc<
             seed: Some(options.seed.wrapping_add(index as u64)),
             ..WatchOptions::default()
         };
-        let (address, board) = (address.to_owned(), board.clone());
+        let (address, progress) = (address.to_owned(), progress.clone());
         tasks.spawn(async move {
             let Ok(client) = ListWatch::connect_lazy(&address, &ClientOptions::default()).await else {
-                return board.broke();
+                return progress.broke();
             };
             let mut watch = client.watch(target, watch_options);
             let mut initial = true;
@@ -116,12 +120,12 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, board: &Arc<
                     Ok(WatchItem::SnapshotEnd { .. }) => initial = false,
                     Ok(WatchItem::Event(event)) if !initial => {
                         let version = event.resource_version.parse().unwrap_or_default();
-                        board.delivered(version, event.object.len());
+                        progress.delivered(version, event.object.len());
                     }
-                    Ok(WatchItem::Disconnected { .. } | WatchItem::Restarted { .. }) | Err(_) => board.broke(),
+                    Ok(WatchItem::Disconnected { .. } | WatchItem::Restarted { .. }) | Err(_) => progress.broke(),
                     Ok(_) => {}
                 }
-                board.reached(index, watch.resume_version().parse().unwrap_or_default());
+                progress.reached(index, watch.resume_version().parse().unwrap_or_default());
             }
         });
     }

@@ -1,8 +1,8 @@
-//! Numbers for people.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
-/// Where there is no number.
+/// Shown if there is no number.
 pub(super) const NOTHING: &str = "-";
 
 /// `1,234,567`.
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_easy_to_read() {
+    fn numbers_are_formatted_for_people() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0.0, 1023.0, 1024.0, 37_854_000.0].map(bytes), ["0 B", "1023 B", "1.0 KiB", "36.1 MiB"]);
         let spans = [850, 1_240, 3_400_000].map(|micros| span(Duration::from_micros(micros)));

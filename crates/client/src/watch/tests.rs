@@ -1,4 +1,4 @@
-//! The watch against a server that plays a script, one part per stream.
+//! The watch against a server that plays a script: one part per stream.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -24,7 +24,7 @@ mod encodings;
 
 type Step = Result<WatchResponse, Status>;
 
-/// Plays one script per watch, then says UNIMPLEMENTED; notes every request.
+/// Plays one script per watch, then answers UNIMPLEMENTED. Records every request.
 #[derive(Clone, Default)]
 struct Scripted {
     scripts: Arc<Mutex<VecDeque<Vec<Step>>>>,
@@ -107,14 +107,14 @@ fn drained() -> Step {
     Err(Status::unavailable("draining"))
 }
 
-/// Reads to the error that ends every script, and tells what came in short form.
-async fn told(mut watch: WatchStream) -> Vec<String> {
-    let mut told = Vec::new();
+/// Reads up to the error at the end of every script, and returns the items in short form.
+async fn received(mut watch: WatchStream) -> Vec<String> {
+    let mut received = Vec::new();
     while let Some(item) = watch.next().await {
-        told.push(match item {
+        received.push(match item {
             Ok(WatchItem::Event(event)) => event.name,
-            Ok(WatchItem::Disconnected { error, .. }) => format!("lost: {error}"),
-            Ok(WatchItem::Reconnected { from }) => format!("back from {from:?}"),
+            Ok(WatchItem::Disconnected { error, .. }) => format!("disconnected: {error}"),
+            Ok(WatchItem::Reconnected { from }) => format!("reconnected from {from:?}"),
             Ok(WatchItem::Restarted { error }) => format!("restart: {error}"),
             Ok(WatchItem::SnapshotBegin { .. }) => "begin".to_owned(),
             Ok(WatchItem::SnapshotEnd { .. }) => "end".to_owned(),
@@ -126,33 +126,33 @@ async fn told(mut watch: WatchStream) -> Vec<String> {
             Err(error) => format!("{:?}", error.code()),
         });
     }
-    told
+    received
 }
 
-fn asked(server: &Scripted) -> Vec<String> {
+fn requested(server: &Scripted) -> Vec<String> {
     server.requests.lock().unwrap().iter().map(|request| request.resource_version.clone()).collect()
 }
 
 #[tokio::test]
-async fn a_broken_watch_comes_back_with_its_last_resume_version_and_no_other() {
+async fn a_broken_watch_reconnects_with_its_last_resume_version() {
     let bookmark = message("9", Message::Bookmark(pb::Bookmark {}));
     let (server, client) = serve(vec![
         vec![begin(), event("", "a"), end(), event("6", "b"), drained()],
         vec![event("8", "c"), bookmark, drained()],
     ])
     .await;
-    let told = told(client.watch(Target::default(), options())).await;
-    let lost = "lost: draining";
+    let received = received(client.watch(Target::default(), options())).await;
+    let lost = "disconnected: draining";
     assert_eq!(
-        told,
-        ["begin", "a", "end", "b", lost, "back from \"6\"", "c", "bookmark", lost, "Unimplemented"],
-        "the third try meets the end of the script"
+        received,
+        ["begin", "a", "end", "b", lost, "reconnected from \"6\"", "c", "bookmark", lost, "Unimplemented"],
+        "the third attempt reaches the end of the script"
     );
-    assert_eq!(asked(&server), ["", "6", "9"]);
+    assert_eq!(requested(&server), ["", "6", "9"]);
 }
 
 #[tokio::test]
-async fn a_break_inside_a_snapshot_or_a_gap_starts_that_over() {
+async fn a_break_inside_a_snapshot_or_a_gap_restarts_it() {
     let gap =
         || message("", Message::GapBegin(pb::GapBegin { resource_version: "5".into(), reason: "expired".into() }));
     let (server, client) = serve(vec![
@@ -161,9 +161,9 @@ async fn a_break_inside_a_snapshot_or_a_gap_starts_that_over() {
         vec![gap(), event("", "x"), message("20", Message::GapEnd(pb::GapEnd {})), drained()],
     ])
     .await;
-    let told = told(client.watch(Target::default(), options())).await;
-    assert_eq!(told.iter().filter(|item| *item == "begin").count(), 2);
-    assert_eq!(asked(&server), ["", "", "5", "20"]);
+    let received = received(client.watch(Target::default(), options())).await;
+    assert_eq!(received.iter().filter(|item| *item == "begin").count(), 2);
+    assert_eq!(requested(&server), ["", "", "5", "20"]);
 }
 
 fn expired() -> Step {
@@ -172,18 +172,18 @@ fn expired() -> Step {
 }
 
 #[tokio::test]
-async fn an_expired_version_is_the_callers_to_decide() {
+async fn on_expired_decides_whether_an_expired_version_is_an_error_or_a_restart() {
     let from_3 = || WatchOptions { resource_version: "3".to_owned(), ..options() };
     let (server, client) = serve(vec![vec![expired()], vec![expired()], vec![begin(), end(), drained()]]).await;
     let fail = WatchOptions { on_expired: OnExpired::Fail, ..from_3() };
-    assert_eq!(told(client.watch(Target::default(), fail)).await, ["OutOfRange"]);
-    let told = told(client.watch(Target::default(), from_3())).await;
-    assert_eq!(told[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
-    assert_eq!(asked(&server), ["3", "3", "", "5"]);
+    assert_eq!(received(client.watch(Target::default(), fail)).await, ["OutOfRange"]);
+    let received = received(client.watch(Target::default(), from_3())).await;
+    assert_eq!(received[..3], ["restart: too old resource version: 3 (4)", "begin", "end"]);
+    assert_eq!(requested(&server), ["3", "3", "", "5"]);
 }
 
 #[tokio::test]
-async fn a_version_is_sent_with_the_cluster_that_it_is_of() {
+async fn a_version_is_sent_together_with_its_cluster() {
     let begin_in = |cluster: &str| {
         let begin = pb::SnapshotBegin { cluster: cluster.to_owned(), ..Default::default() };
         message("", Message::SnapshotBegin(begin))
@@ -196,24 +196,28 @@ async fn a_version_is_sent_with_the_cluster_that_it_is_of() {
     ])
     .await;
     let from_1 = WatchOptions { resource_version: "1".to_owned(), cluster: "c0".to_owned(), ..options() };
-    told(client.watch(Target::default(), from_1)).await;
-    let asked: Vec<_> = server.requests.lock().unwrap().iter().map(|request| request.cluster.clone()).collect();
-    assert_eq!(asked, ["c0", "c1", "c1", "c2", ""], "half a snapshot changes neither");
-    assert_eq!(client.list(Target::default(), "").await.unwrap().cluster, "c1", "the first chunk says it");
+    received(client.watch(Target::default(), from_1)).await;
+    let requested: Vec<_> = server.requests.lock().unwrap().iter().map(|request| request.cluster.clone()).collect();
+    assert_eq!(
+        requested,
+        ["c0", "c1", "c1", "c2", ""],
+        "an incomplete snapshot changes neither the version nor the cluster"
+    );
+    assert_eq!(client.list(Target::default(), "").await.unwrap().cluster, "c1", "the first chunk has it");
 }
 
 #[tokio::test]
-async fn a_timeout_ends_the_watch_and_nothing_else_does() {
+async fn only_a_timeout_ends_the_watch_without_an_error() {
     let (server, client) = serve(vec![vec![begin(), end()], vec![event("6", "a")]]).await;
     let with_timeout = WatchOptions { timeout: Some(Duration::from_secs(100)), ..options() };
-    assert_eq!(told(client.watch(Target::default(), with_timeout)).await, ["begin", "end"]);
-    let told = told(client.watch(Target::default(), options())).await;
-    assert_eq!(told, ["a", "lost: the stream ended", "Unimplemented"]);
+    assert_eq!(received(client.watch(Target::default(), with_timeout)).await, ["begin", "end"]);
+    let received = received(client.watch(Target::default(), options())).await;
+    assert_eq!(received, ["a", "disconnected: the stream ended", "Unimplemented"]);
     assert_eq!(server.requests.lock().unwrap()[0].timeout_seconds, 100);
 }
 
 #[tokio::test]
-async fn a_list_is_put_together_and_an_empty_answer_is_no_object() {
+async fn a_list_joins_its_chunks_and_a_get_without_an_object_is_an_error() {
     let (_server, client) = serve(Vec::new()).await;
     let list = client.list(Target::default(), "").await.unwrap();
     assert_eq!((list.resource_version.as_str(), list.objects.len(), list.resource.is_some()), ("7", 3, true));
@@ -222,7 +226,7 @@ async fn a_list_is_put_together_and_an_empty_answer_is_no_object() {
 }
 
 #[tokio::test]
-async fn tls_is_believed_only_from_the_ca_that_was_named() {
+async fn a_certificate_is_trusted_only_if_the_given_ca_signed_it() {
     let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let identity = tonic::transport::Identity::from_pem(key.cert.pem(), key.signing_key.serialize_pem());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

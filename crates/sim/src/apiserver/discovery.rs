@@ -1,4 +1,4 @@
-//! Discovery in both its forms, the OpenAPI index and the server's version.
+//! Discovery (aggregated and legacy), the OpenAPI v3 index and `/version`.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
@@ -23,10 +23,10 @@ impl Inner {
     /// Groups, their versions, and the resources of each.
     fn groups(&self) -> BTreeMap<String, BTreeMap<String, Vec<SimResource>>> {
         let mut groups = BTreeMap::<String, BTreeMap<String, Vec<SimResource>>>::new();
-        for cell in self.store.cells() {
-            let gvr = &cell.resource.gvr;
+        for collection in self.store.collections() {
+            let gvr = &collection.resource.gvr;
             let versions = groups.entry(gvr.group.clone()).or_default();
-            versions.entry(gvr.version.clone()).or_default().push(cell.resource.clone());
+            versions.entry(gvr.version.clone()).or_default().push(collection.resource.clone());
         }
         groups
     }
@@ -100,14 +100,15 @@ impl Inner {
         }))
     }
 
-    /// `/openapi/v3`: per group version an address whose hash changes with any of its schemas.
+    /// `/openapi/v3`: one URL per group version. Its hash changes with any schema of that group
+    /// version.
     pub(super) fn openapi_index(&self) -> Value {
         let mut hashes = BTreeMap::<String, u64>::new();
-        for cell in self.store.cells() {
-            let gvr = &cell.resource.gvr;
+        for collection in self.store.collections() {
+            let gvr = &collection.resource.gvr;
             let path = gvr.group_version_path().trim_start_matches('/').to_owned();
-            let schema = cell.schema.load(Ordering::Relaxed);
-            let text = format!("{:?} {schema} {}", cell.resource, self.options.git_version);
+            let schema = collection.schema.load(Ordering::Relaxed);
+            let text = format!("{:?} {schema} {}", collection.resource, self.options.git_version);
             let hash = hashes.entry(path).or_insert(0xcbf2_9ce4_8422_2325);
             // FNV-1a: stable across builds.
             *hash = text.bytes().fold(*hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -140,7 +141,8 @@ fn group_entry<'a>(group: &str, versions: impl Iterator<Item = &'a String>) -> V
 }
 
 fn aggregated_resource(resource: &SimResource) -> Value {
-    // A built-in resource's kind stands in the group and version of the list itself, which upstream writes as empty.
+    // For built-in resources kube-apiserver leaves the group and version of `responseKind` empty:
+    // the enclosing list implies them.
     let kind = if resource.custom {
         json!({"group": resource.gvr.group, "version": resource.gvr.version, "kind": resource.kind})
     } else {

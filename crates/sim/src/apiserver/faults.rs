@@ -1,24 +1,24 @@
-//! Faults on demand: what a client must survive, made to happen to the next requests.
+//! Fault injection: rules that make the next matching requests fail.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::status::Status;
 use kubefan_model::GroupVersionResource;
 
-/// What goes wrong.
+/// The kind of failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// 429 with a Status and `Retry-After`.
     TooManyRequests {
-        /// When to come back.
+        /// The `Retry-After` header.
         retry_after_seconds: u16,
     },
-    /// 429 with the plain text that kube-apiserver's request limit sends.
+    /// 429 with the plain-text body that kube-apiserver's request limit sends.
     TooManyRequestsText {
-        /// When to come back.
+        /// The `Retry-After` header.
         retry_after_seconds: u16,
     },
-    /// Any Status, with its code.
+    /// This Status, with its own code.
     Status(Box<Status>),
     /// 401.
     Unauthorized,
@@ -28,24 +28,25 @@ pub enum Fault {
     InternalError,
     /// 503.
     ServiceUnavailable,
-    /// The connection is closed without an answer.
+    /// Closes the connection without an answer.
     Disconnect,
-    /// Half-open: a watch's head is sent and then nothing, ever; another request is never answered.
+    /// A half-open connection: a watch gets its response headers and then nothing, ever. Any other
+    /// request gets no answer at all.
     Silence,
     /// A watch ends in the middle of its first event.
     TruncatedLine,
-    /// A watch's first line is this long, and no JSON.
+    /// The first line of a watch is this long, and is not JSON.
     OverlongLine {
-        /// Without the line's end.
+        /// Length without the newline.
         bytes: usize,
     },
-    /// A watch is sent with one gzip member per event, whether the client takes gzip or not.
+    /// A watch is sent as one gzip member per event, even if the client does not accept gzip.
     GzipMembers,
-    /// A watch's events come one byte per write.
+    /// A watch's events are written one byte at a time.
     OneByteWrites,
 }
 
-/// Which requests a fault is for.
+/// The kind of request that a fault applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// A list.
@@ -60,16 +61,16 @@ pub enum Verb {
     Discovery,
 }
 
-/// A fault and the requests it is for.
+/// A fault, and the requests that it applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultRule {
-    /// What goes wrong.
+    /// The failure.
     pub fault: Fault,
-    /// `None`: any verb.
+    /// `None` matches any verb.
     pub verb: Option<Verb>,
-    /// `None`: any resource.
+    /// `None` matches any resource.
     pub resource: Option<GroupVersionResource>,
-    /// How many more requests it is for.
+    /// The number of requests that the rule still applies to.
     pub requests: usize,
 }
 
@@ -87,7 +88,8 @@ impl Faults {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The fault for this request; the oldest rule that fits, which it uses up by one.
+    /// The fault for this request: that of the oldest matching rule, whose remaining count drops by
+    /// one.
     pub(super) fn take(&self, verb: Verb, resource: Option<&GroupVersionResource>) -> Option<Fault> {
         let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         rules.retain(|rule| rule.requests > 0);

@@ -1,4 +1,4 @@
-//! From an HTTP request to its answer: routes, media types, faults.
+//! HTTP handling: routes, content negotiation and injected faults.
 
 use std::{io::Write as _, sync::Arc};
 
@@ -19,25 +19,25 @@ use super::{
     resource::CRD_GROUP,
     respond::{Body, takes_gzip},
     status::{Details, Status},
-    store::Cell,
+    store::Collection,
     watch::{Started, Watcher, put_event},
     write::{Part, merge},
 };
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
-/// The largest body of a write, as kube-apiserver's.
+/// The largest accepted request body. kube-apiserver has the same limit.
 const WRITE_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// Answers above this are compressed for clients that take gzip.
+/// kube-apiserver compresses responses above this size for clients that accept gzip.
 const GZIP_BYTES_MIN: usize = 128 * 1024;
 
-/// The connection is to be closed without an answer.
+/// Makes hyper close the connection without a response.
 #[derive(Debug, thiserror::Error)]
-#[error("disconnected as a fault asked")]
+#[error("an injected fault closed the connection")]
 pub(super) struct Disconnect;
 
-/// What a path names.
+/// The collection, object or subresource that a path names.
 struct Target {
-    cell: Arc<Cell>,
+    collection: Arc<Collection>,
     namespace: String,
     name: Option<String>,
     subresource: Option<String>,
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Answers one request.
+/// Answers one request. An error closes the connection.
 pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Result<Response<Body>, Disconnect> {
     let (parts, body) = request.into_parts();
     let faulty = |verb, gvr: Option<&GroupVersionResource>| inner.faults.take(verb, gvr);
@@ -72,8 +72,8 @@ pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Res
             });
         }
     };
-    let gvr = target.cell.resource.gvr.clone();
-    let watch = target.old_watch || parts.uri.query().is_some_and(asks_watch);
+    let gvr = target.collection.resource.gvr.clone();
+    let watch = target.old_watch || parts.uri.query().is_some_and(is_watch_query);
     let verb = match (&parts.method, &target.name) {
         (&Method::GET, Some(_)) if !target.old_watch => Verb::Get,
         (&Method::GET, _) if watch => Verb::Watch,
@@ -95,13 +95,13 @@ pub(super) async fn handle(inner: Arc<Inner>, request: Request<Incoming>) -> Res
     Ok(answer.unwrap_or_else(|status| inner.failure(&status)))
 }
 
-fn asks_watch(query: &str) -> bool {
+fn is_watch_query(query: &str) -> bool {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     pairs.find(|(key, _)| key == "watch").is_some_and(|(_, value)| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 
 impl Fault {
-    /// Whether it is for a watch that has begun.
+    /// Whether the fault changes the body of a watch, instead of replacing the whole response.
     fn is_in_stream(&self) -> bool {
         matches!(
             self,
@@ -111,7 +111,8 @@ impl Fault {
 }
 
 impl Inner {
-    /// `None`: not a resource's path. `Err`: one, but of nothing that is served.
+    /// Resolves a path. Returns `None` if it is not the path of a resource, and `Some(Err(_))` if
+    /// it is but names nothing that is served.
     fn route(&self, path: &str) -> Option<Result<Target, Response<Body>>> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let (group, version, rest) = match &*parts {
@@ -130,14 +131,14 @@ impl Inner {
         };
         let [resource, rest @ ..] = rest else { return Some(Err(self.missing(group))) };
         let gvr = GroupVersionResource::new(group, version, *resource);
-        let Some(cell) = self.store.cell(&gvr) else { return Some(Err(self.missing(group))) };
-        let namespaced = cell.resource.namespaced;
+        let Some(collection) = self.store.collection(&gvr) else { return Some(Err(self.missing(group))) };
+        let namespaced = collection.resource.namespaced;
         let misplaced = if namespace.is_empty() { namespaced && !rest.is_empty() } else { !namespaced };
         if misplaced || rest.len() > 2 {
             return Some(Err(self.missing(group)));
         }
         Some(Ok(Target {
-            cell,
+            collection,
             namespace: namespace.to_owned(),
             name: rest.first().map(|name| (*name).to_owned()),
             subresource: rest.get(1).map(|name| (*name).to_owned()),
@@ -145,7 +146,8 @@ impl Inner {
         }))
     }
 
-    /// Built-in groups say so with a Status; where no group is, nobody knows the path.
+    /// The 404 response. Built-in groups answer with a Status; for an unknown group kube-apiserver
+    /// has no handler and answers with plain text.
     fn missing(&self, group: &str) -> Response<Body> {
         match group {
             "" | "apps" | CRD_GROUP => self.failure(&Status::no_such_resource()),
@@ -153,7 +155,7 @@ impl Inner {
         }
     }
 
-    /// Discovery, version, health.
+    /// Answers discovery, version and health requests.
     fn plain(&self, request: &Parts) -> Response<Body> {
         let path: Vec<&str> = request.uri.path().split('/').filter(|part| !part.is_empty()).collect();
         let aggregated =
@@ -188,7 +190,7 @@ impl Inner {
 
     fn list_options(&self, request: &Parts, target: &Target) -> Result<ListOptions, Status> {
         let query = request.uri.query().unwrap_or_default();
-        let options = ListOptions::read(query, &target.cell.resource, self.options.watch_list)?;
+        let options = ListOptions::read(query, &target.collection.resource, self.options.watch_list)?;
         if !accepts(request, |clause| is_json(clause) || (!options.watch && is_metadata_list(clause))) {
             return Err(Status::not_acceptable(options.watch));
         }
@@ -202,13 +204,14 @@ impl Inner {
 
     async fn answer_list(&self, request: &Parts, target: &Target) -> Result<Response<Body>, Status> {
         let options = self.list_options(request, target)?;
-        let list = self.list(&target.cell, &target.namespace, &options).await?;
+        let list = self.list(&target.collection, &target.namespace, &options).await?;
         self.counters.lists.inc();
         self.counters.list_items.add(list.len());
-        let metadata_only = asks_metadata(request);
-        let mut chunks = list.into_chunks(&target.cell.resource, metadata_only).peekable();
+        let metadata_only = prefers_metadata(request);
+        let mut chunks = list.into_chunks(&target.collection.resource, metadata_only).peekable();
         let first = chunks.next().unwrap_or_default();
-        // More than one chunk is too much to hold: it is compressed or sent as it is written.
+        // Several chunks are not collected into one body: they are compressed or streamed one by
+        // one.
         if chunks.peek().is_none() {
             return Ok(self.whole(StatusCode::OK, "application/json", first));
         }
@@ -230,14 +233,17 @@ impl Inner {
     }
 
     async fn answer_get(&self, request: &Parts, target: &Target) -> Result<Response<Body>, Status> {
-        if target.subresource.as_deref().is_some_and(|sub| sub != "status" || !target.cell.resource.status_subresource)
+        if target
+            .subresource
+            .as_deref()
+            .is_some_and(|sub| sub != "status" || !target.collection.resource.status_subresource)
         {
             return Err(Status::no_such_resource());
         }
         let query = request.uri.query().unwrap_or_default();
         let mut pairs = form_urlencoded::parse(query.as_bytes());
         let version = pairs.find(|(key, _)| key == "resourceVersion").map(|(_, value)| value).unwrap_or_default();
-        let object = self.get(&target.cell, &target.key(), &version).await?;
+        let object = self.get(&target.collection, &target.key(), &version).await?;
         self.counters.gets.inc();
         Ok(self.object(StatusCode::OK, object.bytes()))
     }
@@ -251,7 +257,7 @@ impl Inner {
         let mut options = self.list_options(request, &target)?;
         options.watch = true;
         let name = target.name.as_deref();
-        let started = Watcher::start(self, target.cell.clone(), &target.namespace, name, options).await?;
+        let started = Watcher::start(self, target.collection.clone(), &target.namespace, name, options).await?;
         let watcher = match started {
             Started::Stream(watcher) => watcher,
             Started::Error(status) => {
@@ -295,10 +301,10 @@ impl Inner {
         let body = body.map_err(too_large)?.to_bytes();
         let part = match target.subresource.as_deref() {
             None => Part::Main,
-            Some("status") if target.cell.resource.status_subresource => Part::Status,
+            Some("status") if target.collection.resource.status_subresource => Part::Status,
             Some(_) => return Err(Status::no_such_resource()),
         };
-        let kind = &target.cell.resource.kind;
+        let kind = &target.collection.resource.kind;
         let parse = || {
             serde_json::from_slice::<Value>(&body).map_err(|error| {
                 let text = String::from_utf8_lossy(&body);
@@ -310,9 +316,9 @@ impl Inner {
             })
         };
         match (&request.method, &target.name) {
-            (&Method::POST, None) if target.cell.resource.namespaced != target.namespace.is_empty() => {
+            (&Method::POST, None) if target.collection.resource.namespaced != target.namespace.is_empty() => {
                 let value = in_namespace(&target, parse()?)?;
-                Ok(self.object(StatusCode::CREATED, self.create(&target.cell, fresh(value))?.bytes()))
+                Ok(self.object(StatusCode::CREATED, self.create(&target.collection, fresh(value))?.bytes()))
             }
             (&Method::PUT, Some(name)) => {
                 let value = in_namespace(&target, parse()?)?;
@@ -322,7 +328,7 @@ impl Inner {
                         "the name of the object ({given}) does not match the name on the URL ({name})"
                     )));
                 }
-                let object = self.update(&target.cell, &target.key(), part, |_| Ok(value))?;
+                let object = self.update(&target.collection, &target.key(), part, |_| Ok(value))?;
                 Ok(self.object(StatusCode::OK, object.bytes()))
             }
             (&Method::PATCH, Some(_)) => {
@@ -333,7 +339,7 @@ impl Inner {
                     return Err(status.with_details(Details::default()));
                 }
                 let patch = parse()?;
-                let object = self.update(&target.cell, &target.key(), part, |old| {
+                let object = self.update(&target.collection, &target.key(), part, |old| {
                     let mut value = old.clone();
                     merge(&mut value, &patch);
                     Ok(value)
@@ -341,33 +347,34 @@ impl Inner {
                 Ok(self.object(StatusCode::OK, object.bytes()))
             }
             (&Method::DELETE, Some(_)) => {
-                let object = self.delete(&target.cell, &target.key())?;
-                // Kinds whose deletion may take time answer with the object.
+                let object = self.delete(&target.collection, &target.key())?;
+                // kube-apiserver returns the object for kinds whose deletion is graceful, and a
+                // Status for the others.
                 if matches!(&**kind, "Pod" | "Namespace" | "CustomResourceDefinition") {
                     return Ok(self.object(StatusCode::OK, object.bytes()));
                 }
-                let gvr = &target.cell.resource.gvr;
+                let gvr = &target.collection.resource.gvr;
                 Ok(self.failure(&Status::deleted(&gvr.group, &gvr.resource, object.key.name(), &object.uid)))
             }
             (&Method::DELETE, None) if !target.namespace.is_empty() => {
                 let options = self.list_options(request, &target)?;
-                let list = self.list(&target.cell, &target.namespace, &options).await?;
+                let list = self.list(&target.collection, &target.namespace, &options).await?;
                 for key in list.keys() {
-                    // Another writer may have been faster.
-                    let _ = self.delete(&target.cell, &key);
+                    // A concurrent writer may already have deleted it.
+                    let _ = self.delete(&target.collection, &key);
                 }
-                Ok(self.streamed(stream::iter(list.into_chunks(&target.cell.resource, false))))
+                Ok(self.streamed(stream::iter(list.into_chunks(&target.collection.resource, false))))
             }
             _ => Err(Status::method_not_allowed()),
         }
     }
 
-    /// The answer of a fault that takes the whole request.
+    /// The response for a fault that replaces the whole response.
     async fn fail(
         &self,
         fault: &Fault,
         request: &Parts,
-        asked: Option<(Verb, &Target)>,
+        requested: Option<(Verb, &Target)>,
     ) -> Result<Response<Body>, Disconnect> {
         Ok(match fault {
             Fault::Silence => std::future::pending().await,
@@ -383,7 +390,7 @@ impl Inner {
             }
             Fault::Status(status) => self.failure(status),
             Fault::Unauthorized => self.failure(&Status::failure(401, "Unauthorized", "Unauthorized")),
-            Fault::Forbidden => self.failure(&forbidden(request, asked)),
+            Fault::Forbidden => self.failure(&forbidden(request, requested)),
             Fault::InternalError => {
                 self.failure(&Status::failure(500, "InternalError", "Internal error occurred: etcd"))
             }
@@ -396,7 +403,7 @@ impl Inner {
     }
 }
 
-/// What a client sets and only the server may.
+/// Removes the metadata fields that only the server may set.
 fn fresh(mut value: Value) -> Value {
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
         for field in ["uid", "creationTimestamp", "generation", "deletionTimestamp"] {
@@ -422,8 +429,8 @@ fn in_namespace(target: &Target, mut value: Value) -> Result<Value, Status> {
     }
 }
 
-fn forbidden(request: &Parts, asked: Option<(Verb, &Target)>) -> Status {
-    let Some((verb, target)) = asked else {
+fn forbidden(request: &Parts, requested: Option<(Verb, &Target)>) -> Status {
+    let Some((verb, target)) = requested else {
         let message = format!("forbidden: User \"system:anonymous\" cannot get path \"{}\"", request.uri.path());
         return Status::failure(403, "Forbidden", message).with_details(Details::default());
     };
@@ -433,7 +440,7 @@ fn forbidden(request: &Parts, asked: Option<(Verb, &Target)>) -> Status {
         Verb::Write => "update",
         Verb::Get | Verb::Discovery => "get",
     };
-    let gvr = &target.cell.resource.gvr;
+    let gvr = &target.collection.resource.gvr;
     let name = target.name.as_deref().map(|name| format!(" \"{name}\"")).unwrap_or_default();
     let place = match &*target.namespace {
         "" => "at the cluster scope".to_owned(),
@@ -452,7 +459,7 @@ fn forbidden(request: &Parts, asked: Option<(Verb, &Target)>) -> Status {
     Status::failure(403, "Forbidden", message).with_details(details)
 }
 
-/// Whether one of the media types the client takes will do. Without the header any does.
+/// Whether this clause of an `Accept` header allows plain JSON.
 fn is_json(clause: &str) -> bool {
     let media_type = clause.split(';').next().unwrap_or_default();
     matches!(media_type, "application/json" | "application/*" | "*/*") && !clause.contains("as=")
@@ -465,15 +472,16 @@ fn is_metadata_list(clause: &str) -> bool {
         && wanted.iter().all(|wanted| clause.split(';').any(|part| part == *wanted))
 }
 
-/// Whether a list of metadata is what is preferred of what is accepted.
-fn asks_metadata(request: &Parts) -> bool {
+/// Whether the client prefers a PartialObjectMetadataList over plain JSON.
+fn prefers_metadata(request: &Parts) -> bool {
     let accept = request.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let accept = accept.replace(' ', "");
     accept.split(',').find(|clause| is_json(clause) || is_metadata_list(clause)).is_some_and(is_metadata_list)
 }
 
-fn accepts(request: &Parts, will_do: impl Fn(&str) -> bool) -> bool {
-    let Some(accept) = request.headers.get(header::ACCEPT) else { return will_do("*/*") };
+/// Whether any clause of `Accept` passes the test. A missing header accepts everything.
+fn accepts(request: &Parts, acceptable: impl Fn(&str) -> bool) -> bool {
+    let Some(accept) = request.headers.get(header::ACCEPT) else { return acceptable("*/*") };
     let accept = accept.to_str().unwrap_or_default();
-    accept.split(',').any(|clause| will_do(&clause.replace(' ', "")))
+    accept.split(',').any(|clause| acceptable(&clause.replace(' ', "")))
 }

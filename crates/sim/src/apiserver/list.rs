@@ -1,4 +1,4 @@
-//! LIST and GET, by resource version, and the tokens that page through a list.
+//! LIST and GET at a resource version, and continue tokens.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -13,14 +13,14 @@ use super::{
     options::{self, ListOptions},
     resource::SimResource,
     status::Status,
-    store::{Cell, Snapshot},
+    store::{Collection, Snapshot},
 };
 use kubefan_model::ObjectKey;
 
-/// Items per chunk of an answer: large lists are sent as they are written.
+/// Size at which a chunk of the response body is sent, in bytes. Large lists are streamed.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// What a list answers.
+/// The result of a list.
 pub(super) struct List {
     version: u64,
     items: Vec<Arc<Object>>,
@@ -28,7 +28,7 @@ pub(super) struct List {
     remaining: Option<usize>,
 }
 
-/// `{"v":"meta.k8s.io/v1","rv":75,"start":"/p-b\u0000"}`.
+/// The JSON inside a continue token, such as `{"v":"meta.k8s.io/v1","rv":75,"start":"/p-b\u0000"}`.
 #[derive(Serialize, Deserialize)]
 struct ContinueToken {
     v: String,
@@ -38,7 +38,8 @@ struct ContinueToken {
     start: String,
 }
 
-/// The objects of one namespace, or all, from a key on.
+/// The objects in key order, starting at the name `from`. An empty namespace selects all objects,
+/// and then `from` is a whole object key.
 pub(super) fn scan<'a>(
     objects: &'a Snapshot,
     namespace: &'a str,
@@ -52,14 +53,14 @@ pub(super) fn scan<'a>(
 }
 
 impl Inner {
-    /// Waits until the resource is known up to `version`.
-    pub(super) async fn wait_for(&self, cell: &Cell, version: u64) -> Result<(), Status> {
-        if cell.progress() >= version {
+    /// Waits until the collection's state has reached `version`.
+    pub(super) async fn wait_for(&self, collection: &Collection, version: u64) -> Result<(), Status> {
+        if collection.progress() >= version {
             return Ok(());
         }
         let mut revisions = self.store.revisions();
         let reached = timeout(self.options.freshness_wait, revisions.wait_for(|revision| *revision >= version)).await;
-        let current = self.store.make_consistent(cell);
+        let current = self.store.make_consistent(collection);
         match reached {
             Ok(Ok(_)) => Ok(()),
             _ => Err(Status::too_large_version(version, current)),
@@ -67,25 +68,31 @@ impl Inner {
     }
 
     /// Answers a LIST.
-    pub(super) async fn list(&self, cell: &Cell, namespace: &str, options: &ListOptions) -> Result<List, Status> {
+    pub(super) async fn list(
+        &self,
+        collection: &Collection,
+        namespace: &str,
+        options: &ListOptions,
+    ) -> Result<List, Status> {
         let single = options.name().filter(|_| options.continue_token.is_empty());
-        let single = single.filter(|_| !cell.resource.namespaced || !namespace.is_empty());
+        let single = single.filter(|_| !collection.resource.namespaced || !namespace.is_empty());
         let mut start = String::new();
         let (objects, version) = if options.continue_token.is_empty() {
-            let asked = options::version(&options.resource_version)
+            let requested = options::version(&options.resource_version)
                 .map_err(|fault| Status::bad_request(format!("invalid resource version: {fault}")))?;
-            let legacy_exact = options.version_match.is_empty() && options.limit > 0 && asked > 0 && single.is_none();
+            let legacy_exact =
+                options.version_match.is_empty() && options.limit > 0 && requested > 0 && single.is_none();
             if options.version_match == "Exact" || legacy_exact {
-                self.wait_for(cell, asked).await?;
-                let held = cell.at(asked);
+                self.wait_for(collection, requested).await?;
+                let objects = collection.at(requested);
                 let expired = || Status::expired("The resourceVersion for the provided list is too old.");
-                (held.ok_or_else(expired)?, asked)
+                (objects.ok_or_else(expired)?, requested)
             } else if options.resource_version.is_empty() {
-                self.store.make_consistent(cell);
-                cell.snapshot()
+                self.store.make_consistent(collection);
+                collection.snapshot()
             } else {
-                self.wait_for(cell, asked).await?;
-                cell.snapshot()
+                self.wait_for(collection, requested).await?;
+                collection.snapshot()
             }
         } else {
             let token = decode(&options.continue_token)?;
@@ -95,14 +102,14 @@ impl Inner {
             token.start.trim_start_matches('/').clone_into(&mut start);
             match u64::try_from(token.rv) {
                 Ok(version) => {
-                    self.wait_for(cell, version).await?;
-                    let held = cell.at(version);
+                    self.wait_for(collection, version).await?;
+                    let objects = collection.at(version);
                     let expired = || Status::expired_continue(encode(-1, start.clone()));
-                    (held.ok_or_else(expired)?, version)
+                    (objects.ok_or_else(expired)?, version)
                 }
                 Err(_) => {
-                    self.store.make_consistent(cell);
-                    cell.snapshot()
+                    self.store.make_consistent(collection);
+                    collection.snapshot()
                 }
             }
         };
@@ -114,12 +121,12 @@ impl Inner {
         if let Some(name) = single {
             let object = objects.get(&ObjectKey::new(namespace, name)).filter(|object| {
                 self.counters.selector_tests.inc();
-                object.matches(&cell.resource, &options.labels, &options.fields)
+                object.matches(&collection.resource, &options.labels, &options.fields)
             });
             let items = object.into_iter().cloned().collect();
             return Ok(List { version, items, continue_token: String::new(), remaining: None });
         }
-        Ok(self.page(&cell.resource, scan(&objects, namespace, &start), namespace, options, limit, version))
+        Ok(self.page(&collection.resource, scan(&objects, namespace, &start), namespace, options, limit, version))
     }
 
     fn page<'a>(
@@ -141,7 +148,8 @@ impl Inner {
                 break;
             }
         }
-        // As upstream: what is left counts before the selectors, so that a page can turn out empty.
+        // As in kube-apiserver, the remaining objects are counted before the selectors are applied,
+        // so a later page can be empty.
         let left = objects.count();
         if left > 0
             && let Some(last) = list.items.last()
@@ -155,26 +163,31 @@ impl Inner {
     }
 
     /// Answers a GET of one object.
-    pub(super) async fn get(&self, cell: &Cell, key: &ObjectKey, asked: &str) -> Result<Arc<Object>, Status> {
-        let asked = options::version(asked).map_err(Status::internal)?;
-        self.wait_for(cell, asked).await?;
-        let gvr = &cell.resource.gvr;
-        cell.get(key).ok_or_else(|| Status::not_found(&gvr.group, &gvr.resource, key.name()))
+    pub(super) async fn get(
+        &self,
+        collection: &Collection,
+        key: &ObjectKey,
+        requested: &str,
+    ) -> Result<Arc<Object>, Status> {
+        let requested = options::version(requested).map_err(Status::internal)?;
+        self.wait_for(collection, requested).await?;
+        let gvr = &collection.resource.gvr;
+        collection.get(key).ok_or_else(|| Status::not_found(&gvr.group, &gvr.resource, key.name()))
     }
 }
 
 impl List {
-    /// Objects in the answer.
+    /// Number of objects in the response.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Which objects.
+    /// The object keys.
     pub(super) fn keys(&self) -> Vec<ObjectKey> {
         self.items.iter().map(|object| object.key.clone()).collect()
     }
 
-    /// The answer's body, in chunks.
+    /// The response body, in chunks.
     pub(super) fn into_chunks(
         self,
         resource: &SimResource,
@@ -207,7 +220,7 @@ impl List {
         })
     }
 
-    /// What stands before and after the items.
+    /// The JSON before and after the items.
     fn envelope(&self, resource: &SimResource, metadata_only: bool) -> (String, String) {
         let Self { version, continue_token, remaining, .. } = self;
         let (kind, api_version) = match metadata_only {

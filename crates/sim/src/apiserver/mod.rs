@@ -1,8 +1,10 @@
-//! A simulated kube-apiserver: LIST, WATCH, GET and simple writes over HTTP, in the process, with faults on demand.
+//! A simulated kube-apiserver: LIST, WATCH, GET and simple writes over HTTP, in this process, with
+//! fault injection.
 //!
-//! It behaves as Kubernetes 1.35 does where clients can tell, down to the bytes of events, lists and Status objects. It differs in
-//! what it leaves out: only JSON (no protobuf, YAML, CBOR, Table), no admission, defaulting or managed fields, no finalizers
-//! and no grace on deletion, no authorization, and a strategic merge patch is merged as JSON.
+//! Whatever it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
+//! Status objects. It leaves out: encodings other than JSON (protobuf, YAML, CBOR) and Tables;
+//! admission, defaulting and managed fields; finalizers and graceful deletion; and authorization. A
+//! strategic merge patch is applied as a JSON merge patch.
 
 mod discovery;
 mod faults;
@@ -51,28 +53,31 @@ pub use self::{
 };
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
-/// How the simulated apiserver behaves.
+/// Configuration of the simulated apiserver.
 #[derive(Debug, Clone)]
 pub struct SimOptions {
-    /// Whether `sendInitialEvents` is known. Servers before 1.32 answer it with 422.
+    /// Whether `sendInitialEvents` (the WatchList feature) is supported. Servers before 1.32 answer
+    /// such a request with 422.
     pub watch_list: bool,
-    /// Whether watches are compressed for clients that take gzip, one member per event, as Kubernetes 1.37 does.
+    /// Whether watches are compressed for clients that accept gzip: one gzip member per event, as
+    /// in Kubernetes 1.37.
     pub gzip_watches: bool,
-    /// How many events per resource are held: what watches, exact lists and continued lists can go back to. At least 1.
+    /// Number of recent events retained per resource. Watches, exact lists and continued lists can
+    /// start no earlier. Values below 1 are raised to 1.
     pub window_events_max: usize,
-    /// How long between two bookmarks.
+    /// The time between two bookmarks.
     pub bookmark_interval: Duration,
-    /// How long a read waits for a version from the future.
+    /// How long a read waits for a resource version that does not exist yet.
     pub freshness_wait: Duration,
-    /// A watch without `timeoutSeconds` ends after one to two times this.
+    /// A watch without `timeoutSeconds` ends after a random time between this and twice this.
     pub request_timeout_min: Duration,
-    /// Only requests with this token are answered.
+    /// If set, any request without this bearer token gets 401.
     pub bearer_token: Option<String>,
-    /// What `/version` says.
+    /// The `gitVersion` that `/version` reports, such as `v1.35.4`.
     pub git_version: String,
-    /// Decides uids, generated names and jitter.
+    /// Seed of generated uids, generated names and jitter.
     pub seed: u64,
-    /// The time written into `creationTimestamp` where an object has none.
+    /// Returns the `creationTimestamp` of an object that has none.
     pub clock: fn() -> String,
 }
 
@@ -93,11 +98,11 @@ impl Default for SimOptions {
     }
 }
 
-/// All objects at one version. Costs little: it shares what the server holds.
+/// All objects at one resource version. Cheap: it shares memory with the server.
 #[derive(Clone)]
 pub struct Backup(store::Backup);
 
-/// A simulated kube-apiserver. Clones are handles to the same one.
+/// A simulated kube-apiserver. Clones share one server.
 #[derive(Clone)]
 pub struct SimApiserver {
     inner: Arc<Inner>,
@@ -109,7 +114,7 @@ struct Inner {
     faults: Faults,
     counters: Arc<Counters>,
     random: Mutex<Pcg64Mcg>,
-    /// Cancelled to drop the connections of now; those that come after get another.
+    /// Cancelled to drop the current connections. Later connections get a new token.
     connections: Mutex<CancellationToken>,
 }
 
@@ -131,8 +136,8 @@ impl Inner {
 }
 
 impl SimApiserver {
-    /// A server with the built-in resources (pods, nodes, namespaces, services, configmaps, deployments, custom resource
-    /// definitions) and the four namespaces every cluster has.
+    /// Returns a server with the built-in resources (pods, nodes, namespaces, services, configmaps,
+    /// deployments, custom resource definitions) and the four namespaces of every cluster.
     pub fn new(options: SimOptions) -> Self {
         let inner = Inner {
             store: Store::new(options.window_events_max),
@@ -157,10 +162,11 @@ impl SimApiserver {
         sim
     }
 
-    /// Serves HTTP/1.1 and cleartext HTTP/2 until `shutdown`; then every connection is dropped.
+    /// Serves HTTP/1.1 and cleartext HTTP/2 until `shutdown` resolves, and then drops all
+    /// connections.
     ///
     /// # Errors
-    /// When the listener fails.
+    /// Returns the error if the listener fails to accept.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
         let mut connections = JoinSet::new();
         tokio::pin!(shutdown);
@@ -171,7 +177,7 @@ impl SimApiserver {
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
                 accepted = listener.accept() => accepted?.0,
             };
-            // Latency is the point; a socket that cannot do it still serves.
+            // Without TCP_NODELAY the socket is slower but still works.
             let _ = stream.set_nodelay(true);
             connections.spawn(self.clone().serve_connection(stream));
         }
@@ -179,7 +185,8 @@ impl SimApiserver {
         Ok(())
     }
 
-    /// Serves one connection until either side closes it: over memory too, so that a test can decide what time it is.
+    /// Serves one connection until either side closes it. In-memory connections work too, so that
+    /// tests can run on simulated time.
     pub fn serve_connection(
         self,
         connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -192,127 +199,136 @@ impl SimApiserver {
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
                 biased;
-                // What is dropped sends nothing more.
+                // Polled first: a dropped connection must send nothing more.
                 () = dropped.cancelled() => {}
-                // However it ends, it ends alone.
+                // An error ends only this connection.
                 _ = connection => {}
             }
         }
     }
 
-    fn cell(&self, gvr: &GroupVersionResource) -> Result<Arc<store::Cell>, Status> {
-        self.inner.store.cell(gvr).ok_or_else(Status::no_such_resource)
+    fn collection(&self, gvr: &GroupVersionResource) -> Result<Arc<store::Collection>, Status> {
+        self.inner.store.collection(gvr).ok_or_else(Status::no_such_resource)
     }
 
-    /// Stores a new object and returns its version. Uid, creation time and generation are filled in where missing.
+    /// Stores a new object and returns its resource version. Fills in the uid, creation time and
+    /// generation if they are missing.
     ///
     /// # Errors
-    /// 404 for an unknown resource or namespace, 409 where the name is taken, 422 for a bad name.
+    /// 404 for an unknown resource or namespace, 409 if the name exists already, 422 for an invalid
+    /// name.
     pub fn create(&self, gvr: &GroupVersionResource, object: Value) -> Result<u64, Status> {
-        Ok(self.inner.create(&*self.cell(gvr)?, object)?.version)
+        Ok(self.inner.create(&*self.collection(gvr)?, object)?.version)
     }
 
-    /// Writes over an object, status and all, and returns its version: the old one where nothing changed. A `resourceVersion` in
-    /// the object must be the current one.
+    /// Replaces an object including its status, and returns its resource version. The version stays
+    /// the same if nothing changed. If the given object has a `resourceVersion`, it must be the
+    /// current one.
     ///
     /// # Errors
-    /// 404 where there is none, 409 for another version or uid.
+    /// 404 if the object does not exist, 409 if the resource version or uid differs.
     pub fn update(&self, gvr: &GroupVersionResource, object: Value) -> Result<u64, Status> {
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
         let key = ObjectKey::new(text("namespace"), text("name"));
-        Ok(self.inner.update(&*self.cell(gvr)?, &key, Part::All, |_| Ok(object))?.version)
+        Ok(self.inner.update(&*self.collection(gvr)?, &key, Part::All, |_| Ok(object))?.version)
     }
 
-    /// Deletes an object and returns the version of the deletion.
+    /// Deletes an object and returns the resource version of the deletion.
     ///
     /// # Errors
-    /// 404 where there is none.
+    /// 404 if the object does not exist.
     pub fn delete(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Result<u64, Status> {
-        self.inner.delete(&*self.cell(gvr)?, &ObjectKey::new(namespace, name))?;
+        self.inner.delete(&*self.collection(gvr)?, &ObjectKey::new(namespace, name))?;
         Ok(self.revision())
     }
 
-    /// An object as a watch sends it.
+    /// The JSON of an object as a watch sends it. `None` if it does not exist.
     pub fn object(&self, gvr: &GroupVersionResource, namespace: &str, name: &str) -> Option<Bytes> {
-        let object = self.inner.store.cell(gvr)?.get(&ObjectKey::new(namespace, name))?;
+        let object = self.inner.store.collection(gvr)?.get(&ObjectKey::new(namespace, name))?;
         Some(object.bytes().clone())
     }
 
-    /// The version of the last write, of any resource.
+    /// The resource version of the last write to any resource.
     pub fn revision(&self) -> u64 {
         self.inner.store.revision()
     }
 
-    /// Serves another resource.
+    /// Starts to serve another resource.
     pub fn add_resource(&self, resource: SimResource) {
         self.inner.store.add(resource);
     }
 
-    /// Serves a resource no longer: its objects are deleted, its watches end, its paths are 404.
+    /// Stops serving a resource: deletes its objects, ends its watches, and answers its paths with
+    /// 404.
     pub fn remove_resource(&self, gvr: &GroupVersionResource) {
         self.inner.store.remove(gvr);
     }
 
-    /// Rewrites the bytes of a resource's objects without new versions, and changes its OpenAPI hash: what a changed schema does.
+    /// Simulates a schema change: rewrites the bytes of all objects of a resource without new
+    /// resource versions, and changes the resource's OpenAPI hash.
     ///
     /// # Errors
     /// 404 for an unknown resource.
     pub fn change_schema(&self, gvr: &GroupVersionResource, rewrite: impl Fn(&mut Value)) -> Result<(), Status> {
-        self.inner.store.rewrite(&*self.cell(gvr)?, rewrite);
+        self.inner.store.rewrite(&*self.collection(gvr)?, rewrite);
         Ok(())
     }
 
-    /// Makes something go wrong with the next requests.
+    /// Adds a fault rule for the next matching requests.
     pub fn set_fault(&self, rule: FaultRule) {
         self.inner.faults.add(rule);
     }
 
-    /// Takes back all faults that have not happened.
+    /// Removes all fault rules.
     pub fn clear_faults(&self) {
         self.inner.faults.clear();
     }
 
-    /// Forgets all history: older versions are answered with 410 from here on. Watches that are up to date go on.
+    /// Drops all history: from now on older versions are answered with 410. Watches that are up to
+    /// date continue.
     pub fn compact(&self) {
         self.inner.store.compact();
     }
 
-    /// What etcd's compaction does every few minutes: older states can no longer be listed. Its watch cache still has their events.
+    /// Simulates etcd's periodic compaction: older states can no longer be listed, but the watch
+    /// cache still has their events.
     pub fn compact_etcd(&self) {
         self.inner.store.compact_states();
     }
 
-    /// Closes every connection in the middle of whatever it does.
+    /// Closes every connection at once, even in the middle of a response.
     pub fn drop_connections(&self) {
         let mut connections = self.inner.connections.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *connections).cancel();
     }
 
-    /// What a restart of the apiserver does: connections drop, and every version from before is too old to watch from.
+    /// Simulates a restart of the apiserver: connections drop, and all earlier versions are too old
+    /// to watch from.
     pub fn restart(&self) {
         self.compact();
         self.drop_connections();
     }
 
-    /// Everything as it is now, to be put back later by [`Self::restore`].
+    /// Returns the current state of all resources, for [`Self::restore`].
     pub fn backup(&self) -> Backup {
         Backup(self.inner.store.backup())
     }
 
-    /// What restoring etcd from a backup does: versions go back, and are given again to other writes; connections drop, and nothing
-    /// from before the restore can be watched. Resources stay as they are served now.
+    /// Simulates restoring etcd from a backup. The resource version goes back, so later writes
+    /// reuse version numbers. Connections drop, and versions before the restored one cannot be
+    /// watched from. The set of served resources does not change.
     pub fn restore(&self, backup: &Backup) {
         self.inner.store.restore(&backup.0);
         self.drop_connections();
     }
 
-    /// What was done so far.
+    /// The counters.
     pub fn stats(&self) -> SimStats {
         self.inner.counters.snapshot()
     }
 }
 
-/// As `creationTimestamp` has it.
+/// The current time in the format of `creationTimestamp`.
 #[expect(clippy::disallowed_methods, reason = "the default of an option, which a simulation sets")]
 fn wall_clock() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

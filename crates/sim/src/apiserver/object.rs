@@ -1,7 +1,8 @@
-//! A stored object: its bytes as a watch sends them, and what selectors ask of it.
+//! A stored object: its JSON as a watch sends it, and the values that selectors read.
 //!
-//! The bytes are encoded once per write. Where an answer needs them a little different (a list item without its kind, the last
-//! state of a deleted object at the version of the delete) they are cut, not encoded again.
+//! The JSON is encoded once per write. Responses that need a slightly different form (a list item
+//! without its kind, the last state of a deleted object at the version of its deletion) are cut
+//! from those bytes.
 
 use std::{borrow::Cow, io, ops::Range};
 
@@ -15,7 +16,7 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 
-/// The order of a built-in object's metadata, as its Go type declares it.
+/// The order of the metadata fields in a built-in object, as in the Go type `ObjectMeta`.
 const METADATA_ORDER: [&str; 14] = [
     "name",
     "generateName",
@@ -39,20 +40,21 @@ pub(super) struct Object {
     pub(super) uid: Box<str>,
     pub(super) version: u64,
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// One value per selectable field of the resource, in its order.
+    /// One value per entry of [`SimResource::selectable_fields`], in the same order.
     fields: Box<[Box<str>]>,
     bytes: Bytes,
-    /// Where the digits of `metadata.resourceVersion` are.
+    /// Byte range of the digits of `metadata.resourceVersion`.
     version_at: Range<usize>,
-    /// Where a list item starts: after `{"kind":…,"apiVersion":…,` of a built-in type.
+    /// Where a list item starts in `bytes`: for a built-in type after `{"kind":…,"apiVersion":…,`,
+    /// else 0.
     item_at: usize,
 }
 
 impl Object {
-    /// Encodes an object at a version. `value` has a name already.
+    /// Encodes an object at a resource version. `value` must have a name.
     pub(super) fn new(resource: &SimResource, mut value: Value, version: u64) -> Self {
         value["metadata"]["resourceVersion"] = Value::from(version.to_string());
-        // Empty maps are left out, as Go's `omitempty` does.
+        // Like Go's `omitempty`: empty maps are left out.
         if let Some(metadata) = value["metadata"].as_object_mut() {
             metadata.retain(|key, value| {
                 !matches!(&**key, "labels" | "annotations") || *value != Value::Object(Map::new())
@@ -68,17 +70,17 @@ impl Object {
         Self { key, uid, version, labels, fields, bytes, version_at, item_at }
     }
 
-    /// The object as a watch and a get send it.
+    /// The JSON as WATCH and GET send it.
     pub(super) fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The object parsed again.
+    /// Parses the JSON.
     pub(super) fn value(&self) -> Value {
         serde_json::from_slice(&self.bytes).expect("an object's bytes are what serde_json wrote")
     }
 
-    /// The object as it stands in a list.
+    /// Writes the object as a list item.
     pub(super) fn put_item(&self, out: &mut BytesMut) {
         if self.item_at > 0 {
             out.put_u8(b'{');
@@ -86,7 +88,7 @@ impl Object {
         out.put_slice(&self.bytes[self.item_at..]);
     }
 
-    /// The object's metadata as it stands in a list of metadata.
+    /// Writes the object as an item of a PartialObjectMetadataList.
     pub(super) fn put_metadata(&self, out: &mut BytesMut) {
         let value = self.value();
         let metadata = value["metadata"].as_object();
@@ -104,14 +106,15 @@ impl Object {
         out.put_slice(b"}}");
     }
 
-    /// The object with another version: the last state of one that was deleted or left a selector.
+    /// Writes the object with another resource version: the last state of an object that was
+    /// deleted or left a selector.
     pub(super) fn put_at_version(&self, version: u64, out: &mut BytesMut) {
         out.put_slice(&self.bytes[..self.version_at.start]);
         out.put_slice(version.to_string().as_bytes());
         out.put_slice(&self.bytes[self.version_at.end..]);
     }
 
-    /// The same object at another version.
+    /// Returns a copy with another resource version.
     pub(super) fn moved_to(&self, version: u64) -> Self {
         let mut bytes = BytesMut::with_capacity(self.bytes.len() + 4);
         self.put_at_version(version, &mut bytes);
@@ -128,7 +131,7 @@ impl Object {
         }
     }
 
-    /// Whether both selectors hold.
+    /// Whether both selectors match.
     pub(super) fn matches(&self, resource: &SimResource, labels: &LabelSelector, fields: &FieldSelector) -> bool {
         let label = |key: &str| self.labels.iter().find(|(k, _)| **k == *key).map(|(_, value)| &**value);
         let field = |path: &str| match path {
@@ -154,7 +157,8 @@ fn encode(resource: &SimResource, value: &Value) -> (Bytes, Range<usize>, usize)
     let rest = || object.iter().filter(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion" | "metadata"));
     out.push(b'{');
     if resource.custom {
-        // serde_json's map is sorted, but these three go where their names do.
+        // Custom objects have sorted keys. serde_json's map is sorted, but these three fields are
+        // added to it here.
         let mut fields: Vec<(&str, &Value)> = rest().map(|(key, value)| (key.as_str(), value)).collect();
         fields.extend(type_meta.iter().map(|(key, value)| (*key, value)));
         fields.push(("metadata", &Value::Null));
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_built_in_object_starts_with_its_kind_and_a_list_item_leaves_it_out() {
+    fn a_built_in_object_starts_with_its_kind_and_a_list_item_omits_it() {
         let value = json!({"spec": {"x": "<&>"}, "metadata": {"uid": "u", "labels": {"a": "b"}, "name": "p", "namespace": "n",
             "managedFields": []}});
         let object = Object::new(&pods(), value, 7);
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_changes_nothing_else() {
+    fn changing_the_resource_version_changes_no_other_byte() {
         let object = Object::new(&pods(), json!({"metadata": {"name": "p"}, "spec": {"resourceVersion": "99"}}), 99);
         let moved = object.moved_to(100).moved_to(7);
         assert_eq!(moved.bytes(), Object::new(&pods(), object.value(), 7).bytes());

@@ -1,4 +1,5 @@
-//! The query of a list or watch, read and checked in the order in which kube-apiserver does it: the first fault decides the answer.
+//! Parses and validates the query of a list or watch. The checks run in kube-apiserver's order,
+//! because the first failed check decides the response.
 
 use super::{
     resource::SimResource,
@@ -6,7 +7,7 @@ use super::{
 };
 use kubefan_model::selector::{FieldOperator, FieldSelector, LabelSelector};
 
-/// Kubernetes' ListOptions. An absent version and an empty one are the same.
+/// Kubernetes' `ListOptions`. An absent resource version and an empty one mean the same.
 #[derive(Debug, Default)]
 pub(super) struct ListOptions {
     pub(super) labels: LabelSelector,
@@ -22,27 +23,27 @@ pub(super) struct ListOptions {
 }
 
 impl ListOptions {
-    /// Reads a query of a list or a watch.
+    /// Parses the query of a list or a watch.
     ///
     /// # Errors
-    /// 400 and 422 as the apiserver's.
+    /// 400 or 422, as from kube-apiserver.
     pub(super) fn read(query: &str, resource: &SimResource, watch_list: bool) -> Result<Self, Status> {
         let mut options = Self::default();
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let first = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| &**value);
-        options.watch = first("watch").is_some_and(truth);
-        options.allow_bookmarks = first("allowWatchBookmarks").is_some_and(truth);
+        options.watch = first("watch").is_some_and(parse_bool);
+        options.allow_bookmarks = first("allowWatchBookmarks").is_some_and(parse_bool);
         options.resource_version = first("resourceVersion").unwrap_or_default().to_owned();
         options.version_match = first("resourceVersionMatch").unwrap_or_default().to_owned();
-        options.timeout_seconds = first("timeoutSeconds").map(number).transpose()?;
-        options.limit = first("limit").map(number).transpose()?.unwrap_or_default();
+        options.timeout_seconds = first("timeoutSeconds").map(parse_int).transpose()?;
+        options.limit = first("limit").map(parse_int).transpose()?.unwrap_or_default();
         options.continue_token = first("continue").unwrap_or_default().to_owned();
-        options.send_initial_events = first("sendInitialEvents").map(truth);
+        options.send_initial_events = first("sendInitialEvents").map(parse_bool);
         let labels = first("labelSelector").unwrap_or_default();
         options.labels = LabelSelector::parse(labels).map_err(|error| Status::bad_request(error.message()))?;
         let mut fields = first("fieldSelector").unwrap_or_default().to_owned();
         if resource.kind == "Pod" {
-            // The old alias of a pod's node.
+            // `spec.host` is the deprecated alias of `spec.nodeName`.
             fields = fields.replace("spec.host=", "spec.nodeName=").replace("spec.host!=", "spec.nodeName!=");
         }
         options.fields = FieldSelector::parse(&fields).map_err(|error| Status::bad_request(error.message()))?;
@@ -120,20 +121,20 @@ impl ListOptions {
         if causes.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", "ListOptions", "", causes)) }
     }
 
-    /// The one name that the field selector asks for.
+    /// The name that the field selector requires, if any.
     pub(super) fn name(&self) -> Option<&str> {
         let terms = self.fields.terms().iter();
         let mut names = terms.filter(|term| &*term.path == "metadata.name" && term.op == FieldOperator::Equals);
         names.next().map(|term| &*term.value)
     }
 
-    /// Whether every object is selected.
+    /// Whether both selectors are empty.
     pub(super) fn selects_everything(&self) -> bool {
         self.labels.is_everything() && self.fields.is_everything()
     }
 }
 
-/// A query's version: `None` for absent or empty; `Err` in the words of Go's parser.
+/// Parses a resource version. An empty one is 0. The error has the text of Go's parser.
 pub(super) fn version(text: &str) -> Result<u64, String> {
     if text.is_empty() {
         return Ok(0);
@@ -146,12 +147,12 @@ pub(super) fn version(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| fault("value out of range"))
 }
 
-/// Only `0` and `false` are false.
-fn truth(text: &str) -> bool {
+/// As in apimachinery's query conversion, every value but `0` and `false` is true.
+fn parse_bool(text: &str) -> bool {
     text != "0" && !text.eq_ignore_ascii_case("false")
 }
 
-fn number(text: &str) -> Result<i64, Status> {
+fn parse_int(text: &str) -> Result<i64, Status> {
     text.parse().map_err(|error: std::num::ParseIntError| {
         let why = match error.kind() {
             std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => "value out of range",
@@ -161,7 +162,8 @@ fn number(text: &str) -> Result<i64, Status> {
     })
 }
 
-/// `?timeout=` of a request that is not long-running, as Go's `time.ParseDuration` reads it.
+/// Checks `?timeout=` of a request that is not long-running. Accepts the syntax of Go's
+/// `time.ParseDuration`.
 fn check_duration(text: &str) -> Result<(), Status> {
     let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
     let mut parts = 0;

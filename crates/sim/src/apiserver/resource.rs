@@ -1,4 +1,4 @@
-//! What the simulated apiserver serves: the built-in resources, and the form of a custom one.
+//! Resource definitions: the built-in ones, and the constructor for custom ones.
 
 use std::borrow::Cow;
 
@@ -6,42 +6,45 @@ use serde_json::Value;
 
 use kubefan_model::GroupVersionResource;
 
-/// One resource and how its objects are written.
+/// Definition of one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimResource {
-    /// Its full name.
+    /// Group, version and plural name.
     pub gvr: GroupVersionResource,
-    /// Such as `Pod`.
+    /// Kind, such as `Pod`.
     pub kind: String,
-    /// Such as `pod`.
+    /// Singular name, such as `pod`.
     pub singular: String,
-    /// Such as `po`.
+    /// Short names, such as `po`.
     pub short_names: Vec<String>,
-    /// Such as `all`.
+    /// Categories, such as `all`.
     pub categories: Vec<String>,
-    /// Whether objects have a namespace.
+    /// Whether objects live in a namespace.
     pub namespaced: bool,
-    /// The field selectors beside `metadata.name` and `metadata.namespace`.
+    /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
     pub selectable_fields: Vec<SelectableField>,
-    /// Whether `/status` is a resource of its own, so that other writes leave the status alone.
+    /// Whether there is a `/status` subresource. If so, writes to the main resource ignore the
+    /// status.
     pub status_subresource: bool,
-    /// A custom resource: its objects have sorted keys, and its lists keep each item's kind.
+    /// Whether this is a custom resource: its objects have sorted keys, and the items of its lists
+    /// include their kind.
     pub custom: bool,
-    /// What a bookmark's object has after its metadata: the zero value of a built-in type, without the braces.
+    /// The JSON that follows the metadata in a bookmark's object: the zero value of the Go type,
+    /// without braces.
     pub(super) zero: &'static str,
 }
 
-/// One field that a selector may name.
+/// A field that a field selector may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectableField {
-    /// Such as `spec.nodeName`; also where the value stands in the object.
+    /// The path of the value in the object, such as `spec.nodeName`. Selectors use the same path.
     pub path: Cow<'static, str>,
-    /// What an absent field reads as.
+    /// The value of an absent field.
     pub default: &'static str,
 }
 
 impl SelectableField {
-    /// A field that reads as empty where it is absent.
+    /// A field whose default is the empty string.
     pub fn text(path: impl Into<Cow<'static, str>>) -> Self {
         Self { path: path.into(), default: "" }
     }
@@ -51,7 +54,7 @@ impl SelectableField {
     }
 
     pub(super) fn read(&self, object: &Value) -> Box<str> {
-        // kube-apiserver accepts the path and never fills it in.
+        // kube-apiserver accepts this path but never sets its value.
         if self.path == "status.podIPs" {
             return "".into();
         }
@@ -64,7 +67,8 @@ impl SelectableField {
 }
 
 impl SimResource {
-    /// A custom resource in a namespace, without short names, selectable fields or a status subresource.
+    /// Returns a namespaced custom resource without short names, categories, selectable fields or a
+    /// status subresource.
     pub fn custom(group: &str, version: &str, plural: &str, kind: &str) -> Self {
         Self {
             gvr: GroupVersionResource::new(group, version, plural),
@@ -80,19 +84,20 @@ impl SimResource {
         }
     }
 
-    /// `PodList`.
+    /// The kind of a list, such as `PodList`.
     pub fn list_kind(&self) -> String {
         format!("{}List", self.kind)
     }
 
-    /// Whether the kind counts the changes of its spec in `metadata.generation`.
+    /// Whether `metadata.generation` counts the changes of the spec.
     pub(super) fn counts_generation(&self) -> bool {
         self.custom || matches!(&*self.kind, "Pod" | "Deployment")
     }
 
-    /// Reads a field selector's path, or says as the apiserver does that there is none.
+    /// Checks the path of a field selector. The error has kube-apiserver's text.
     pub(super) fn check_field(&self, path: &str) -> Result<(), String> {
-        // Built-in types without fields of their own fall back to apimachinery's default, which has another text.
+        // Built-in types without a conversion function of their own use apimachinery's default,
+        // whose error text differs.
         let by_default = !self.custom && self.selectable_fields.is_empty();
         let known = match path {
             "metadata.name" => true,
@@ -112,7 +117,7 @@ impl SimResource {
 /// The group of custom resource definitions.
 pub(super) const CRD_GROUP: &str = "apiextensions.k8s.io";
 
-/// The resources that are always there.
+/// The built-in resources.
 pub(super) fn built_in() -> Vec<SimResource> {
     let resource = |group: &str, plural: &str, kind: &str, short_name: &str, namespaced: bool| SimResource {
         short_names: vec![short_name.to_owned()],

@@ -1,4 +1,4 @@
-//! Answers: whole, streamed or compressed, with kube-apiserver's headers.
+//! Response builders (whole, streamed or compressed) that set kube-apiserver's headers.
 
 use std::{convert::Infallible, io::Write as _};
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Inner, object::put_value, status::Status};
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Inner {
@@ -68,7 +68,7 @@ impl Inner {
         response
     }
 
-    /// One gzip member per line.
+    /// Streams the lines as one gzip member per line.
     pub(super) fn gzipped(&self, lines: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
         let mut response = self.streamed(lines.map(|lines| {
             let mut members = Vec::new();

@@ -1,4 +1,4 @@
-//! Counters, so that a demo can say what a load costs the apiserver.
+//! Counters. The demo reads the cost of a load on the apiserver from them.
 
 use std::{
     collections::BTreeMap,
@@ -10,14 +10,14 @@ use std::{
 
 use kubefan_model::GroupVersionResource;
 
-/// What the simulated apiserver has done so far.
+/// Counters of the simulated apiserver. All but `open_watches` only grow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SimStats {
-    /// Watches that are open now, by resource.
+    /// Watches open now, by resource.
     pub open_watches: BTreeMap<GroupVersionResource, u64>,
     /// Watches started.
     pub watches_started: u64,
-    /// Watches cut because they fell behind the window of events.
+    /// Watches ended by the server because the retained events no longer reached back to them.
     pub watches_cut: u64,
     /// Lists answered.
     pub lists: u64,
@@ -25,16 +25,17 @@ pub struct SimStats {
     pub list_items: u64,
     /// Gets answered.
     pub gets: u64,
-    /// Writes that made a version.
+    /// Writes that created a new resource version.
     pub writes: u64,
-    /// Events framed and sent: one for each watcher and event, bookmarks included.
+    /// Events framed and sent, including bookmarks: one per watcher and event.
     pub events_encoded: u64,
-    /// Objects encoded for watches. As in kube-apiserver, live watchers share the encoding of an event's object; what belongs to an
-    /// initial state, is replayed, or has left a selector, is encoded for each watcher.
+    /// Objects encoded for watches. As in kube-apiserver, up-to-date watchers share one encoding of
+    /// an event's object. An object is encoded per watcher if it belongs to the initial events, is
+    /// replayed, or has left the selector.
     pub objects_encoded: u64,
-    /// Selectors tested against an event or a list's object.
+    /// Selector tests against the objects of events and lists.
     pub selector_tests: u64,
-    /// Bytes of bodies sent.
+    /// Bytes of response bodies sent.
     pub bytes_sent: u64,
 }
 
@@ -97,7 +98,7 @@ impl Counters {
     }
 }
 
-/// Counts one open watch for as long as it lives.
+/// Counts one open watch until it is dropped.
 pub(super) struct OpenWatch {
     counters: Arc<Counters>,
     gvr: GroupVersionResource,

@@ -1,4 +1,4 @@
-//! The Status object: how kube-apiserver says no, to the byte.
+//! The Status object: kube-apiserver's error responses, to the byte.
 
 use std::fmt::Write as _;
 
@@ -12,16 +12,16 @@ pub struct Status {
     api_version: &'static str,
     metadata: ListMeta,
     status: &'static str,
-    /// What went wrong, for people.
+    /// The message for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What went wrong, for programs, such as `NotFound`; empty where the apiserver gives none.
+    /// The machine-readable reason, such as `NotFound`. Empty if kube-apiserver sends none.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub reason: &'static str,
-    /// The object and the causes.
+    /// The object concerned, and the causes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Box<Details>>,
-    /// The HTTP status; 0 in a success, where it is left out.
+    /// The HTTP status code. 0 in a success, which omits the field.
     #[serde(skip_serializing_if = "is_zero")]
     pub code: u16,
 }
@@ -32,7 +32,7 @@ struct ListMeta {
     continue_token: Box<str>,
 }
 
-/// What a Status is about.
+/// `v1.StatusDetails`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Details {
@@ -48,22 +48,22 @@ pub struct Details {
     /// The object's uid.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// One per field at fault.
+    /// One entry per invalid field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,
-    /// When to come back, in seconds; also sent as the `Retry-After` header.
+    /// Seconds to wait before a retry. The response also has it as the `Retry-After` header.
     #[serde(skip_serializing_if = "is_zero")]
     pub retry_after_seconds: u16,
 }
 
-/// One reason among several.
+/// `v1.StatusCause`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cause {
-    /// Such as `FieldValueInvalid`.
+    /// Machine-readable reason, such as `FieldValueInvalid`.
     pub reason: &'static str,
-    /// For people.
+    /// The message for people.
     pub message: String,
-    /// The field at fault.
+    /// Path of the invalid field.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub field: &'static str,
 }
@@ -74,7 +74,7 @@ fn is_zero(number: &u16) -> bool {
 }
 
 impl Status {
-    /// A failure.
+    /// Returns a failure without details.
     pub fn failure(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             kind: "Status",
@@ -88,7 +88,7 @@ impl Status {
         }
     }
 
-    /// The same with details.
+    /// Adds details.
     #[must_use]
     pub fn with_details(mut self, details: Details) -> Self {
         self.details = Some(Box::new(details));
@@ -100,7 +100,7 @@ impl Status {
         Self::failure(400, "BadRequest", message)
     }
 
-    /// 500 without a reason: what upstream answers for errors it did not think of as an API's.
+    /// 500 without a reason: kube-apiserver's response to errors that are not API errors.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::failure(500, "", message)
     }
@@ -111,7 +111,7 @@ impl Status {
         Self::failure(404, "NotFound", message).with_details(about(group, resource, name))
     }
 
-    /// 404 for a resource that a known group does not have.
+    /// 404 for a resource that does not exist in a known group.
     pub fn no_such_resource() -> Self {
         Self::failure(404, "NotFound", "the server could not find the requested resource")
             .with_details(Details::default())
@@ -123,7 +123,7 @@ impl Status {
             .with_details(Details::default())
     }
 
-    /// 406 for a list; a watch has another text.
+    /// 406. Lists and watches have different texts.
     pub fn not_acceptable(watch: bool) -> Self {
         let message = if watch {
             "only the following media types are accepted: application/json;stream=watch"
@@ -145,12 +145,12 @@ impl Status {
         Self::failure(409, "Conflict", message).with_details(about(group, resource, name))
     }
 
-    /// 410: a version that is no longer held.
+    /// 410: the resource version is too old.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
     }
 
-    /// 410 in the middle of a paged list, with the token that goes on at the latest state.
+    /// 410 in the middle of a paged list, with a token that continues at the latest state.
     pub fn expired_continue(token: String) -> Self {
         let mut status = Self::expired(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list \
@@ -162,7 +162,7 @@ impl Status {
         status
     }
 
-    /// 422: each cause is a field, a reason and a message.
+    /// 422. Each cause has a field, a reason and a message.
     pub fn invalid(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
         let faults: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let mut message = format!("{} \"{name}\" is invalid: ", qualified(group, kind));
@@ -177,9 +177,9 @@ impl Status {
         Self::failure(422, "Invalid", message).with_details(details)
     }
 
-    /// 504: a version from the future, after the wait.
-    pub fn too_large_version(asked: u64, current: u64) -> Self {
-        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+    /// 504: the resource version did not exist within the waiting time.
+    pub fn too_large_version(requested: u64, current: u64) -> Self {
+        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
         let cause =
             Cause { reason: "ResourceVersionTooLarge", message: "Too large resource version".into(), field: "" };
         let details = Details { causes: vec![cause], retry_after_seconds: 1, ..Details::default() };
@@ -192,7 +192,7 @@ impl Status {
         Self::failure(429, "TooManyRequests", message).with_details(details)
     }
 
-    /// 200 for a delete that does not send the object back.
+    /// 200 for a delete that does not return the object.
     pub fn deleted(group: &str, resource: &str, name: &str, uid: &str) -> Self {
         let details = Details { uid: uid.to_owned(), ..about(group, resource, name) };
         Self { status: "Success", ..Self::failure(0, "", "") }.with_details(details)

@@ -1,7 +1,9 @@
-//! The objects and their history: one revision for everything, as etcd has, and per resource a window of recent events.
+//! The objects and their history. As in etcd, one revision counts the writes to all resources. Each
+//! resource retains its most recent events.
 //!
-//! A write costs the logarithm of the number of objects; readers take persistent snapshots and hold no lock while they encode. A
-//! watcher that is slower than the window loses its place and is cut, as upstream does.
+//! A write costs O(log n) in the number of objects. Readers take persistent snapshots and hold no
+//! lock while they encode. A watcher that falls behind the retained events is ended, as
+//! kube-apiserver does, so that a slow client costs no memory.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,59 +22,62 @@ use serde_json::Value;
 /// The objects at one version, in key order.
 pub(super) type Snapshot = OrdMap<ObjectKey, Arc<Object>>;
 
-/// One event.
+/// One retained event.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct StoredEvent {
     pub(super) version: u64,
     pub(super) current: Option<Arc<Object>>,
     pub(super) previous: Option<Arc<Object>>,
-    /// Whether a live watcher has had the object encoded. kube-apiserver shares that encoding among all live watchers.
+    /// Whether an up-to-date watcher has already encoded the object. kube-apiserver shares that
+    /// encoding among all such watchers.
     pub(super) encoded: AtomicBool,
 }
 
-/// What a watcher finds after its place in the window.
+/// The events after a watcher's position.
 pub(super) enum Since {
-    Events(Vec<Arc<Entry>>),
-    /// Nothing yet.
+    Events(Vec<Arc<StoredEvent>>),
+    /// No events yet.
     UpToDate,
-    /// Events it has not seen are gone.
-    Lost,
-    /// The resource is gone, and it has seen everything.
+    /// The watcher has not read some events that are no longer retained.
+    TooOld,
+    /// The resource is no longer served, and the watcher has read every event.
     Closed,
 }
 
-/// One resource.
-pub(super) struct Cell {
+/// One served resource, with its objects and retained events.
+pub(super) struct Collection {
     pub(super) resource: SimResource,
-    /// Counts schema changes; part of the OpenAPI hash.
+    /// Number of schema changes. Part of the OpenAPI hash.
     pub(super) schema: AtomicU64,
-    state: Mutex<CellState>,
+    state: Mutex<CollectionState>,
     changed: watch::Sender<u64>,
 }
 
-struct CellState {
+struct CollectionState {
     objects: Snapshot,
-    window: VecDeque<Arc<Entry>>,
-    /// The version that watches can start from while no event was dropped from the window.
+    window: VecDeque<Arc<StoredEvent>>,
+    /// The oldest version that watches can start from, as long as no event was dropped from the
+    /// window.
     listed: u64,
-    /// The last event that was dropped; 0 for none.
-    lost: u64,
-    /// No state before this one can be read, whether there are events of it or not; 0 for none.
+    /// Version of the last event dropped from the window; 0 if none was.
+    dropped: u64,
+    /// States before this version cannot be read, even if their events are retained; 0 if unset.
     compacted: u64,
-    /// Up to here it is known that nothing was missed: what bookmarks carry. A quiet resource's lags the revision, as upstream's does.
+    /// The version that bookmarks carry: no event at or below it is missing. For a quiet resource
+    /// it lags behind the revision, as in kube-apiserver.
     progress: u64,
     closed: bool,
 }
 
 pub(super) struct Store {
-    shared: Mutex<Shared>,
+    shared: Mutex<StoreState>,
     revision: watch::Sender<u64>,
     window_events_max: usize,
 }
 
-struct Shared {
+struct StoreState {
     revision: u64,
-    cells: BTreeMap<GroupVersionResource, Arc<Cell>>,
+    collections: BTreeMap<GroupVersionResource, Arc<Collection>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,7 +86,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Store {
     pub(super) fn new(window_events_max: usize) -> Self {
-        let shared = Shared { revision: 1, cells: BTreeMap::new() };
+        let shared = StoreState { revision: 1, collections: BTreeMap::new() };
         Self {
             shared: Mutex::new(shared),
             revision: watch::Sender::new(1),
@@ -93,101 +98,102 @@ impl Store {
         *self.revision.borrow()
     }
 
-    /// Told of every new revision.
+    /// Receives every new revision.
     pub(super) fn revisions(&self) -> watch::Receiver<u64> {
         self.revision.subscribe()
     }
 
-    pub(super) fn cell(&self, gvr: &GroupVersionResource) -> Option<Arc<Cell>> {
-        lock(&self.shared).cells.get(gvr).cloned()
+    pub(super) fn collection(&self, gvr: &GroupVersionResource) -> Option<Arc<Collection>> {
+        lock(&self.shared).collections.get(gvr).cloned()
     }
 
-    pub(super) fn cells(&self) -> Vec<Arc<Cell>> {
-        lock(&self.shared).cells.values().cloned().collect()
+    pub(super) fn collections(&self) -> Vec<Arc<Collection>> {
+        lock(&self.shared).collections.values().cloned().collect()
     }
 
-    /// Serves a resource, empty; one of that name that is there already stays.
+    /// Starts to serve an empty resource. Does nothing if the resource is already served.
     pub(super) fn add(&self, resource: SimResource) {
         let mut shared = lock(&self.shared);
         let revision = shared.revision;
-        shared.cells.entry(resource.gvr.clone()).or_insert_with(|| {
-            let state = CellState {
+        shared.collections.entry(resource.gvr.clone()).or_insert_with(|| {
+            let state = CollectionState {
                 objects: Snapshot::new(),
                 window: VecDeque::new(),
                 listed: revision,
-                lost: 0,
+                dropped: 0,
                 compacted: 0,
                 progress: revision,
                 closed: false,
             };
             let changed = watch::Sender::new(revision);
-            Arc::new(Cell { resource, schema: AtomicU64::new(0), state: Mutex::new(state), changed })
+            Arc::new(Collection { resource, schema: AtomicU64::new(0), state: Mutex::new(state), changed })
         });
     }
 
-    /// Deletes every object, each at a revision of its own, and serves the resource no longer.
+    /// Deletes every object, each at its own revision, and stops serving the resource.
     pub(super) fn remove(&self, gvr: &GroupVersionResource) {
         let mut shared = lock(&self.shared);
-        let Some(cell) = shared.cells.remove(gvr) else { return };
-        let mut state = lock(&cell.state);
+        let Some(collection) = shared.collections.remove(gvr) else { return };
+        let mut state = lock(&collection.state);
         for (_, object) in state.objects.clone() {
-            self.commit(&mut shared, &cell, &mut state, None, Some(object));
+            self.commit(&mut shared, &collection, &mut state, None, Some(object));
         }
         state.closed = true;
-        cell.changed.send_replace(shared.revision);
+        collection.changed.send_replace(shared.revision);
     }
 
-    /// Writes an object that is not there yet.
-    pub(super) fn create(&self, cell: &Cell, value: Value) -> Result<Arc<Object>, Status> {
+    /// Creates an object.
+    pub(super) fn create(&self, collection: &Collection, value: Value) -> Result<Arc<Object>, Status> {
         let mut shared = lock(&self.shared);
-        let mut state = lock(&cell.state);
-        let object = Object::new(&cell.resource, value, shared.revision + 1);
+        let mut state = lock(&collection.state);
+        let object = Object::new(&collection.resource, value, shared.revision + 1);
         if state.closed {
             return Err(Status::no_such_resource());
         }
         if state.objects.contains_key(&object.key) {
-            let gvr = &cell.resource.gvr;
+            let gvr = &collection.resource.gvr;
             return Err(Status::already_exists(&gvr.group, &gvr.resource, object.key.name()));
         }
         let object = Arc::new(object);
-        self.commit(&mut shared, cell, &mut state, Some(object.clone()), None);
+        self.commit(&mut shared, collection, &mut state, Some(object.clone()), None);
         Ok(object)
     }
 
-    /// Writes what `change` makes of an object. A write that changes nothing has no version of its own and no event.
+    /// Replaces an object by the result of `change`. A write that changes nothing creates no
+    /// version and no event.
     pub(super) fn update(
         &self,
-        cell: &Cell,
+        collection: &Collection,
         key: &ObjectKey,
         change: impl FnOnce(&Object) -> Result<Value, Status>,
     ) -> Result<Arc<Object>, Status> {
         let mut shared = lock(&self.shared);
-        let mut state = lock(&cell.state);
-        let previous = state.get(cell, key)?;
+        let mut state = lock(&collection.state);
+        let previous = state.get(collection, key)?;
         let value = change(&previous)?;
-        let object = Object::new(&cell.resource, value, previous.version);
+        let object = Object::new(&collection.resource, value, previous.version);
         if object.bytes() == previous.bytes() {
             return Ok(previous);
         }
         let object = Arc::new(object.moved_to(shared.revision + 1));
-        self.commit(&mut shared, cell, &mut state, Some(object.clone()), Some(previous));
+        self.commit(&mut shared, collection, &mut state, Some(object.clone()), Some(previous));
         Ok(object)
     }
 
     /// Deletes an object and returns its last state.
-    pub(super) fn delete(&self, cell: &Cell, key: &ObjectKey) -> Result<Arc<Object>, Status> {
+    pub(super) fn delete(&self, collection: &Collection, key: &ObjectKey) -> Result<Arc<Object>, Status> {
         let mut shared = lock(&self.shared);
-        let mut state = lock(&cell.state);
-        let previous = state.get(cell, key)?;
-        self.commit(&mut shared, cell, &mut state, None, Some(previous.clone()));
+        let mut state = lock(&collection.state);
+        let previous = state.get(collection, key)?;
+        self.commit(&mut shared, collection, &mut state, None, Some(previous.clone()));
         Ok(previous)
     }
 
     fn commit(
         &self,
-        shared: &mut Shared,
-        cell: &Cell,
-        state: &mut CellState,
+        shared: &mut StoreState,
+        collection: &Collection,
+        state: &mut CollectionState,
         current: Option<Arc<Object>>,
         previous: Option<Arc<Object>>,
     ) {
@@ -198,46 +204,48 @@ impl Store {
             (None, Some(object)) => drop(state.objects.remove(&object.key)),
             (None, None) => {}
         }
-        state.window.push_back(Arc::new(Entry { version, current, previous, encoded: AtomicBool::new(false) }));
+        state.window.push_back(Arc::new(StoredEvent { version, current, previous, encoded: AtomicBool::new(false) }));
         state.progress = version;
         if state.window.len() > self.window_events_max {
-            state.lost = state.window.pop_front().map_or(state.lost, |entry| entry.version);
+            state.dropped = state.window.pop_front().map_or(state.dropped, |entry| entry.version);
         }
-        cell.changed.send_replace(version);
+        collection.changed.send_replace(version);
         self.revision.send_replace(version);
     }
 
-    /// Moves a resource's progress to the present, as a consistent read does, and returns it.
-    pub(super) fn make_consistent(&self, cell: &Cell) -> u64 {
+    /// Advances a collection's progress to the current revision, as a consistent read does, and
+    /// returns the revision.
+    pub(super) fn make_consistent(&self, collection: &Collection) -> u64 {
         let shared = lock(&self.shared);
-        lock(&cell.state).progress = shared.revision;
+        lock(&collection.state).progress = shared.revision;
         shared.revision
     }
 
-    /// Rewrites every object's bytes without a new version, as a changed schema or a newer server does.
-    pub(super) fn rewrite(&self, cell: &Cell, rewrite: impl Fn(&mut Value)) {
-        let mut state = lock(&cell.state);
+    /// Rewrites the bytes of every object without a new version, as a changed schema or a newer
+    /// server does.
+    pub(super) fn rewrite(&self, collection: &Collection, rewrite: impl Fn(&mut Value)) {
+        let mut state = lock(&collection.state);
         for (key, object) in state.objects.clone() {
             let mut value = object.value();
             rewrite(&mut value);
-            state.objects.insert(key, Arc::new(Object::new(&cell.resource, value, object.version)));
+            state.objects.insert(key, Arc::new(Object::new(&collection.resource, value, object.version)));
         }
-        cell.schema.fetch_add(1, Ordering::Relaxed);
+        collection.schema.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Forgets all states but the present. What is in the window can be watched from all the same.
+    /// Drops all states but the current one. Retained events can still be watched.
     pub(super) fn compact_states(&self) {
         let shared = lock(&self.shared);
-        shared.cells.values().for_each(|cell| lock(&cell.state).compacted = shared.revision);
+        shared.collections.values().for_each(|collection| lock(&collection.state).compacted = shared.revision);
     }
 
-    /// Forgets all history: what was before can be neither watched from nor read.
+    /// Drops all history: earlier versions can be neither watched from nor read.
     pub(super) fn compact(&self) {
         let shared = lock(&self.shared);
-        for cell in shared.cells.values() {
-            let mut state = lock(&cell.state);
+        for collection in shared.collections.values() {
+            let mut state = lock(&collection.state);
             if let Some(last) = state.window.back() {
-                state.lost = last.version;
+                state.dropped = last.version;
             }
             state.window.clear();
             state.listed = shared.revision;
@@ -246,42 +254,44 @@ impl Store {
     }
 }
 
-/// All objects at one version.
+/// All objects at one resource version.
 #[derive(Clone)]
 pub(super) struct Backup {
     revision: u64,
-    cells: BTreeMap<GroupVersionResource, Snapshot>,
+    collections: BTreeMap<GroupVersionResource, Snapshot>,
 }
 
 impl Store {
     pub(super) fn backup(&self) -> Backup {
         let shared = lock(&self.shared);
-        let objects =
-            |(gvr, cell): (&GroupVersionResource, &Arc<Cell>)| (gvr.clone(), lock(&cell.state).objects.clone());
-        Backup { revision: shared.revision, cells: shared.cells.iter().map(objects).collect() }
+        let objects = |(gvr, collection): (&GroupVersionResource, &Arc<Collection>)| {
+            (gvr.clone(), lock(&collection.state).objects.clone())
+        };
+        Backup { revision: shared.revision, collections: shared.collections.iter().map(objects).collect() }
     }
 
-    /// Puts everything back as it was, its version too, and forgets all history.
+    /// Restores the objects and the revision, and drops all history.
     pub(super) fn restore(&self, backup: &Backup) {
         let mut shared = lock(&self.shared);
         shared.revision = backup.revision;
-        for (gvr, cell) in &shared.cells {
-            let mut state = lock(&cell.state);
-            state.objects = backup.cells.get(gvr).cloned().unwrap_or_default();
+        for (gvr, collection) in &shared.collections {
+            let mut state = lock(&collection.state);
+            state.objects = backup.collections.get(gvr).cloned().unwrap_or_default();
             state.window.clear();
-            (state.listed, state.lost, state.compacted) = (backup.revision, 0, 0);
+            (state.listed, state.dropped, state.compacted) = (backup.revision, 0, 0);
             state.progress = backup.revision;
-            cell.changed.send_replace(backup.revision);
+            collection.changed.send_replace(backup.revision);
         }
         self.revision.send_replace(backup.revision);
     }
 }
 
-impl Cell {
-    /// The state at a version that is not in the future; `None` when it is no longer held.
+impl Collection {
+    /// The state at a version, which must not be in the future. `None` if it is no longer
+    /// available.
     pub(super) fn at(&self, version: u64) -> Option<Snapshot> {
         let state = lock(&self.state);
-        if version < state.listed.max(state.lost).max(state.compacted) {
+        if version < state.listed.max(state.dropped).max(state.compacted) {
             return None;
         }
         let mut objects = state.objects.clone();
@@ -295,7 +305,7 @@ impl Cell {
         Some(objects)
     }
 
-    /// The state as it is, and the version it stands for.
+    /// The current state, and the version that it represents.
     pub(super) fn snapshot(&self) -> (Snapshot, u64) {
         let state = lock(&self.state);
         (state.objects.clone(), state.progress)
@@ -313,16 +323,16 @@ impl Cell {
     pub(super) fn oldest(&self) -> u64 {
         let state = lock(&self.state);
         match state.window.front() {
-            Some(first) if state.lost > state.listed => first.version - 1,
+            Some(first) if state.dropped > state.listed => first.version - 1,
             _ => state.listed,
         }
     }
 
-    /// At most `count_max` events after a version.
+    /// Up to `count_max` events after a version.
     pub(super) fn since(&self, version: u64, count_max: usize) -> Since {
         let state = lock(&self.state);
-        if version < state.lost {
-            return Since::Lost;
+        if version < state.dropped {
+            return Since::TooOld;
         }
         let start = state.window.partition_point(|entry| entry.version <= version);
         let events: Vec<_> = state.window.range(start..).take(count_max).cloned().collect();
@@ -333,15 +343,15 @@ impl Cell {
         }
     }
 
-    /// Told of every event, and of the end.
+    /// Receives a notification of every event, and of the end of the resource.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 }
 
-impl CellState {
-    fn get(&self, cell: &Cell, key: &ObjectKey) -> Result<Arc<Object>, Status> {
-        let gvr = &cell.resource.gvr;
+impl CollectionState {
+    fn get(&self, collection: &Collection, key: &ObjectKey) -> Result<Arc<Object>, Status> {
+        let gvr = &collection.resource.gvr;
         self.objects.get(key).cloned().ok_or_else(|| Status::not_found(&gvr.group, &gvr.resource, key.name()))
     }
 }
@@ -360,7 +370,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_state_in_the_window_can_be_read_again(
+        fn every_state_in_the_window_can_be_read_and_no_older_one(
             writes in prop::collection::vec((0..3u8, 0..4u8), 1..40),
             window_events_max in 1..20usize,
             compact_at in 0..60usize,
@@ -369,32 +379,32 @@ mod tests {
             let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
             let gvr = widgets.gvr.clone();
             store.add(widgets);
-            let cell = store.cell(&gvr).unwrap();
+            let collection = store.collection(&gvr).unwrap();
             let mut states = BTreeMap::from([(store.revision(), Vec::new())]);
-            let mut forgotten = 0;
+            let mut oldest = 0;
             for (i, (write, name)) in writes.into_iter().enumerate() {
                 let object = json!({"metadata": {"name": format!("w{name}")}, "spec": {"write": i}});
                 let key = ObjectKey::new("", &format!("w{name}"));
-                // Some writes fail; those make no version.
+                // Some writes fail. They create no version.
                 let _ = match write {
-                    0 => store.create(&cell, object),
-                    1 => store.update(&cell, &key, |_| Ok(object)),
-                    _ => store.delete(&cell, &key),
+                    0 => store.create(&collection, object),
+                    1 => store.update(&collection, &key, |_| Ok(object)),
+                    _ => store.delete(&collection, &key),
                 };
-                states.insert(store.revision(), keys(&cell.snapshot().0));
+                states.insert(store.revision(), keys(&collection.snapshot().0));
                 if i == compact_at {
                     store.compact();
-                    forgotten = store.revision();
+                    oldest = store.revision();
                 }
             }
             let newest = store.revision();
-            let forgotten = forgotten.max(newest.saturating_sub(window_events_max as u64));
+            let oldest = oldest.max(newest.saturating_sub(window_events_max as u64));
             for (version, state) in states {
-                let held = cell.at(version).map(|objects| keys(&objects));
-                prop_assert_eq!(held, (version >= forgotten).then_some(state));
+                let read = collection.at(version).map(|objects| keys(&objects));
+                prop_assert_eq!(read, (version >= oldest).then_some(state));
             }
-            prop_assert!(cell.oldest() >= forgotten);
-            prop_assert!(matches!(cell.since(newest, 1), Since::UpToDate));
+            prop_assert!(collection.oldest() >= oldest);
+            prop_assert!(matches!(collection.since(newest, 1), Since::UpToDate));
         }
     }
 }

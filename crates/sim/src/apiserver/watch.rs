@@ -1,7 +1,8 @@
 //! WATCH: one stream of events, pulled by its connection.
 //!
-//! A watcher is a place in the resource's window of events. It encodes and tests for itself, as kube-apiserver's do. One that is
-//! pulled too slowly finds its place gone and ends; nothing is ever queued for it.
+//! A watcher is a position in the collection's window of events. As in kube-apiserver, each watcher
+//! encodes events and tests selectors for itself. Nothing is queued for a watcher: if it reads too
+//! slowly, its position falls out of the window and it ends.
 
 use std::{
     ops::Bound,
@@ -19,7 +20,7 @@ use super::{
     options::{self, ListOptions},
     stats::OpenWatch,
     status::Status,
-    store::{Cell, Entry, Since, Snapshot},
+    store::{Collection, Since, Snapshot, StoredEvent},
 };
 use kubefan_common::sync::watch;
 use kubefan_model::{
@@ -27,41 +28,43 @@ use kubefan_model::{
     selector::{FieldOperator, FieldSelector, LabelSelector},
 };
 
-/// Events or objects taken at once.
+/// Maximum number of events or objects per batch.
 const BATCH: usize = 64;
-/// The last bookmark comes this long before the deadline.
+/// The last bookmark is sent this long before the deadline.
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
-/// kube-apiserver looks at least this often which watchers are due a bookmark, and not more often than `BOOKMARK_TICK_MIN`.
+/// kube-apiserver's timer for due bookmarks fires at intervals between `BOOKMARK_TICK_MIN` and
+/// this.
 const BOOKMARK_TICK_MAX: Duration = Duration::from_millis(1250);
 const BOOKMARK_TICK_MIN: Duration = Duration::from_secs(1);
 
-/// What a watch's start found.
+/// The result of starting a watch.
 pub(super) enum Started {
     Stream(Box<Watcher>),
-    /// One ERROR event and the end.
+    /// The stream is one ERROR event.
     Error(Box<Status>),
 }
 
-/// What a watcher selects.
+/// The objects that a watcher selects.
 struct Selection {
     namespace: String,
     name: Option<String>,
     labels: LabelSelector,
     fields: FieldSelector,
-    /// `spec.nodeName=…`: the one field by which kube-apiserver finds a pod's watchers without testing them all.
+    /// `spec.nodeName=…`, if required. kube-apiserver indexes pod watchers by this field, so it
+    /// does not test the selectors of watchers of other nodes.
     node: Option<FieldSelector>,
 }
 
 pub(super) struct Watcher {
     inner: Arc<Inner>,
-    cell: Arc<Cell>,
+    collection: Arc<Collection>,
     changes: watch::Receiver<u64>,
     selection: Selection,
-    /// Everything up to here was looked at.
+    /// All events up to this version are processed.
     cursor: u64,
     /// Bookmarks at or below this are not sent.
     start: u64,
-    /// Events up to here were there before the watch.
+    /// Events up to this version happened before the watch started.
     live_after: u64,
     initial: Option<(Snapshot, Option<ObjectKey>)>,
     end_bookmark: Option<u64>,
@@ -71,16 +74,17 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts a watch. Faults that upstream finds before its watch cache are answers, later ones are events.
+    /// Starts a watch. Errors that kube-apiserver finds before its watch cache become HTTP error
+    /// responses (`Err`); later ones become ERROR events ([`Started::Error`]).
     pub(super) async fn start(
         inner: &Arc<Inner>,
-        cell: Arc<Cell>,
+        collection: Arc<Collection>,
         namespace: &str,
         name: Option<&str>,
         options: ListOptions,
     ) -> Result<Started, Status> {
-        let asked = options::version(&options.resource_version).map_err(Status::internal)?;
-        let open = OpenWatch::new(&inner.counters, &cell.resource.gvr);
+        let requested = options::version(&options.resource_version).map_err(Status::internal)?;
+        let open = OpenWatch::new(&inner.counters, &collection.resource.gvr);
         let timeout = match options.timeout_seconds {
             None | Some(0) => inner.options.request_timeout_min.mul_f64(1.0 + inner.random()),
             Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
@@ -90,35 +94,35 @@ impl Watcher {
         let unset = options.resource_version.is_empty();
         let initial = match options.send_initial_events {
             Some(send) => send,
-            None => asked == 0,
+            None => requested == 0,
         };
         if unset {
-            inner.store.make_consistent(&cell);
+            inner.store.make_consistent(&collection);
         } else if initial
             && options.send_initial_events.is_some()
-            && let Err(status) = inner.wait_for(&cell, asked).await
+            && let Err(status) = inner.wait_for(&collection, requested).await
         {
             return Ok(Started::Error(Box::new(status)));
         }
-        let changes = cell.changes();
+        let changes = collection.changes();
         let live_after = *changes.borrow();
         let selection = Selection::new(namespace, name.or(options.name()), &options);
         let mut watcher = Self {
             inner: inner.clone(),
             changes,
             selection,
-            cursor: asked,
-            start: asked.max(live_after),
+            cursor: requested,
+            start: requested.max(live_after),
             live_after,
             initial: None,
             end_bookmark: None,
             deadline,
             bookmark_at: None,
-            cell,
+            collection,
             _open: open,
         };
         if initial {
-            let (objects, version) = watcher.cell.snapshot();
+            let (objects, version) = watcher.collection.snapshot();
             watcher.cursor = version;
             watcher.start = version;
             watcher.live_after = version;
@@ -126,18 +130,18 @@ impl Watcher {
             watcher.end_bookmark =
                 (options.allow_bookmarks && options.send_initial_events.is_some()).then_some(version);
         } else {
-            if asked == 0 {
-                watcher.cursor = watcher.cell.progress();
+            if requested == 0 {
+                watcher.cursor = watcher.collection.progress();
                 watcher.start = watcher.cursor;
             }
-            let oldest = watcher.cell.oldest();
+            let oldest = watcher.collection.oldest();
             if watcher.cursor < oldest {
                 let message = format!("too old resource version: {} ({oldest})", watcher.cursor);
                 return Ok(Started::Error(Box::new(Status::expired(message))));
             }
         }
         if options.allow_bookmarks {
-            // After an initial state the next look comes at once.
+            // After initial events the timer fires without waiting for an interval.
             let soon = Some(now + watcher.tick());
             watcher.bookmark_at = if watcher.end_bookmark.is_some() { soon } else { watcher.next_bookmark(now, now) };
         }
@@ -157,16 +161,17 @@ impl Watcher {
             if now >= self.deadline {
                 return None;
             }
-            // Read before the events: a bookmark at this version is true once they are sent.
-            let progress = self.cell.progress();
-            match self.cell.since(self.cursor, BATCH) {
+            // Read before the events: once the events are sent, a bookmark at this version is
+            // correct.
+            let progress = self.collection.progress();
+            match self.collection.since(self.cursor, BATCH) {
                 Since::Events(events) => {
                     let lines = self.lines(&events);
                     if !lines.is_empty() {
                         return Some(lines);
                     }
                 }
-                Since::Lost => {
+                Since::TooOld => {
                     self.inner.counters.watches_cut.inc();
                     return None;
                 }
@@ -220,7 +225,7 @@ impl Watcher {
         (!lines.is_empty()).then(|| lines.freeze())
     }
 
-    fn lines(&mut self, events: &[Arc<Entry>]) -> Bytes {
+    fn lines(&mut self, events: &[Arc<StoredEvent>]) -> Bytes {
         let mut lines = BytesMut::new();
         for event in events {
             self.cursor = self.cursor.max(event.version);
@@ -249,12 +254,14 @@ impl Watcher {
         let Selection { namespace, name, labels, fields, node } = &self.selection;
         let elsewhere = (!namespace.is_empty() && object.key.namespace() != namespace)
             || name.as_ref().is_some_and(|name| object.key.name() != name)
-            || node.as_ref().is_some_and(|node| !object.matches(&self.cell.resource, &LabelSelector::default(), node));
+            || node
+                .as_ref()
+                .is_some_and(|node| !object.matches(&self.collection.resource, &LabelSelector::default(), node));
         if elsewhere {
             return false;
         }
         self.inner.counters.selector_tests.inc();
-        object.matches(&self.cell.resource, labels, fields)
+        object.matches(&self.collection.resource, labels, fields)
     }
 
     fn put_event(&self, out: &mut BytesMut, kind: &str, object: impl FnOnce(&mut BytesMut)) {
@@ -263,7 +270,7 @@ impl Watcher {
     }
 
     fn bookmark(&self, version: u64, ends_initial: bool) -> Bytes {
-        let resource = &self.cell.resource;
+        let resource = &self.collection.resource;
         let (kind, api_version) = (&resource.kind, resource.gvr.api_version());
         let end = r#""annotations":{"k8s.io/initial-events-end":"true"}"#;
         let version = format!(r#""resourceVersion":"{version}""#);
@@ -283,10 +290,12 @@ impl Watcher {
         line.freeze()
     }
 
-    /// About every interval, and near the deadline when there is time for it.
+    /// The time of the next bookmark: after about one interval, but before the deadline if there is
+    /// time.
     ///
-    /// As upstream, watchers that are due in one second are looked at together, by a timer of a little more than a second: the
-    /// bookmark before the deadline may come early, and then once more.
+    /// As in kube-apiserver, watchers are grouped by the second in which they are due, and a timer
+    /// of a little more than one second checks the groups. So the bookmark before the deadline may
+    /// be sent early, and then once more.
     fn next_bookmark(&self, now: Instant, not_before: Instant) -> Option<Instant> {
         let periodic = now + self.inner.options.bookmark_interval;
         let closing = self.deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE)?;
@@ -295,7 +304,7 @@ impl Watcher {
         (due > now).then(|| looked_at.max(not_before))
     }
 
-    /// Up to the next look.
+    /// The time until the timer next fires.
     fn tick(&self) -> Duration {
         BOOKMARK_TICK_MAX.mul_f64(self.inner.random())
     }
@@ -316,7 +325,7 @@ impl Selection {
     }
 }
 
-/// One line: `{"type":"ADDED","object":…}`.
+/// Writes one line: `{"type":"ADDED","object":…}`.
 pub(super) fn put_event(out: &mut BytesMut, kind: &str, object: impl FnOnce(&mut BytesMut)) {
     out.put_slice(br#"{"type":""#);
     out.put_slice(kind.as_bytes());

@@ -1,4 +1,4 @@
-//! Writes: what an object must be to be stored, and what the server itself fills in.
+//! Writes: validation, and the fields that the server fills in.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use super::{
     object::Object,
     resource::{CRD_GROUP, SelectableField, SimResource},
     status::{Cause, Status},
-    store::Cell,
+    store::Collection,
 };
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
-/// Which part of an object a write is for.
+/// The part of an object that a write replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Everything, as the in-process interface writes it.
+    /// Everything. The in-process API writes this.
     All,
-    /// All but the status.
+    /// Everything but the status.
     Main,
     /// The status alone.
     Status,
 }
 
 impl Inner {
-    /// Stores a new object. Uid, creation time and generation are filled in where they are missing.
-    pub(super) fn create(&self, cell: &Cell, mut value: Value) -> Result<Arc<Object>, Status> {
-        let gvr = &cell.resource.gvr;
-        check_type(&cell.resource, &value)?;
+    /// Stores a new object. Fills in the uid, creation time and generation if they are missing.
+    pub(super) fn create(&self, collection: &Collection, mut value: Value) -> Result<Arc<Object>, Status> {
+        let gvr = &collection.resource.gvr;
+        check_type(&collection.resource, &value)?;
         let metadata = metadata(&mut value)?;
         if let Some(prefix) = metadata.get("generateName").and_then(Value::as_str)
             && text(metadata, "name").is_empty()
@@ -37,14 +37,14 @@ impl Inner {
             let name = format!("{prefix}{suffix}");
             metadata.insert("name".into(), name.into());
         }
-        check_name(&cell.resource, text(metadata, "name"))?;
+        check_name(&collection.resource, text(metadata, "name"))?;
         if !text(metadata, "resourceVersion").is_empty() {
             return Err(Status::internal("resourceVersion should not be set on objects to be created"));
         }
         let namespace = text(metadata, "namespace").to_owned();
-        if cell.resource.namespaced {
-            let namespaces = self.store.cell(&GroupVersionResource::new("", "v1", "namespaces"));
-            if namespaces.is_none_or(|cell| cell.get(&ObjectKey::new("", &namespace)).is_none()) {
+        if collection.resource.namespaced {
+            let namespaces = self.store.collection(&GroupVersionResource::new("", "v1", "namespaces"));
+            if namespaces.is_none_or(|collection| collection.get(&ObjectKey::new("", &namespace)).is_none()) {
                 return Err(Status::not_found("", "namespaces", &namespace));
             }
         } else {
@@ -52,11 +52,11 @@ impl Inner {
         }
         metadata.entry("uid").or_insert_with(|| self.uid().into());
         metadata.entry("creationTimestamp").or_insert_with(|| (self.options.clock)().into());
-        if cell.resource.counts_generation() {
+        if collection.resource.counts_generation() {
             metadata.entry("generation").or_insert_with(|| 1.into());
         }
         let crd = is_crd(gvr).then(|| custom_resource(&value)).transpose()?;
-        let object = self.store.create(cell, value)?;
+        let object = self.store.create(collection, value)?;
         self.counters.writes.inc();
         if let Some(resource) = crd {
             self.store.add(resource);
@@ -64,41 +64,41 @@ impl Inner {
         Ok(object)
     }
 
-    /// Writes over an object what `change` makes of it.
+    /// Replaces an object by the result of `change`.
     pub(super) fn update(
         &self,
-        cell: &Cell,
+        collection: &Collection,
         key: &ObjectKey,
         part: Part,
         change: impl FnOnce(&Value) -> Result<Value, Status>,
     ) -> Result<Arc<Object>, Status> {
-        let gvr = &cell.resource.gvr;
+        let gvr = &collection.resource.gvr;
         let mut before = 0;
-        let object = self.store.update(cell, key, |previous| {
+        let object = self.store.update(collection, key, |previous| {
             before = previous.version;
             let old = previous.value();
             let mut new = change(&old)?;
-            check_type(&cell.resource, &new)?;
+            check_type(&collection.resource, &new)?;
             check_preconditions(gvr, previous, metadata(&mut new)?)?;
             let mut new = match part {
                 Part::Status => {
                     let status = new.get("status").cloned();
                     put(old.clone(), "status", status)
                 }
-                Part::Main if cell.resource.status_subresource => put(new, "status", old.get("status").cloned()),
+                Part::Main if collection.resource.status_subresource => put(new, "status", old.get("status").cloned()),
                 Part::Main | Part::All => new,
             };
-            let counts = cell.resource.counts_generation() && !same_spec(&new, &old);
-            let kept = metadata(&mut new)?;
+            let counts = collection.resource.counts_generation() && !same_spec(&new, &old);
+            let new_metadata = metadata(&mut new)?;
             for field in ["name", "namespace", "uid", "creationTimestamp", "generation"] {
                 match old["metadata"].get(field) {
-                    Some(value) => drop(kept.insert(field.to_owned(), value.clone())),
-                    None => drop(kept.remove(field)),
+                    Some(value) => drop(new_metadata.insert(field.to_owned(), value.clone())),
+                    None => drop(new_metadata.remove(field)),
                 }
             }
             if counts {
                 let generation = old["metadata"]["generation"].as_i64().unwrap_or_default() + 1;
-                kept.insert("generation".into(), generation.into());
+                new_metadata.insert("generation".into(), generation.into());
             }
             Ok(new)
         })?;
@@ -108,21 +108,21 @@ impl Inner {
         Ok(object)
     }
 
-    /// Deletes an object at once: there are no finalizers and no grace here.
-    pub(super) fn delete(&self, cell: &Cell, key: &ObjectKey) -> Result<Arc<Object>, Status> {
-        if is_crd(&cell.resource.gvr)
-            && let Some(object) = cell.get(key)
+    /// Deletes an object immediately: finalizers and graceful deletion are not simulated.
+    pub(super) fn delete(&self, collection: &Collection, key: &ObjectKey) -> Result<Arc<Object>, Status> {
+        if is_crd(&collection.resource.gvr)
+            && let Some(object) = collection.get(key)
             && let Ok(resource) = custom_resource(&object.value())
         {
             self.store.remove(&resource.gvr);
         }
-        let object = self.store.delete(cell, key)?;
+        let object = self.store.delete(collection, key)?;
         self.counters.writes.inc();
         Ok(object)
     }
 }
 
-/// RFC 7386, as `application/merge-patch+json` asks for.
+/// Applies a JSON merge patch (RFC 7386, `application/merge-patch+json`).
 pub(super) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
@@ -151,7 +151,7 @@ fn put(mut object: Value, key: &str, value: Option<Value>) -> Value {
     object
 }
 
-/// Whether all but metadata and status is the same.
+/// Whether the objects are equal apart from type, metadata and status.
 fn same_spec(new: &Value, old: &Value) -> bool {
     let spec = |(key, _): &(&String, &Value)| !matches!(key.as_str(), "kind" | "apiVersion" | "metadata" | "status");
     let new = new.as_object().into_iter().flatten().filter(spec);
@@ -169,7 +169,7 @@ fn text<'a>(metadata: &'a Map<String, Value>, field: &str) -> &'a str {
     metadata.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Kind and version may be left out; they may not be another's.
+/// Checks `kind` and `apiVersion`. Both may be missing, but must not be those of another resource.
 fn check_type(resource: &SimResource, value: &Value) -> Result<(), Status> {
     let kind = value["kind"].as_str().unwrap_or(&resource.kind);
     let expected = resource.gvr.api_version();
@@ -227,7 +227,7 @@ fn is_crd(gvr: &GroupVersionResource) -> bool {
     gvr.group == CRD_GROUP && gvr.resource == "customresourcedefinitions"
 }
 
-/// The resource that a CustomResourceDefinition describes, by its first version.
+/// The resource that a CustomResourceDefinition defines, by its first version.
 fn custom_resource(crd: &Value) -> Result<SimResource, Status> {
     let spec = &crd["spec"];
     let version = &spec["versions"][0];

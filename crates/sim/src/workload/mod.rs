@@ -1,8 +1,9 @@
-//! A workload by seed: a cluster's pods, nodes and namespaces, and then their churn.
+//! A generated workload: a cluster's pods, nodes and namespaces, and then a sequence of changes to
+//! the pods.
 //!
-//! The same seed makes the same objects and changes on every machine and in every build, so that a failure can be played again. The
-//! generator keeps only what varies and writes an object out when it changes: ten thousand decoded pods would cost more
-//! than everything that is measured with them.
+//! A seed yields the same objects and changes on every machine and in every build, so that a
+//! failure can be reproduced. The generator stores only the fields that vary and renders an object
+//! when it changes: ten thousand decoded pods would use more memory than what is being measured.
 
 mod render;
 
@@ -13,16 +14,16 @@ use serde_json::Value;
 use super::apiserver::{SimApiserver, Status};
 use kubefan_model::GroupVersionResource;
 
-/// How large the cluster is.
+/// The size of the cluster. Values below 1 are raised to 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkloadOptions {
-    /// Pods, about which churn keeps their number. At least 1.
+    /// Number of pods. The churn keeps the number close to this.
     pub objects: usize,
-    /// Nodes the pods run on. At least 1.
+    /// Number of nodes that the pods run on.
     pub nodes: usize,
-    /// Namespaces the pods live in: `team-0`, `team-1`, … At least 1.
+    /// Number of namespaces with pods: `team-0`, `team-1`, …
     pub namespaces: usize,
-    /// Values of the label `app`: `web-0`, `web-1`, … At least 1.
+    /// Number of values of the label `app`: `web-0`, `web-1`, …
     pub apps: usize,
 }
 
@@ -35,18 +36,19 @@ impl Default for WorkloadOptions {
 /// One change to one object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// Which resource.
+    /// The resource of the object.
     pub resource: GroupVersionResource,
-    /// What happens.
+    /// The operation.
     pub operation: Operation,
 }
 
-/// What happens to an object. The values have no uid and no version: the server gives both.
+/// An operation on an object. The objects have no uid and no resource version, because the server
+/// sets both.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operation {
-    /// POST.
+    /// POST of this object.
     Create(Value),
-    /// PUT: labels or annotations changed.
+    /// PUT of this object: its labels or annotations changed.
     Update(Value),
     /// PUT to `/status`: only the status changed.
     UpdateStatus(Value),
@@ -60,10 +62,10 @@ pub enum Operation {
 }
 
 impl Change {
-    /// Makes the change.
+    /// Applies the change and returns the new resource version.
     ///
     /// # Errors
-    /// What the server says; changes that are all made in their order never fail.
+    /// Returns the server's error. Changes that are applied completely and in order never fail.
     pub fn apply(self, sim: &SimApiserver) -> Result<u64, Status> {
         match self.operation {
             Operation::Create(value) => sim.create(&self.resource, value),
@@ -73,44 +75,44 @@ impl Change {
     }
 }
 
-/// The tiers a pod may belong to.
+/// Values of the label `tier`.
 const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];
 
-/// What varies about one pod.
+/// The fields that vary between pods and over time.
 #[derive(Debug, Clone)]
 struct Pod {
     serial: u64,
     namespace: usize,
     node: usize,
-    /// The app that its name says, and the one its label says.
+    /// The app in the pod's name, which never changes, and the app in its label.
     born_app: usize,
     app: usize,
     tier: usize,
     canary: bool,
     containers: usize,
-    /// Not ready after a restart, ready after the next status change.
+    /// Alternates with each status change: a restart makes the pod unready, the next change ready.
     ready: bool,
     restarts: u64,
     revision: u64,
-    /// Seconds of the workload's clock.
+    /// Times in seconds of the workload's clock.
     created: u64,
     changed: u64,
 }
 
-/// The cluster and its churn.
+/// A generator of a cluster and its changes.
 #[derive(Debug, Clone)]
 pub struct Workload {
     random: Pcg64Mcg,
     options: WorkloadOptions,
     pods: Vec<Pod>,
     serial: u64,
-    /// The workload's clock, in seconds: it moves with the changes, not with the time.
+    /// The workload's clock, in seconds. It advances by changes, not by real time.
     seconds: u64,
     setup: usize,
 }
 
 impl Workload {
-    /// The workload of a seed. Options below their least are raised to it.
+    /// Returns the workload of a seed. Option values below 1 are raised to 1.
     pub fn new(seed: u64, options: WorkloadOptions) -> Self {
         let options = WorkloadOptions {
             objects: options.objects.max(1),
@@ -122,7 +124,8 @@ impl Workload {
         Self { random: Pcg64Mcg::seed_from_u64(seed), options, pods, serial: 0, seconds: 0, setup: 0 }
     }
 
-    /// The next change of the setup: namespaces, nodes, then pods; `None` once all is there.
+    /// The next change of the setup: namespaces, nodes, then pods. `None` when the setup is
+    /// complete.
     pub fn next_setup(&mut self) -> Option<Change> {
         let (namespaces, nodes) = (self.options.namespaces, self.options.nodes);
         let step = self.setup;
@@ -138,10 +141,10 @@ impl Workload {
         (self.pods.len() < self.options.objects).then(|| self.create())
     }
 
-    /// Makes the whole setup.
+    /// Applies the whole setup.
     ///
     /// # Errors
-    /// What the server says, such as 409 where another workload was there before.
+    /// Returns the server's error, such as 409 if the server already has such a workload.
     pub fn populate(&mut self, sim: &SimApiserver) -> Result<(), Status> {
         while let Some(change) = self.next_setup() {
             change.apply(sim)?;
@@ -149,7 +152,8 @@ impl Workload {
         Ok(())
     }
 
-    /// The next change of the churn: seven in ten are of a status, two of labels or annotations, one creates or deletes.
+    /// The next change of the churn. Seven of ten update a status, two update labels or
+    /// annotations, and one creates or deletes a pod.
     pub fn next_change(&mut self) -> Change {
         self.seconds += 1;
         let kind = self.random.random_range(0..10u32);
@@ -171,7 +175,7 @@ impl Workload {
                 0 => pod.app = self.random.random_range(0..self.options.apps),
                 1 => pod.tier = self.random.random_range(0..TIERS.len()),
                 2 => pod.canary = !pod.canary,
-                // Only the annotation that counts revisions.
+                // Only the revision annotation changes.
                 _ => {}
             }
             Operation::Update(render::pod(pod))
@@ -183,15 +187,15 @@ impl Workload {
         Change { resource: resource("pods"), operation }
     }
 
-    /// Makes the next change of the churn.
+    /// Applies the next change of the churn and returns the new resource version.
     ///
     /// # Errors
-    /// What the server says; never if nobody else writes.
+    /// Returns the server's error. There is none if this workload is the only writer.
     pub fn step(&mut self, sim: &SimApiserver) -> Result<u64, Status> {
         self.next_change().apply(sim)
     }
 
-    /// The pods that are there.
+    /// Number of existing pods.
     pub fn pod_count(&self) -> usize {
         self.pods.len()
     }
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_makes_the_same_changes_again() {
+    fn the_same_seed_yields_the_same_changes() {
         let changes = |seed| {
             let mut workload = Workload::new(seed, small());
             let setup: Vec<_> = std::iter::from_fn(|| workload.next_setup()).collect();
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_keeps_its_meaning() {
+    fn a_seed_yields_the_same_pod_names_in_every_build() {
         let mut workload = Workload::new(7, small());
         let first: Vec<_> = std::iter::from_fn(|| workload.next_setup()).skip(8).take(2).collect();
         let names = first.iter().map(|change| match &change.operation {
@@ -257,11 +261,11 @@ mod tests {
         assert_eq!(names.collect::<Vec<_>>(), EXPECTED_NAMES);
     }
 
-    /// If this changes, every recorded seed has lost its meaning: say so in the changelog.
+    /// A change of these names invalidates every recorded seed, so it needs a changelog entry.
     const EXPECTED_NAMES: [&str; 2] = ["web-2-7cdaa66d13-bbbbb", "web-0-7c9e3779b1-cdn6r"];
 
     #[test]
-    fn every_change_is_accepted_and_the_cluster_keeps_its_size() {
+    fn every_change_is_accepted_and_the_number_of_pods_stays_close_to_the_option() {
         let sim = SimApiserver::new(SimOptions::default());
         let mut workload = Workload::new(3, small());
         workload.populate(&sim).unwrap();
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_as_large_as_real_ones() {
+    fn pods_have_a_realistic_size() {
         let mut workload = Workload::new(4, small());
         for change in std::iter::from_fn(|| workload.next_setup()).filter(|change| change.resource == resource("pods"))
         {

@@ -1,13 +1,15 @@
-//! The objects of the workload, written out as an apiserver stores them: with defaults, conditions and managed fields.
+//! Renders the workload's objects as an apiserver stores them: with defaults, conditions and
+//! managed fields.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{Pod, TIERS};
 
-/// 2026-01-01T00:00:00Z: where the workload's clock starts.
+/// Start of the workload's clock: 2026-01-01T00:00:00Z.
 const EPOCH_SECONDS: i64 = 1_767_225_600;
-/// The letters of generated names: no vowels, so that they spell nothing.
+/// The characters of Kubernetes' generated names (`k8s.io/apimachinery/pkg/util/rand`). Without
+/// vowels they cannot form words.
 const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 fn time(seconds: u64) -> String {
@@ -15,10 +17,10 @@ fn time(seconds: u64) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Five letters; no two serials below 27⁵ share them.
+/// A five-character name suffix. It is unique for serials below 27⁵.
 fn suffix(serial: u64) -> String {
     let base = LETTERS.len() as u64;
-    // The factor is prime to the base, so that neighbours look apart.
+    // The factor is coprime to the base, so consecutive serials get dissimilar suffixes.
     let mut rest = (serial % base.pow(5)) * 7_368_787 % base.pow(5);
     let mut letters = String::new();
     for _ in 0..5 {
@@ -90,7 +92,7 @@ pub(super) fn node(index: usize) -> Value {
     })
 }
 
-/// A pod that is to be created. Later writes leave the time of creation to the server, which keeps it.
+/// A pod for a create request. Updates omit the creation time, because the server preserves it.
 pub(super) fn new_pod(pod: &Pod) -> Value {
     let mut value = self::pod(pod);
     value["metadata"]["creationTimestamp"] = time(pod.created).into();

@@ -1,4 +1,4 @@
-//! Compressed chunks and deltas: what comes out are plain events, and never bytes that the server did not mean.
+//! Compressed chunks and deltas: they become plain events, and never wrong bytes.
 
 use prost::Message as _;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::{EventType, Parts};
 use kubefan_common::encoding::chunk;
 
-/// A state of an object, long enough for deltas to pay.
+/// A state of an object, long enough for deltas to be smaller.
 fn state(number: u32) -> String {
     format!(
         r#"{{"metadata":{{"name":"a","annotations":{{"note":"{}"}}}},"spec":{number}}}"#,
@@ -22,7 +22,7 @@ fn full(resume_version: &str, kind: EventType, object: &str) -> Step {
 
 fn changed(resume_version: &str, base: u32, new: u32) -> Step {
     let delta = delta::object_delta("1".to_owned(), state(base).as_bytes(), state(new).as_bytes());
-    let delta = Some(delta.expect("it pays"));
+    let delta = Some(delta.expect("the delta is smaller than the object"));
     let event = Event { r#type: EventType::Modified.into(), name: "a".to_owned(), delta, ..Event::default() };
     message(resume_version, Message::Event(event))
 }
@@ -40,7 +40,8 @@ fn deltas() -> WatchOptions {
     WatchOptions { encoding: Encoding::ZstdDelta, ..options() }
 }
 
-/// The objects that were told, in order; `-` where the connection was lost, `!` where what came was of no use.
+/// The received objects, in order. `-` stands for a lost connection, `!` for an undecodable
+/// message.
 async fn objects(mut watch: WatchStream) -> Vec<String> {
     let mut objects = Vec::new();
     while let Some(item) = watch.next().await {
@@ -57,10 +58,13 @@ async fn objects(mut watch: WatchStream) -> Vec<String> {
     objects
 }
 
-/// Version, encoding and whether the state was kept, of each request.
-fn asked_with(server: &Scripted) -> Vec<(String, pb::Encoding, bool)> {
+/// Version, encoding and `state_kept` of each request.
+fn requested_with(server: &Scripted) -> Vec<(String, pb::Encoding, bool)> {
     let requests = server.requests.lock().unwrap();
-    requests.iter().map(|asked| (asked.resource_version.clone(), asked.encoding(), asked.state_kept)).collect()
+    requests
+        .iter()
+        .map(|requested| (requested.resource_version.clone(), requested.encoding(), requested.state_kept))
+        .collect()
 }
 
 fn tried(version: &str, state_kept: bool) -> (String, pb::Encoding, bool) {
@@ -68,38 +72,38 @@ fn tried(version: &str, state_kept: bool) -> (String, pb::Encoding, bool) {
 }
 
 #[tokio::test]
-async fn the_events_of_chunks_come_one_by_one_and_in_order() {
+async fn the_events_of_a_chunk_are_returned_one_by_one_in_order() {
     let script = vec![begin(), chunk_of(&[("a", "1"), ("b", "2")]), chunk_of(&[]), chunk_of(&[("c", "3")]), end()];
     let (server, client) = serve(vec![script]).await;
     let zstd = WatchOptions { encoding: Encoding::Zstd, ..options() };
-    let told = told(client.watch(Target::default(), zstd)).await;
-    assert_eq!(told[..5], ["begin", "a", "b", "c", "end"]);
-    assert_eq!(asked_with(&server)[0], (String::new(), pb::Encoding::Zstd, false));
+    let received = received(client.watch(Target::default(), zstd)).await;
+    assert_eq!(received[..5], ["begin", "a", "b", "c", "end"]);
+    assert_eq!(requested_with(&server)[0], (String::new(), pb::Encoding::Zstd, false));
 }
 
 #[tokio::test]
-async fn deltas_go_on_over_a_break_from_what_is_kept() {
+async fn deltas_continue_after_a_break_from_the_same_delta_base() {
     let (server, client) = serve(vec![
         vec![begin(), chunk_of(&[("a", &state(1))]), end(), changed("6", 1, 2), drained()],
         vec![changed("7", 2, 3), drained()],
     ])
     .await;
-    let told = objects(client.watch(Target::default(), deltas())).await;
-    assert_eq!(told, [&state(1), &state(2), "-", &state(3), "-"]);
-    assert_eq!(asked_with(&server), [tried("", false), tried("6", true), tried("7", true)]);
+    let received = objects(client.watch(Target::default(), deltas())).await;
+    assert_eq!(received, [&state(1), &state(2), "-", &state(3), "-"]);
+    assert_eq!(requested_with(&server), [tried("", false), tried("6", true), tried("7", true)]);
 }
 
 #[tokio::test]
-async fn a_watch_of_deltas_starts_over_where_its_version_is_gone() {
+async fn a_watch_with_deltas_starts_over_if_its_version_has_expired() {
     let whole = || vec![begin(), chunk_of(&[("a", &state(1))]), end(), drained()];
     let (server, client) = serve(vec![whole(), vec![expired()], whole()]).await;
-    let told = objects(client.watch(Target::default(), deltas())).await;
-    assert_eq!(told, [&state(1), "-", &state(1), "-"]);
-    assert_eq!(asked_with(&server), [tried("", false), tried("5", true), tried("", false), tried("5", true)]);
+    let received = objects(client.watch(Target::default(), deltas())).await;
+    assert_eq!(received, [&state(1), "-", &state(1), "-"]);
+    assert_eq!(requested_with(&server), [tried("", false), tried("5", true), tried("", false), tried("5", true)]);
 }
 
 #[tokio::test]
-async fn a_delta_that_does_not_fit_is_asked_for_again_in_full() {
+async fn a_delta_that_does_not_fit_is_requested_again_as_a_whole_object() {
     let garbled = |step: Step| {
         let mut response = step.unwrap();
         if let Some(Message::Event(Event { delta: Some(delta), .. })) = &mut response.message {
@@ -115,30 +119,30 @@ async fn a_delta_that_does_not_fit_is_asked_for_again_in_full() {
             vec![full("6", EventType::Modified, &state(2)), changed("7", 2, 3), drained()],
         ])
         .await;
-        let told = objects(client.watch(Target::default(), deltas())).await;
-        assert_eq!(told, [&state(1), "!", &state(2), &state(3), "-"]);
+        let received = objects(client.watch(Target::default(), deltas())).await;
+        assert_eq!(received, [&state(1), "!", &state(2), &state(3), "-"]);
         let third = tried("7", false);
         assert_eq!(
-            asked_with(&server),
+            requested_with(&server),
             [tried("", false), tried("5", false), third],
-            "the rest of the state is not kept"
+            "the delta base is no longer complete"
         );
     }
 }
 
 #[tokio::test]
-async fn a_chunk_that_is_damaged_starts_the_snapshot_over() {
+async fn a_damaged_chunk_restarts_the_snapshot() {
     let damaged =
         message("", Message::SnapshotChunk(pb::SnapshotChunk { zstd: b"\x28\xb5\x2f\xfd".as_slice().into() }));
     let whole = vec![begin(), chunk_of(&[("a", "1")]), end(), drained()];
     let (server, client) = serve(vec![vec![begin(), damaged, end()], whole]).await;
     let zstd = WatchOptions { encoding: Encoding::Zstd, ..options() };
     assert_eq!(objects(client.watch(Target::default(), zstd)).await, ["!", "1", "-"]);
-    assert_eq!(asked(&server), ["", "", "5"]);
+    assert_eq!(requested(&server), ["", "", "5"]);
 }
 
 #[tokio::test]
-async fn only_a_whole_state_at_the_resume_version_counts_as_kept() {
+async fn state_kept_needs_the_complete_state_at_exactly_the_resume_version() {
     let gap =
         || message("", Message::GapBegin(pb::GapBegin { resource_version: "5".into(), reason: "expired".into() }));
     let (server, client) = serve(vec![
@@ -149,28 +153,28 @@ async fn only_a_whole_state_at_the_resume_version_counts_as_kept() {
     .await;
     objects(client.watch(Target::default(), deltas())).await;
     let expected = [tried("", false), tried("", false), tried("5", false), tried("9", true)];
-    assert_eq!(asked_with(&server), expected);
+    assert_eq!(requested_with(&server), expected);
 
     let (server, client) = serve(vec![vec![full("6", EventType::Added, &state(1)), drained()]]).await;
     let resumed = WatchOptions { resource_version: "5".to_owned(), ..deltas() };
     objects(client.watch(Target::default(), resumed)).await;
-    assert_eq!(asked_with(&server), [tried("5", false), tried("6", false)], "what was there at 5 was never sent");
+    assert_eq!(requested_with(&server), [tried("5", false), tried("6", false)], "the state at 5 was never sent");
 }
 
 #[tokio::test]
-async fn above_the_limit_the_same_bytes_come_without_deltas() {
+async fn above_the_memory_limit_the_same_bytes_are_sent_without_deltas() {
     let (server, client) = serve(vec![
         vec![begin(), chunk_of(&[("a", &state(1))]), end(), changed("6", 1, 2)],
         vec![full("6", EventType::Modified, &state(2)), drained()],
     ])
     .await;
     let projection = Projection { parts: Parts::Full, drop_last_applied: true, ..Projection::default() };
-    let small = WatchOptions { kept_bytes_max: 100, only_changes: true, projection, ..deltas() };
-    let told = objects(client.watch(Target::default(), small)).await;
-    assert_eq!(told, [&state(1), "!", &state(2), "-"]);
+    let small = WatchOptions { delta_base_bytes_max: 100, only_changes: true, projection, ..deltas() };
+    let received = objects(client.watch(Target::default(), small)).await;
+    assert_eq!(received, [&state(1), "!", &state(2), "-"]);
     let plain = |version: &str| (version.to_owned(), pb::Encoding::Zstd, false);
-    assert_eq!(asked_with(&server), [tried("", false), plain("5"), plain("6")]);
+    assert_eq!(requested_with(&server), [tried("", false), plain("5"), plain("6")]);
     let requests = server.requests.lock().unwrap();
-    let asked = requests.last().and_then(|asked| asked.projection.clone()).unwrap();
-    assert!(asked.drop_managed_fields && asked.drop_last_applied && asked.only_changes, "{asked:?}");
+    let requested = requests.last().and_then(|requested| requested.projection.clone()).unwrap();
+    assert!(requested.drop_managed_fields && requested.drop_last_applied && requested.only_changes, "{requested:?}");
 }

@@ -1,17 +1,18 @@
-//! The end of the demo: the same load on both ways, in counts. Times and CPU are left out: they would be this machine's.
+//! The summary of the demo: what the same load costs on both routes. It has only counts, because
+//! times and CPU use depend on the machine.
 
 use std::fmt;
 
-use super::{board::Route, counts::Counts, text};
+use super::{counts::Counts, progress::Route, text};
 
-/// What one route cost.
+/// The cost of one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteCounts {
-    /// The most watches on pods that the apiserver had open at once.
+    /// Largest number of watches on pods that the apiserver had open at once.
     pub pod_watches: u64,
-    /// Until every subscriber had its initial state; no object changed.
+    /// Counts until every subscriber had its initial state. No object changed during this time.
     pub initial: Counts,
-    /// While objects changed.
+    /// Counts while objects changed.
     pub churn: Counts,
 }
 
@@ -31,36 +32,37 @@ impl RouteCounts {
     }
 }
 
-/// Whether everything arrived.
+/// How far delivery got by the end of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finish {
+pub struct FinalState {
     /// The version of the last change.
     pub version: u64,
-    /// Subscribers that have received everything up to it.
+    /// Number of subscribers that have received everything up to it.
     pub at_version: usize,
-    /// Watches that broke and came back, over both routes.
+    /// Watches that broke and were restarted, on both routes.
     pub breaks: u64,
 }
 
 /// The result of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Contrast {
-    /// Subscribers.
+pub struct Summary {
+    /// Number of subscribers.
     pub subscribers: usize,
-    /// Pods.
+    /// Number of pods.
     pub objects: usize,
-    /// `None` for a route that was not come to, or not all the way to its churn.
+    /// The costs of the direct route. `None` if the demo was stopped before the route's churn.
     pub direct: Option<RouteCounts>,
-    /// The same through kubefan.
+    /// The costs of the route through kubefan, likewise.
     pub kubefan: Option<RouteCounts>,
-    /// `None` where the demo was stopped before it could be known.
-    pub finish: Option<Finish>,
+    /// `None` if the demo was stopped before the churn through kubefan.
+    pub final_state: Option<FinalState>,
 }
 
-impl Contrast {
-    /// Whether something that was promised did not happen: a subscriber that is behind, or a second watch upstream.
+impl Summary {
+    /// The error if kubefan broke a promise: a subscriber did not receive every change, or kubefan
+    /// had more than one watch open at the apiserver.
     pub fn failure(&self) -> Option<String> {
-        let Finish { version, at_version, .. } = self.finish?;
+        let FinalState { version, at_version, .. } = self.final_state?;
         if at_version < self.subscribers {
             let behind = self.subscribers - at_version;
             return Some(format!("{behind} of {} subscribers did not reach version {version}", self.subscribers));
@@ -70,11 +72,11 @@ impl Contrast {
     }
 }
 
-/// Two columns of numbers, as wide as a narrow terminal.
+/// One label and two number columns fit into a terminal of 80 columns.
 const LABEL_WIDTH: usize = 44;
 const NUMBER_WIDTH: usize = 17;
 
-impl fmt::Display for Contrast {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let subscribers = text::count(self.subscribers as u64);
         let title = format!("{subscribers} subscribers of {} pods", text::count(self.objects as u64));
@@ -111,14 +113,14 @@ impl fmt::Display for Contrast {
             writeln!(f, "{}", line(label, &cells))?;
         }
         writeln!(f)?;
-        let Some(Finish { version, at_version, breaks }) = self.finish else {
+        let Some(FinalState { version, at_version, breaks }) = self.final_state else {
             return writeln!(f, "stopped before every subscriber was connected through kubefan");
         };
         if at_version == self.subscribers {
             writeln!(f, "all {subscribers} subscribers are at version {version}")?;
         }
         if breaks > 0 {
-            writeln!(f, "{} broken watches were taken up again", text::count(breaks))?;
+            writeln!(f, "{} broken watches were restarted", text::count(breaks))?;
         }
         Ok(())
     }
@@ -133,7 +135,7 @@ fn line(label: &str, cells: &[String; 2]) -> String {
 mod tests {
     use super::*;
 
-    fn contrast() -> Contrast {
+    fn summary() -> Summary {
         let initial = |objects, bytes| Counts { objects, bytes, ..Counts::default() };
         let churn = |events, bytes, messages| Counts {
             changes: 1_000,
@@ -156,12 +158,12 @@ mod tests {
             initial: Counts { lists: 1, ..initial(5_000, 25_000_000) },
             churn: churn(1_000, 5_000_000, 3_250),
         };
-        let finish = Some(Finish { version: 7_105, at_version: 300, breaks: 0 });
-        Contrast { subscribers: 300, objects: 5_000, direct: Some(direct), kubefan: Some(kubefan), finish }
+        let final_state = Some(FinalState { version: 7_105, at_version: 300, breaks: 0 });
+        Summary { subscribers: 300, objects: 5_000, direct: Some(direct), kubefan: Some(kubefan), final_state }
     }
 
     #[test]
-    fn the_table_sets_both_ways_side_by_side() {
+    fn the_table_shows_both_routes_side_by_side() {
         let expected = "\
 300 subscribers of 5,000 pods                          direct  through kubefan
 watches on pods, open at the apiserver                    300                1
@@ -180,13 +182,13 @@ then, for each change                                of 1,000         of 1,000
 
 all 300 subscribers are at version 7105
 ";
-        assert_eq!(contrast().to_string(), expected);
-        assert_eq!(contrast().failure(), None);
+        assert_eq!(summary().to_string(), expected);
+        assert_eq!(summary().failure(), None);
     }
 
     #[test]
-    fn a_demo_that_was_stopped_early_shows_what_it_has() {
-        let text = Contrast { direct: None, kubefan: None, finish: None, ..contrast() }.to_string();
+    fn a_demo_stopped_early_shows_what_it_measured() {
+        let text = Summary { direct: None, kubefan: None, final_state: None, ..summary() }.to_string();
         assert!(
             text.contains("watches on pods, open at the apiserver                      -                -\n"),
             "{text}"
@@ -195,13 +197,13 @@ all 300 subscribers are at version 7105
     }
 
     #[test]
-    fn a_subscriber_behind_and_a_second_watch_are_failures() {
-        let behind = Finish { version: 7_105, at_version: 298, breaks: 3 };
-        let behind = Contrast { finish: Some(behind), ..contrast() };
+    fn a_missed_change_and_a_second_watch_are_failures() {
+        let behind = FinalState { version: 7_105, at_version: 298, breaks: 3 };
+        let behind = Summary { final_state: Some(behind), ..summary() };
         assert_eq!(behind.failure().unwrap(), "2 of 300 subscribers did not reach version 7105");
         assert!(!behind.to_string().contains("all 300") && behind.to_string().contains("3 broken watches"));
-        let second = contrast().kubefan.map(|route| RouteCounts { pod_watches: 2, ..route });
-        let second = Contrast { kubefan: second, ..contrast() };
+        let second = summary().kubefan.map(|route| RouteCounts { pod_watches: 2, ..route });
+        let second = Summary { kubefan: second, ..summary() };
         assert_eq!(second.failure().unwrap(), "kubefan had 2 watches on pods open at once; one is enough");
     }
 }

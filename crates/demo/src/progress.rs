@@ -1,4 +1,5 @@
-//! What the subscribers, the churn and the view share: counters, and where the demo stands.
+//! Progress of the demo: the counters and the current phase. The subscribers and the writer update
+//! them, and the display reads them.
 
 use std::{
     sync::{
@@ -12,20 +13,20 @@ use tokio::time::Instant;
 
 use super::lag::{Lags, WriteTimes};
 
-/// Which way the subscribers' watches go.
+/// The server that the subscribers watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// To the apiserver.
+    /// The apiserver.
     Direct,
-    /// To kubefan, and kubefan's to the apiserver.
+    /// kubefan, which watches the apiserver.
     Kubefan,
 }
 
 impl Route {
-    /// Both, in their order.
+    /// Both routes, in the order in which the demo runs them.
     pub const ALL: [Self; 2] = [Self::Direct, Self::Kubefan];
 
-    /// As it is shown.
+    /// The name shown to the user.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -34,34 +35,36 @@ impl Route {
     }
 }
 
-/// What is being done.
+/// What the demo is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// The simulated apiserver is filled.
+    /// Creating the objects in the simulated apiserver.
     Filling,
-    /// Subscribers connect and receive the state.
+    /// Subscribers connect and receive their initial state.
     Connecting,
     /// Objects change.
     Churning,
-    /// Changes have stopped; what is under way arrives.
+    /// Changes have stopped; the last ones are still being delivered.
     Settling,
 }
 
-/// Where the demo stands.
+/// The current phase of the demo.
 #[derive(Debug, Clone, Copy)]
-pub struct Stage {
-    /// Which way the watches go.
+pub struct Phase {
+    /// The current route.
     pub route: Route,
-    /// What is being done.
+    /// The current activity on it.
     pub activity: Activity,
-    /// Since the first subscriber of the first route; zero before.
+    /// Time since the first subscriber of the first route started to connect; zero before that.
     pub elapsed: Duration,
 }
 
-/// The shared counters. They only grow, but for what belongs to one route: versions and readiness.
-pub(super) struct Board {
-    stage: Mutex<(Route, Activity, Option<Instant>)>,
-    /// By subscriber: everything up to here has arrived; 0 until its initial state is complete.
+/// The shared counters and phase. Counters only grow, except that each route resets the versions
+/// and the number of ready subscribers.
+pub(super) struct Progress {
+    phase: Mutex<(Route, Activity, Option<Instant>)>,
+    /// By subscriber: the version up to which it has received everything; 0 until its initial state
+    /// is complete.
     versions: Box<[AtomicU64]>,
     ready: AtomicUsize,
     pub(super) changes: AtomicU64,
@@ -72,10 +75,10 @@ pub(super) struct Board {
     pub(super) writes: WriteTimes,
 }
 
-impl Board {
+impl Progress {
     pub(super) fn new(subscribers: usize) -> Self {
         Self {
-            stage: Mutex::new((Route::Direct, Activity::Filling, None)),
+            phase: Mutex::new((Route::Direct, Activity::Filling, None)),
             versions: (0..subscribers).map(|_| AtomicU64::new(0)).collect(),
             ready: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
@@ -87,24 +90,25 @@ impl Board {
         }
     }
 
-    /// Where the demo stands.
-    pub(super) fn stage(&self) -> Stage {
-        let (route, activity, since) = *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        Stage { route, activity, elapsed: since.map(|since| since.elapsed()).unwrap_or_default() }
+    /// The current phase.
+    pub(super) fn phase(&self) -> Phase {
+        let (route, activity, since) = *self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        Phase { route, activity, elapsed: since.map(|since| since.elapsed()).unwrap_or_default() }
     }
 
-    /// Goes on to `activity`. The subscribers of another route have ended by then.
+    /// Enters a phase. When the route changes, the subscribers of the previous route must have
+    /// ended.
     pub(super) fn enter(&self, route: Route, activity: Activity) {
-        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = stage.2.or_else(|| (activity != Activity::Filling).then(Instant::now));
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = phase.2.or_else(|| (activity != Activity::Filling).then(Instant::now));
         if activity == Activity::Connecting {
             self.versions.iter().for_each(|version| version.store(0, Ordering::Relaxed));
             self.ready.store(0, Ordering::Relaxed);
         }
-        *stage = (route, activity, since);
+        *phase = (route, activity, since);
     }
 
-    /// A subscriber received a change, not part of an initial state.
+    /// Records that a subscriber received a change that is not part of its initial state.
     pub(super) fn delivered(&self, version: u64, bytes: usize) {
         self.deliveries.fetch_add(1, Ordering::Relaxed);
         self.delivered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -113,29 +117,29 @@ impl Board {
         }
     }
 
-    /// A subscriber has received everything up to `version`.
+    /// Records that a subscriber has received everything up to `version`.
     pub(super) fn reached(&self, subscriber: usize, version: u64) {
         if version > 0 && self.versions[subscriber].fetch_max(version, Ordering::Relaxed) == 0 {
             self.ready.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A subscriber's watch broke.
+    /// Records that a subscriber's watch broke.
     pub(super) fn broke(&self) {
         self.breaks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Subscribers whose initial state is complete.
+    /// Number of subscribers whose initial state is complete.
     pub(super) fn ready(&self) -> usize {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Subscribers in all.
+    /// Number of subscribers.
     pub(super) fn subscribers(&self) -> usize {
         self.versions.len()
     }
 
-    /// Subscribers that have received everything up to `version`.
+    /// Number of subscribers that have received everything up to `version`.
     pub(super) fn at(&self, version: u64) -> usize {
         self.versions.iter().filter(|reached| reached.load(Ordering::Relaxed) >= version).count()
     }
@@ -146,15 +150,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subscriber_is_ready_once_and_a_new_route_starts_from_nothing() {
-        let board = Board::new(2);
-        board.reached(0, 0);
-        assert_eq!(board.ready(), 0);
-        board.reached(0, 5);
-        board.reached(0, 9);
-        board.reached(0, 7);
-        assert_eq!((board.ready(), board.at(9), board.at(10)), (1, 1, 0));
-        board.enter(Route::Kubefan, Activity::Connecting);
-        assert_eq!((board.ready(), board.at(1)), (0, 0));
+    fn a_subscriber_counts_as_ready_once_and_a_new_route_resets_it() {
+        let progress = Progress::new(2);
+        progress.reached(0, 0);
+        assert_eq!(progress.ready(), 0);
+        progress.reached(0, 5);
+        progress.reached(0, 9);
+        progress.reached(0, 7);
+        assert_eq!((progress.ready(), progress.at(9), progress.at(10)), (1, 1, 0));
+        progress.enter(Route::Kubefan, Activity::Connecting);
+        assert_eq!((progress.ready(), progress.at(1)), (0, 0));
     }
 }
