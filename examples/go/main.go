@@ -1,4 +1,5 @@
-// Watches pods: the state first, then every change; comes back after a break without losing one: go run . 127.0.0.1:7443
+// Watches pods: the state, then every change. Resumes after a break without losing one.
+// go run . 127.0.0.1:7443
 package main
 
 import (
@@ -27,11 +28,11 @@ func main() {
 			if event := message.GetEvent(); event != nil {
 				fmt.Println(event.Type, event.Namespace+"/"+event.Name, event.ResourceVersion)
 			}
-			// The only version to come back with.
+			// The only version to resume from.
 			request.ResourceVersion = cmp.Or(message.GetResumeVersion(), request.ResourceVersion)
 		}
 		if status.Code(err) == codes.OutOfRange {
-			request.ResourceVersion = "" // its events are no longer held: the state again
+			request.ResourceVersion = "" // expired: start with the state again
 		}
 		fmt.Println("RESUMING", request.ResourceVersion, err)
 	}

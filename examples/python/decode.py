@@ -1,4 +1,6 @@
-"""Decodes deltas and snapshot chunks as the contract says, and checks every test vector: decode.py ../../proto/kubefan/v1alpha1/testdata
+"""Decodes deltas and snapshot chunks as watch.proto specifies, and checks every test vector.
+
+decode.py ../../proto/kubefan/v1alpha1/testdata
 
 python -m pip install -r requirements.txt
 python -m grpc_tools.protoc -I../../proto --python_out=. --grpc_python_out=. kubefan/v1alpha1/watch.proto
@@ -27,7 +29,7 @@ def decompress(frame, **options):
 
 
 def decode_object(held, delta):
-    """Makes an object's bytes from the bytes that are held for it. After an error they cannot be trusted."""
+    """Applies a delta to the bytes that the client retained. After an error they cannot be trusted."""
     if zlib.crc32(held) != delta.base_crc32:
         raise WrongBase
     base = zstandard.ZstdCompressionDict(held, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -35,7 +37,7 @@ def decode_object(held, delta):
 
 
 def decode_events(chunk):
-    """Reads a snapshot chunk."""
+    """Decodes a snapshot chunk."""
     content = io.BytesIO(decompress(chunk))
     while (event := proto.parse_length_prefixed(api.Event, content)) is not None:
         yield event

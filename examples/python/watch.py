@@ -1,4 +1,6 @@
-"""Lists pods, watches them from there, and comes back after a break without losing a change: watch.py 127.0.0.1:7443
+"""Lists pods, then watches them. Resumes after a break without losing a change.
+
+watch.py 127.0.0.1:7443
 
 python -m pip install -r requirements.txt
 python -m grpc_tools.protoc -I../../proto --python_out=. --grpc_python_out=. kubefan/v1alpha1/watch.proto
@@ -27,9 +29,9 @@ while True:
         for message in stub.Watch(api.WatchRequest(target=target, resource_version=version)):
             if message.HasField("event"):
                 show(api.EventType.Name(message.event.type), message.event)
-            version = message.resume_version or version  # the only version to come back with
+            version = message.resume_version or version  # the only version to resume from
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.OUT_OF_RANGE:
-            version = ""  # its events are no longer held: list again
+            version = ""  # expired: list again
         print("RESUMING", version, error.code(), flush=True)
         time.sleep(1)

@@ -1,4 +1,4 @@
-//! The metrics: that `docs/METRICS.md` says what is served and nothing else, that names follow Prometheus' rules, and that the numbers
+//! The metrics: that `docs/metrics.md` says what is served and nothing else, that names follow Prometheus' rules, and that the numbers
 //! are right.
 
 use std::{
@@ -58,7 +58,7 @@ fn served(text: &str) -> BTreeMap<String, Metric> {
 
 /// Reads the tables of the documentation.
 fn documented() -> BTreeMap<String, Metric> {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md")).unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let quoted = |cell: &str| cell.trim().trim_matches('`').to_owned();
     let rows = text.lines().filter(|line| line.starts_with("| `"));
     let metrics = rows.map(|row| {

@@ -406,7 +406,7 @@ async fn a_websocket_watch_passes_where_it_may() {
 async fn the_pod_in_the_documentation_is_valid() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("attach").await;
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/ATTACH.md")).unwrap();
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/attach.md")).unwrap();
     let (_, rest) = text.split_once("```yaml\n").unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("pod.yaml");

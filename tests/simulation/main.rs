@@ -1,7 +1,7 @@
 //! The deterministic simulation: apiserver, kubefans and subscribers in one process on a clock that stands still, with faults, all
 //! drawn from one seed; and the oracle that judges what every subscriber was told.
 //!
-//! `KUBEFAN_SEEDS=N` sweeps N seeds (from `KUBEFAN_FIRST_SEED` on, or 1), `KUBEFAN_SEED=K` plays one and tells its story. docs/RELIABILITY.md says more.
+//! `KUBEFAN_SEEDS=N` sweeps N seeds (from `KUBEFAN_FIRST_SEED` on, or 1), `KUBEFAN_SEED=K` plays one and tells its story. docs/reliability.md says more.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

@@ -1,4 +1,4 @@
-//! The judge: walks a subscriber's history beside the truth, and names the guarantee of docs/ARCHITECTURE.md that it breaks.
+//! The judge: walks a subscriber's history beside the truth, and names the guarantee of docs/architecture.md that it breaks.
 //!
 //! Where a subscriber stands is an epoch of the truth and a version. After a restore from a backup versions mean two things, and what
 //! the subscriber is told must fit one of them: each possibility is a stand, and those that do not fit are dropped. Outside marked

@@ -1,7 +1,7 @@
 //! Mistakes that tests plant, to show that their oracle finds each: a check that was never seen to fail proves nothing.
 //!
 //! Each is one that a reviewer could overlook, in one place (found by its name), and breaks one of the guarantees that
-//! `docs/ARCHITECTURE.md` names. None crashes or hangs the process. They exist only where the environment variable
+//! `docs/architecture.md` names. None crashes or hangs the process. They exist only where the environment variable
 //! `KUBEFAN_PLANTED_BUGS` was set for the build (`cfg(planted_bugs)`); else [`is`] is constantly false and the compiler removes every
 //! trace. One at a time is chosen for the whole process, by `plant` or by the variable `KUBEFAN_PLANTED_BUG`.
 

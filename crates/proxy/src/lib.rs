@@ -19,7 +19,7 @@
 //!   subscribers
 //! ```
 //!
-//! `docs/ARCHITECTURE.md` says what must stay true and why.
+//! `docs/architecture.md` says what must stay true and why.
 
 pub mod app;
 pub mod cache;

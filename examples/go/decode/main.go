@@ -1,4 +1,5 @@
-// Decodes deltas and snapshot chunks as the contract says, and checks every test vector: go run ./decode ../../proto/kubefan/v1alpha1/testdata
+// Decodes deltas and snapshot chunks as watch.proto specifies, and checks every test vector:
+// go run ./decode ../../proto/kubefan/v1alpha1/testdata
 package main
 
 import (
@@ -21,7 +22,8 @@ const contentBytesMax = 64 << 20
 
 var errWrongBase = errors.New("wrong_base")
 
-// object makes an object's bytes from the bytes that are held for it. After an error they cannot be trusted.
+// object applies a delta to the bytes that the client retained for the object. After an error the
+// retained bytes cannot be trusted.
 func object(held []byte, delta *api.ObjectDelta) ([]byte, error) {
 	if crc32.ChecksumIEEE(held) != delta.BaseCrc32 {
 		return nil, errWrongBase
@@ -29,7 +31,7 @@ func object(held []byte, delta *api.ObjectDelta) ([]byte, error) {
 	return decompress(delta.Zstd, zstd.WithDecoderDictRaw(0, held)) // 0: the frame names no dictionary
 }
 
-// events reads a snapshot chunk.
+// events decodes a snapshot chunk.
 func events(chunk []byte) (events []*api.Event, err error) {
 	content, err := decompress(chunk)
 	for reader := bytes.NewReader(content); err == nil; {

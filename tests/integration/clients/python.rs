@@ -34,7 +34,7 @@ async fn the_python_client_sees_the_same() {
         command.arg(Path::new(DIR).join("watch.py"));
         match server.name {
             "direct" => command.arg(&server.kubeconfig),
-            // As docs/ATTACH.md has it for a pod: two variables, the token, and the CA of kubefan.
+            // As docs/attach.md has it for a pod: two variables, the token, and the CA of kubefan.
             _ => {
                 let account = dir.path().join("serviceaccount");
                 std::fs::create_dir(&account).unwrap();

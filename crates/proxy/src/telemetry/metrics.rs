@@ -1,4 +1,4 @@
-//! Every metric kubefan has, in one place; `docs/METRICS.md` lists them, and a test holds the two together.
+//! Every metric kubefan has, in one place; `docs/metrics.md` lists them, and a test holds the two together.
 //!
 //! One registry is passed in, so that two servers in one process do not collide. Label values that are known are created up front,
 //! so that a counter starts at zero. No label names a client.
@@ -97,7 +97,7 @@ impl Metrics {
         let latency = HistogramVec::new(
             HistogramOpts::new(
                 "kubefan_dispatch_latency_seconds",
-                "From reading an event's line upstream to handing it to a subscriber's connection; the oldest of each batch.",
+                "Time from reading an event from upstream to handing it to a subscriber's connection; the oldest event of each batch.",
             )
             .buckets(buckets),
             &CACHE,
@@ -105,11 +105,8 @@ impl Metrics {
         registry.register(Box::new(latency.clone()))?;
         let buckets = vec![0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
         let proof_duration = HistogramVec::new(
-            HistogramOpts::new(
-                "kubefan_proof_duration_seconds",
-                "From asking upstream how fresh the cache is to its answer, proof or not.",
-            )
-            .buckets(buckets),
+            HistogramOpts::new("kubefan_proof_duration_seconds", "Duration of a freshness proof, successful or not.")
+                .buckets(buckets),
             &CACHE,
         )?;
         registry.register(Box::new(proof_duration.clone()))?;
@@ -120,21 +117,21 @@ impl Metrics {
         let gate = GateMetrics {
             in_flight: IntGauge::new(
                 "kubefan_snapshots",
-                "Snapshots, lists, catch-ups, backfills and transfers to peers that are being sent or read now.",
+                "Snapshots, lists, catch-ups, backfills and transfers to peers in progress.",
             )?,
-            waiting: IntGauge::new("kubefan_snapshots_waiting", "Those that wait for their turn now.")?,
+            waiting: IntGauge::new("kubefan_snapshots_waiting", "Requests that wait for a snapshot permit.")?,
             refused: IntCounter::new(
                 "kubefan_snapshots_refused_total",
-                "Those that were told to come back, because others took too long or memory was short.",
+                "Requests refused because no snapshot permit was free in time, or memory was short.",
             )?,
         };
         registry.register(Box::new(gate.in_flight.clone()))?;
         registry.register(Box::new(gate.waiting.clone()))?;
         registry.register(Box::new(gate.refused.clone()))?;
-        let connections = IntGauge::new("kubefan_connections", "Connections to the data port now.")?;
+        let connections = IntGauge::new("kubefan_connections", "Open connections to the data port.")?;
         registry.register(Box::new(connections.clone()))?;
         let connections_started =
-            IntCounter::new("kubefan_connections_started_total", "Connections to the data port that were accepted.")?;
+            IntCounter::new("kubefan_connections_started_total", "Accepted connections to the data port.")?;
         registry.register(Box::new(connections_started.clone()))?;
         let connections_finished = counter(
             "kubefan_connections_finished_total",
@@ -146,7 +143,7 @@ impl Metrics {
         }
         let peers_refused = IntCounter::new(
             "kubefan_peers_refused_total",
-            "Connections to the port for peers of those who have not proved to be one.",
+            "Connections to the peer port that did not authenticate as a peer.",
         )?;
         registry.register(Box::new(peers_refused.clone()))?;
         let passthrough_refused = counter(
@@ -165,21 +162,21 @@ impl Metrics {
         Ok(Self {
             memory_used: single(
                 "kubefan_memory_used_bytes",
-                "Resident memory, as it was last compared with the budget.",
+                "Resident memory at the last comparison with the budget.",
             )?,
-            memory_max: single("kubefan_memory_budget_bytes", "What the process may take; 0 where there is no limit.")?,
+            memory_max: single("kubefan_memory_budget_bytes", "Memory budget of the process; 0 if there is no limit.")?,
             memory_step: single(
                 "kubefan_memory_pressure_step",
-                "How far kubefan has gone to take less memory: 0 not at all, 4 letting no snapshot in.",
+                "Memory pressure: 0 is none, 4 refuses all new snapshots.",
             )?,
             passthrough: counter(
                 "kubefan_passthrough_requests_total",
-                "Requests of callers that were passed on to upstream, by verb and HTTP status code; 'error' where there was no answer.",
+                "Callers' requests passed on to upstream, by verb and HTTP status code; 'error' if there was no answer.",
                 &["verb", "code"],
             )?,
             passthrough_in_flight: single(
                 "kubefan_passthrough_requests",
-                "Requests of callers that are being passed on now, watches and tunnels too.",
+                "Callers' requests being passed on, watches and tunnels included.",
             )?,
             passthrough_refused,
             gate,
@@ -194,7 +191,7 @@ impl Metrics {
             )?,
             events_dispatched: counter(
                 "kubefan_events_dispatched_total",
-                "Messages appended to views: what an event costs before subscribers are counted.",
+                "Entries appended to the logs of views: the cost of an event before subscribers are counted.",
                 &CACHE,
             )?,
             deliveries: counter("kubefan_deliveries_total", "Messages handed to subscribers' connections.", &CACHE)?,
@@ -220,22 +217,18 @@ impl Metrics {
             )?,
             resumes: counter(
                 "kubefan_resumes_total",
-                "Requests to go on from a resource version, by how they were answered.",
+                "Requests to resume from a resource version, by result.",
                 &with(&["result"]),
             )?,
-            lags: counter(
-                "kubefan_lags_total",
-                "Watches that had fallen behind the events that are held, by what became of them.",
-                &with(&["result"]),
-            )?,
+            lags: counter("kubefan_lags_total", "Watches that fell behind the ring, by result.", &with(&["result"]))?,
             warm_starts: counter(
                 "kubefan_warm_starts_total",
-                "Attempts to take over a cache from a peer, by how they ended.",
+                "Attempts to take over a cache from a peer, by result.",
                 &with(&["result"]),
             )?,
             transfers: counter(
                 "kubefan_transfers_total",
-                "Caches that were given to a peer, by how that ended.",
+                "Transfers of caches to peers, by result.",
                 &with(&["result"]),
             )?,
             peers_refused,
@@ -247,38 +240,38 @@ impl Metrics {
             )?,
             proofs: counter(
                 "kubefan_proofs_total",
-                "Questions to upstream whether the cache is fresh, for consistent reads, by result.",
+                "Freshness proofs attempted for consistent reads, by result.",
                 &with(&["result"]),
             )?,
             watch_restarts: counter(
                 "kubefan_upstream_watch_restarts_total",
-                "Times the upstream watch ended and was started again from its last version, by reason.",
+                "Times the upstream watch ended and was restarted from its last version, by reason.",
                 &with(&["reason"]),
             )?,
-            subscribers: int_gauge("kubefan_subscribers", "Watches of subscribers now.", &CACHE)?,
-            views: int_gauge("kubefan_views", "Distinct selections now; equal subscriptions share one.", &CACHE)?,
-            ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes that history keeps beyond the cached objects.", &CACHE)?,
+            subscribers: int_gauge("kubefan_subscribers", "Open watches of subscribers.", &CACHE)?,
+            views: int_gauge("kubefan_views", "Distinct selections; equal subscriptions share one view.", &CACHE)?,
+            ring_bytes: int_gauge("kubefan_ring_bytes", "Bytes of the ring beyond the cached objects.", &CACHE)?,
             residue_bytes: int_gauge(
                 "kubefan_residue_bytes",
-                "Bytes of what is remembered of changes that are older than the history.",
+                "Bytes of conflated history, which covers changes that the ring has evicted.",
                 &CACHE,
             )?,
             log_bytes: int_gauge(
                 "kubefan_view_log_bytes",
-                "Bytes that views take beyond the objects they share: logs, messages on their way, projected objects, compressed snapshots.",
+                "Bytes of views beyond the objects they share: logs, encoded messages, projected objects, compressed snapshots.",
                 &CACHE,
             )?,
-            ring_events: int_gauge("kubefan_ring_events", "Records of history held.", &CACHE)?,
-            ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record of history.", &CACHE)?,
-            objects: int_gauge("kubefan_cached_objects", "Objects cached.", &CACHE)?,
+            ring_events: int_gauge("kubefan_ring_events", "Records in the ring.", &CACHE)?,
+            ring_age: gauge("kubefan_ring_oldest_age_seconds", "Age of the oldest record in the ring.", &CACHE)?,
+            objects: int_gauge("kubefan_cached_objects", "Cached objects.", &CACHE)?,
             object_bytes: int_gauge(
                 "kubefan_cached_object_bytes",
-                "Bytes of the objects cached, in the form that the cache holds.",
+                "Bytes of the cached objects, in the encoding of the cache.",
                 &CACHE,
             )?,
             object_memory: int_gauge(
                 "kubefan_cached_object_memory_bytes",
-                "Bytes that the objects cached take in memory, packed or not, with what is read from them.",
+                "Memory of the cached objects in bytes, packed or not, with their parsed attributes.",
                 &CACHE,
             )?,
             version: gauge(
@@ -294,17 +287,17 @@ impl Metrics {
             synced: int_gauge("kubefan_synced", "1 if the resource is served.", &CACHE)?,
             upstream_watches: int_gauge(
                 "kubefan_upstream_watches",
-                "Watches open upstream now, by purpose; 'standing' is at most 1.",
+                "Open upstream watches, by purpose; 'standing' is at most 1.",
                 &with(&["purpose"]),
             )?,
             upstream_watches_started: counter(
                 "kubefan_upstream_watches_started_total",
-                "Watches started upstream, by purpose.",
+                "Upstream watches started, by purpose.",
                 &with(&["purpose"]),
             )?,
             upstream_requests: counter(
                 "kubefan_upstream_requests_total",
-                "Requests to upstream, by verb and HTTP status code; 'error' where there was no answer.",
+                "Requests to upstream, by verb and HTTP status code; 'error' if there was no answer.",
                 &["verb", "code"],
             )?,
             latency,

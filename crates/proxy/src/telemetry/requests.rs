@@ -70,15 +70,15 @@ impl RequestMetrics {
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let requests = Opts::new(
             "kubefan_requests_total",
-            "Requests that were answered, by protocol, verb, resource, status code, and by whom.",
+            "Answered requests, by protocol, verb, resource, status code, and source of the answer.",
         );
         let in_flight = Opts::new(
             "kubefan_requests_inflight",
-            "Requests that are being answered now, by protocol and verb; watches until they have begun.",
+            "Requests being answered, by protocol and verb; watches until they have started.",
         );
         let duration = HistogramOpts::new(
             "kubefan_request_duration_seconds",
-            "From a request to the end of its answer, where it is no watch, log or session, by protocol, verb, and by whom.",
+            "Time from a request to the end of its answer, by protocol, verb, and source of the answer; without watches, logs and sessions.",
         );
         let buckets =
             vec![0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
