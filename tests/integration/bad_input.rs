@@ -159,7 +159,7 @@ async fn bad_selectors_are_refused_with_the_place() {
     }
     let long = Target { label_selector: "a=b,".repeat(6000) + "a=b", ..target("pods") };
     let status = watch_error(&mut client, watch_of(long)).await;
-    assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "16384 bytes at most");
+    assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "the maximum is 16384");
     let deep = Target { label_selector: "(".repeat(16_000), ..target("pods") };
     assert_eq!(watch_error(&mut client, watch_of(deep)).await.code(), Code::InvalidArgument);
     good.goes_on(&simulated).await;

@@ -1,9 +1,12 @@
-//! Mistakes that tests plant, to show that their oracle finds each: a check that was never seen to fail proves nothing.
+//! Deliberate bugs that tests switch on, to prove that their oracle detects each of them. An oracle
+//! that has never failed proves nothing.
 //!
-//! Each is one that a reviewer could overlook, in one place (found by its name), and breaks one of the guarantees that
-//! `docs/architecture.md` names. None crashes or hangs the process. They exist only where the environment variable
-//! `KUBEFAN_PLANTED_BUGS` was set for the build (`cfg(planted_bugs)`); else [`is`] is constantly false and the compiler removes every
-//! trace. One at a time is chosen for the whole process, by `plant` or by the variable `KUBEFAN_PLANTED_BUG`.
+//! Each bug is one that a reviewer could overlook, is in the code at `Bug::<name>`, and breaks one
+//! of the guarantees in `docs/architecture.md`. They do not crash or hang the process. They are
+//! compiled in only if the environment variable `KUBEFAN_PLANTED_BUGS` is set for the build
+//! (`cfg(planted_bugs)`). Otherwise [`is`] is constantly false and the compiler removes them. At
+//! most one bug is active per process, chosen with `plant` or with the environment variable
+//! `KUBEFAN_PLANTED_BUG`.
 
 macro_rules! bugs {
     (
@@ -11,7 +14,8 @@ macro_rules! bugs {
         among threads:
         $($(#[doc = $thread_doc:literal])+ $thread_bug:ident = $thread_name:literal breaks $thread_breaks:literal,)+
     ) => {
-        /// What can be planted.
+        /// A bug that can be planted. The docs of a variant name the file, the mistake, and the
+        /// conditions under which it does harm.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Bug {
             $($(#[doc = $doc])+ $bug,)+
@@ -20,13 +24,13 @@ macro_rules! bugs {
 
         #[cfg(planted_bugs)]
         impl Bug {
-            /// All that can do harm in ordinary operation under faults, on one thread too.
+            /// The bugs that do harm in ordinary operation under faults, even on a single thread.
             pub const ALL: &[Self] = &[$(Self::$bug,)+];
 
-            /// Those that need two threads at once, at a moment that is hard to hit.
+            /// The bugs that need two threads at an exact moment.
             pub const AMONG_THREADS: &[Self] = &[$(Self::$thread_bug,)+];
 
-            /// The name by which it is chosen.
+            /// The name in `KUBEFAN_PLANTED_BUG`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$bug => $name,)+
@@ -34,7 +38,8 @@ macro_rules! bugs {
                 }
             }
 
-            /// The guarantees that it breaks, separated by commas; one that is found under another name is not understood.
+            /// The guarantees that it breaks, separated by commas. If the oracle reports another
+            /// guarantee, it misjudges the bug.
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Self::$bug => $breaks,)+
@@ -46,146 +51,173 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// `cache/residue.rs`: only makes and deletes are remembered of what the ring forgot, not that labels changed. After a catch-up a
-    /// selector keeps what has left it. Needs: a small ring, a selector whose members leave, a start or a lag below the ring.
+    /// `cache/residue.rs`: conflated history records creates and deletes, but no label changes.
+    /// After a catch-up an object stays in a selection that it has left. Needs: a small ring, a
+    /// selector whose members leave, a start or a lag older than the ring.
     LeaveForgotten = "leave-forgotten" breaks "Filtered, Convergent, Reliable",
 
-    /// `cache/residue.rs`: deletes are not remembered of what the ring forgot. After a catch-up what was deleted meanwhile stays. Needs: a
-    /// small ring, deletes, a start or a lag below the ring.
+    /// `cache/residue.rs`: conflated history does not record deletes. After a catch-up, deleted
+    /// objects remain. Needs: a small ring, deletes, a start or a lag older than the ring.
     TombstoneForgotten = "tombstone-forgotten" breaks "Convergent, Filtered",
 
-    /// `cache/residue.rs`: the floor stays when changes fall out, so a catch-up is served from a version of which too little is known.
-    /// Needs: a small residue, a start from before what it holds.
-    ResidueFloorStays = "residue-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
+    /// `cache/residue.rs`: the floor stays the same when changes are evicted, so a catch-up starts
+    /// from a version whose history is incomplete. Needs: small conflated history, a start older
+    /// than it.
+    ResidueFloorStays = "conflated-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
 
-    /// `cache/residue.rs`: of a gap that the ring forgot it is not remembered that nothing is exact inside. A start in there (from a replica
-    /// that saw those events) is caught up as if it had seen nothing of the gap. Needs: a relist on one replica only, a small ring.
+    /// `cache/residue.rs`: a gap that the ring evicts is not recorded. A start inside it (at a
+    /// version of a replica that saw those events) is caught up although the state there is not
+    /// known. Needs: a relist on one replica only, a small ring.
     GapForgotten = "gap-forgotten" breaks "Resumable, Filtered, Reliable, Convergent",
 
-    /// `cache/residue.rs`: the catch-up is told what was there before the newest change, not before the oldest. Needs: a selector whose
-    /// members leave and come back (or the other way round) below the ring.
+    /// `fanout/catch_up.rs`: a catch-up uses the state before the newest change of an object and
+    /// not before the oldest. Needs: a selector whose members leave and return (or the other way
+    /// round) in history older than the ring.
     NewestChangeCounts = "newest-change-counts" breaks "Filtered, Reliable, Convergent",
 
-    /// `cache/ring.rs`: a start inside a gap is served with the relist's difference, which leads on from the gap's beginning only. Needs: a
-    /// relist on one replica only, a start there with a version that another replica gave.
+    /// `cache/ring.rs`: a start inside a gap gets the difference found by the relist, which is
+    /// correct only from the start of the gap. Needs: a relist on one replica only, a start with
+    /// another replica's version inside the gap.
     GapEnteredInside = "gap-entered-inside" breaks "Ordered, Resumable",
 
-    /// `cache/writer.rs`: a relist's difference tells no deletes. Needs: a delete while the watch was down, and a relist.
+    /// `cache/writer.rs`: a relist does not detect deletes. Needs: a delete while the upstream
+    /// watch is down, and a relist.
     RelistForgetsDeletes = "relist-forgets-deletes" breaks "Convergent, Reliable",
 
-    /// `cache/writer.rs`: an upstream event at or below the version reached is applied and passed on. Needs: upstream events repeated or out
-    /// of order.
+    /// `cache/writer.rs`: an upstream event at or below the current version is applied and sent.
+    /// Needs: repeated or reordered upstream events.
     OutOfOrderPassedOn = "out-of-order-passed-on" breaks "Unique, Ordered, Reliable",
 
-    /// `fanout/hub.rs`: versions that went back upstream start a new history, but the streams of the old one go on in it. Needs: an
-    /// apiserver set back to an older state.
+    /// `fanout/hub.rs`: when upstream's versions go back, a new history starts, but the streams of
+    /// the old one continue in it. Needs: an apiserver restored to an older state.
     RewoundSilently = "rewound-silently" breaks "Ordered, Unique, Reliable, Atomic, Convergent",
 
-    /// `fanout/hub.rs`: after a backfill the log is read from where the cache began, not from where the backfill ended: an event that is in
-    /// both comes twice. Needs: a restart, and changes just then.
+    /// `fanout/hub/entry.rs`: after a backfill, the log is read from the start of the cache's
+    /// history and not from the end of the backfill. Events in both are sent twice. Needs: a
+    /// restart, and changes at that moment.
     SpliceDoubles = "splice-doubles" breaks "Unique, Ordered",
 
-    /// `fanout/hub.rs`: a laggard is caught up from the oldest version that is held, not from the last that it was sent. Needs: a slow
-    /// subscriber with `on_lag: CONFLATE`, a small ring.
+    /// `fanout/hub/entry.rs`: a lagging subscriber is caught up from the oldest cached version and
+    /// not from the last one sent to it. Needs: a slow subscriber with `on_lag: CONFLATE`, a small
+    /// ring.
     LaggardFromFloor = "laggard-from-floor" breaks "Reliable, Convergent",
 
-    /// `fanout/view.rs`: a compressed snapshot of a moment ago is followed by what comes after now. Needs: zstd, two who start within a
-    /// second, and a change between.
+    /// `fanout/view.rs`: a compressed snapshot is reused, but followed by the events after now and
+    /// not after its own version. Needs: zstd, two subscribers that start within a second, a change
+    /// in between.
     SnapshotSpliceDrops = "snapshot-splice-drops" breaks "Reliable, Bookmarkable, Convergent",
 
-    /// `fanout/view.rs`: a view made by someone who started late does not take in the older history when another comes back from before.
-    /// Needs: two equal subscriptions, the second a resume below the first one's start.
+    /// `fanout/view.rs`: a view that was created by a late subscriber does not load the older
+    /// history that a resuming subscriber needs. Needs: two equal subscriptions, the second
+    /// resuming from before the first one's start.
     LateViewWithoutHistory = "late-view-without-history" breaks "Reliable, Bookmarkable, Resumable, Convergent",
 
-    /// `fanout/view.rs`: a view takes in all of the ring's history in front of its own, also the part that it has. Needs: the same as
-    /// `LateViewWithoutHistory`, and events in between.
+    /// `fanout/view.rs`: a view loads all of the ring's history in front of its own log, including
+    /// events that it already has. Needs: the same as `LateViewWithoutHistory`, and events in
+    /// between.
     HistoryTwice = "history-twice" breaks "Unique, Ordered, Reliable",
 
-    /// `fanout/index.rs`: only what an object is finds views, not what it was: a view found by a term that the object loses is not told that
-    /// it leaves. Needs: equality selectors whose members leave, live.
-    IndexForgetsWhatWas = "index-forgets-what-was" breaks "Filtered, Reliable, Bookmarkable, Convergent",
+    /// `fanout/index.rs`: views are looked up by the current object only and not by the previous
+    /// one. A view that the object leaves gets no event. Needs: equality selectors whose members
+    /// leave, live.
+    IndexForgetsWhatWas = "index-ignores-previous" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `fanout/catch_up.rs`: events inside a catch-up carry their object's version to come back with, although they do not come in the order
-    /// of versions. Needs: a connection cut inside a catch-up.
+    /// `fanout/catch_up.rs`: events inside a catch-up have a resume version, although they are not
+    /// sorted by version. Needs: a connection cut inside a catch-up.
     ResumeInsideCatchUp = "resume-inside-catch-up" breaks "Atomic, Resumable, Bookmarkable",
 
-    /// `fanout/catch_up.rs`: an object deleted and made again under its name is not told as deleted; what was selected before has changed.
-    /// Needs: objects made again, a start or a lag below the ring.
+    /// `fanout/catch_up.rs`: an object that was deleted and created again under the same name is
+    /// sent as modified, without a delete. Needs: such objects, a start or a lag older than the
+    /// ring.
     RemadeIsModified = "remade-is-modified" breaks "Filtered, Reliable",
 
-    /// `fanout/encoder.rs`: events inside a gap carry their object's version to come back with. Needs: a relist; a connection cut inside the
-    /// gap and a resume elsewhere for the harm itself.
+    /// `fanout/encoder.rs`: events inside a gap have a resume version. Needs: a relist. To do harm:
+    /// a connection cut inside the gap, and a resume at another replica.
     ResumeInsideGap = "resume-inside-gap" breaks "Atomic, Resumable, Ordered",
 
-    /// `fanout/encoder.rs`: the delta of an object that leaves one view (to its old state) is given to views that it stays in, and the other
-    /// way round: wrong bytes that no checksum finds. Needs: deltas, two views of one format, an object that leaves one and stays in the
-    /// other.
+    /// `fanout/encoder.rs`: views share the delta of an event although the object leaves one view
+    /// (delta to its old state) and stays in another (delta to its new state). The bytes are wrong,
+    /// and no checksum detects it. Needs: deltas, two views of one format, an object that leaves
+    /// only one of them.
     LeaveDeltaShared = "leave-delta-shared" breaks "Reliable, Convergent",
 
-    /// `fanout/subscription.rs`: who comes back without having kept anything is sent deltas from the start. The client cannot read them, and
-    /// gets the same again when it comes back. Needs: deltas, a resume that says that nothing was kept.
-    HoldsAllAfterResume = "holds-all-after-resume" breaks "Reliable, Resumable, Convergent",
+    /// `fanout/subscription.rs`: a client that resumes without its objects is sent deltas at once.
+    /// It cannot decode them, and gets the same ones when it resumes again. Needs: deltas, a resume
+    /// without `state_kept`.
+    HoldsAllAfterResume = "deltas-without-bases" breaks "Reliable, Resumable, Convergent",
 
-    /// `fanout/prelude.rs`: a backfill without the state before it makes deltas from the object itself, a base that nobody holds. Needs:
-    /// deltas, a selection of everything, a restart, a client that kept its state.
+    /// `fanout/prelude.rs`: a backfill without the previous state makes a delta from the new object
+    /// itself, a base that the client does not have. Needs: deltas, a selection of everything, a
+    /// restart, a resume with `state_kept`.
     DeltaOnWrongBase = "delta-on-wrong-base" breaks "Reliable, Resumable, Convergent",
 
-    /// `fanout/prelude.rs`: the end of a snapshot gives the newest version to come back with, not the snapshot's. Needs: a snapshot that is
-    /// sent in more than one turn (a slow subscriber), and changes meanwhile; a cut right after it for the harm itself.
+    /// `fanout/prelude.rs`: the resume version at the end of a snapshot is the newest version and
+    /// not the snapshot's. Needs: a snapshot sent in several parts (a slow subscriber), and changes
+    /// meanwhile. To do harm: a cut right after it.
     SnapshotEndsAtHead = "snapshot-ends-at-head" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscription.rs` (and the guard before it in `server/stream.rs`): a bookmark at the newest version is sent by the clock,
-    /// whatever is still to be sent. Needs: a subscriber so slow that its stream waits for a window at a bookmark's time.
+    /// `fanout/subscription.rs` (and the check before it in `server/stream.rs`): a periodic
+    /// bookmark has the newest version even if older events are still to be sent. Needs: a
+    /// subscriber so slow that its stream waits for flow control when the bookmark is due.
     EarlyBookmark = "early-bookmark" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscription.rs`: a laggard that was sent a part of a gap is caught up from the version before the gap, although it is no
-    /// longer in that state. Needs: a large gap, a subscriber that stalls inside it until the ring has forgotten it. Rare.
+    /// `fanout/subscription.rs`: a lagging subscriber that has received part of a gap is caught up
+    /// from the version before the gap, although it is no longer in that state. Needs: a large gap,
+    /// a subscriber that stalls inside it until the ring has evicted it. Rare.
     LaggardInsideGap = "laggard-inside-gap" breaks "Convergent, Reliable",
 
-    /// `fanout/generation.rs`: a chunk of a compressed snapshot is taken over from the one before where its first and last key and its length
-    /// are the same, whatever has changed inside. Needs: zstd, starts more than a second and less than a minute apart, a change between.
+    /// `fanout/generation.rs`: a chunk of a compressed snapshot is reused if its first key, last
+    /// key and length are unchanged, even if objects in it have changed. Needs: zstd, starts more
+    /// than a second and less than a minute apart, a change in between.
     StaleChunk = "stale-chunk" breaks "Reliable, Filtered, Convergent",
 
-    /// `server/grpc.rs`: a backfill is asked for without the state before it, also where a selector's members come and go: then leaves are
-    /// missing, and enters are changes. Needs: a restart, a selector whose members came and went during the outage.
+    /// `server/reader.rs`: a backfill is requested without the previous state, even if the
+    /// selector's members change. Leaves are then missing, and objects that enter are sent as
+    /// modified. Needs: a restart, a selector whose members changed during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `app/backfill.rs`: the event that leads up to the cache's beginning ends a backfill and is not put in it. Needs: a restart, and changes
-    /// just then.
+    /// `app/backfill.rs`: the last event before the start of the cache ends the backfill, but is
+    /// left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 
-    /// `client/watch.rs`: the client keeps the version of each object as the one to come back with, where the server gives none. Needs: a
-    /// connection cut inside a snapshot.
+    /// `client/watch.rs`: where the server sends no resume version, the client resumes from the
+    /// version of an object. Needs: a connection cut inside a snapshot.
     ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
 
-    /// `model/selector/label.rs`: `a!=b` and `a notin (b)` want the label to be there. Needs: such a selector, objects without the label.
+    /// `model/selector/label.rs`: `a!=b` and `a notin (b)` require the label to exist. Needs: such
+    /// a selector, objects without the label.
     NotInWantsLabel = "not-in-wants-label" breaks "Reliable, Filtered",
 
     among threads:
 
-    /// `fanout/hub.rs`: the head version is published before the views' logs have the event.
+    /// `fanout/hub.rs`: the newest version is published before the views' logs contain the event.
     HeadBeforeAppend = "head-before-append" breaks "Bookmarkable",
 
-    /// `fanout/hub.rs`: a subscription's place is found in one critical section and its view registered in another.
+    /// `fanout/hub/entry.rs`: a subscription gets its position in one critical section, and its
+    /// view is registered in another.
     SubscribedInTwoSections = "subscribed-in-two-sections" breaks "Reliable",
 
-    /// `fanout/hub.rs`: who waits is woken before the end is there to be found.
+    /// `fanout/hub.rs`: waiting streams are woken before the end of the stream is set.
     WokenBeforeTheEnd = "woken-before-the-end" breaks "a wake-up is lost",
 
-    /// `fanout/view.rs`: the bell is armed after the look at the log, outside of its lock.
-    ArmedAfterTheLook = "armed-after-the-look" breaks "a wake-up is lost",
+    /// `fanout/view.rs`: the stream's waker is armed after the log was read, outside of the log's
+    /// lock.
+    ArmedAfterTheLook = "armed-after-the-read" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: a bell is disarmed after it rang, not with it: it may have been armed again by then.
-    DisarmedAfterTheRing = "disarmed-after-the-ring" breaks "a wake-up is lost",
+    /// `fanout/bell.rs`: a stream's waker is disarmed in a separate step after it woke the stream.
+    /// It may have been armed again in between.
+    DisarmedAfterTheRing = "disarmed-after-the-wake-up" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: a connection is woken before it can see which of its streams rang.
-    WokenBeforeTheRing = "woken-before-the-ring" breaks "a wake-up is lost",
+    /// `fanout/bell.rs`: a connection is woken before its list of ready streams contains the
+    /// stream.
+    WokenBeforeTheRing = "woken-before-ready" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: whether a bell is armed is looked at in one step and taken back in another, so two may ring it for one time.
-    RingsTwice = "rings-twice" breaks "a wake-up is for nothing",
+    /// `fanout/bell.rs`: a stream's waker is tested and disarmed in two steps, so two threads may
+    /// wake the stream for one event.
+    RingsTwice = "woken-twice" breaks "a wake-up is spurious",
 }
 
-/// Whether this one is planted.
+/// Whether this bug is planted.
 #[cfg(not(planted_bugs))]
 #[inline(always)]
 pub const fn is(_: Bug) -> bool {
@@ -209,28 +241,29 @@ mod chosen {
 
     static CHOSEN: AtomicUsize = AtomicUsize::new(UNDECIDED);
 
-    /// Whether this one is planted.
+    /// Whether this bug is planted.
     pub fn is(bug: Bug) -> bool {
         match CHOSEN.load(Ordering::SeqCst) {
             UNDECIDED => {
-                plant(by_environment());
+                plant(from_environment());
                 is(bug)
             }
             chosen => chosen == bug as usize,
         }
     }
 
-    /// Plants one in the place of what was planted before.
+    /// Plants a bug in place of the current one. `None` removes it.
     pub fn plant(bug: Option<Bug>) {
         CHOSEN.store(bug.map_or(NONE, |bug| bug as usize), Ordering::SeqCst);
     }
 
     /// # Panics
-    /// Where there is none of that name: a test must not run without the bug that it was told to find.
-    fn by_environment() -> Option<Bug> {
+    ///
+    /// If there is no bug of that name: a test must not pass because its bug was not planted.
+    fn from_environment() -> Option<Bug> {
         let name = env::var("KUBEFAN_PLANTED_BUG").ok().filter(|name| !name.is_empty())?;
         let found = Bug::ALL.iter().chain(Bug::AMONG_THREADS).copied().find(|bug| bug.name() == name);
-        assert!(found.is_some(), "KUBEFAN_PLANTED_BUG={name} is none of crate::planted::Bug");
+        assert!(found.is_some(), "KUBEFAN_PLANTED_BUG={name} is not a bug in crate::planted::Bug");
         found
     }
 }

@@ -1,7 +1,8 @@
-//! What happened to an object, and how one selection sees it.
+//! An event: one change of one object, and what it means for a selection.
 //!
-//! A new event holds its objects as they came, because they are about to be encoded; one that is history holds them as they rest,
-//! packed. The hub turns the former into the latter by swapping pointers, so that nothing is packed inside its critical section.
+//! A new event refers to unpacked objects, because they are about to be encoded. An event in
+//! history refers to packed ones. Packing is slow, so it is done before the hub's critical section,
+//! in which only pointers are swapped.
 
 use std::sync::Arc;
 
@@ -10,19 +11,19 @@ use bytes::Bytes;
 
 use super::{ResourceVersion, object::Object, packer::Packer, selection::Selection};
 
-/// The type of an event, as Kubernetes' `watch.EventType`.
+/// The type of an event (`watch.EventType` of apimachinery).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventType {
-    /// New to the watch.
+    /// The object is new to the watch.
     Added,
-    /// Changed.
+    /// The object has changed.
     Modified,
-    /// Gone.
+    /// The object was deleted.
     Deleted,
 }
 
 impl EventType {
-    /// Kubernetes' name, which is also the label in metrics.
+    /// The name that Kubernetes uses, which is also the label value in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Added => "ADDED",
@@ -37,100 +38,104 @@ impl EventType {
 pub struct WatchEvent {
     kind: EventType,
     version: ResourceVersion,
-    object: Held,
-    previous: Option<Held>,
-    /// The previous object's bytes at this event's version: made once, for all selections that the object leaves while it is new.
-    left: ArcSwapOption<Bytes>,
+    object: EventObject,
+    previous: Option<EventObject>,
+    /// The previous object's bytes at this event's version, shared by all selections that the
+    /// object leaves. Only set while the event is new.
+    leave_cache: ArcSwapOption<Bytes>,
 }
 
-/// An object as an event holds it.
+/// An object of an event.
 #[derive(Debug)]
-struct Held {
-    now: ArcSwap<Object>,
-    /// What takes its place once the event is history.
-    at_rest: Option<Arc<Object>>,
+struct EventObject {
+    current: ArcSwap<Object>,
+    /// The packed object that replaces it when the event becomes history.
+    packed: Option<Arc<Object>>,
 }
 
-impl Held {
+impl EventObject {
     fn new(object: Arc<Object>) -> Self {
-        Self { now: ArcSwap::new(object), at_rest: None }
+        Self { current: ArcSwap::new(object), packed: None }
     }
 
     fn pack(&mut self, packer: &Arc<Packer>) {
-        self.at_rest.get_or_insert_with(|| self.now.load().packed(packer));
+        self.packed.get_or_insert_with(|| self.current.load().packed(packer));
     }
 
-    fn settle(&self) {
-        if let Some(at_rest) = &self.at_rest {
-            self.now.store(at_rest.clone());
+    fn use_packed(&self) {
+        if let Some(packed) = &self.packed {
+            self.current.store(packed.clone());
         }
     }
 
     fn is_new(&self) -> bool {
-        self.at_rest.as_ref().is_some_and(|at_rest| !Arc::ptr_eq(&self.now.load(), at_rest))
+        self.packed.as_ref().is_some_and(|packed| !Arc::ptr_eq(&self.current.load(), packed))
     }
 }
 
-/// How a selection sees an event.
+/// What an event means for a selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
-    /// The object is new to the selection.
+    /// The object becomes a member of the selection.
     Enter,
-    /// It was and is in the selection.
+    /// The object was a member and still is.
     Change,
-    /// It exists but is in the selection no longer.
+    /// The object exists but is not a member any more.
     Leave,
-    /// It was in the selection and exists no longer.
+    /// The object was a member and was deleted.
     Delete,
 }
 
 impl WatchEvent {
-    /// An event; `previous` is the object before it, where there was one.
+    /// An event. `previous` is the object before it, if there was one.
     pub fn new(kind: EventType, version: ResourceVersion, object: Arc<Object>, previous: Option<Arc<Object>>) -> Self {
-        let previous = previous.map(Held::new);
-        Self { kind, version, object: Held::new(object), previous, left: ArcSwapOption::empty() }
+        let previous = previous.map(EventObject::new);
+        Self { kind, version, object: EventObject::new(object), previous, leave_cache: ArcSwapOption::empty() }
     }
 
-    /// Makes what [`Self::settle`] needs: packs the previous object, and one that was deleted. An object that is kept packed is
-    /// given as `current`; one that is not rests as it is.
+    /// Prepares [`Self::settle`]: packs the previous object, and the object itself if it was
+    /// deleted. `current` is the object as the store caches it, if the store packs its objects.
     pub fn packing(mut self, packer: &Arc<Packer>, current: Option<Arc<Object>>) -> Self {
         if let Some(previous) = &mut self.previous {
             previous.pack(packer);
         }
         if let Some(current) = current {
-            // Not the same again: it would be held here, unpacked, after it was replaced.
-            self.object.at_rest = Some(current).filter(|current| !Arc::ptr_eq(current, &self.object.now.load()));
+            // If packing saved nothing, `current` is the same object. A reference here would keep
+            // it alive, unpacked, after it was replaced.
+            self.object.packed = Some(current).filter(|current| !Arc::ptr_eq(current, &self.object.current.load()));
         } else if self.kind == EventType::Deleted {
-            let same = self.previous.as_ref().filter(|last| Arc::ptr_eq(&last.now.load(), &self.object.now.load()));
-            self.object.at_rest = same.and_then(|same| same.at_rest.clone());
+            let same =
+                self.previous.as_ref().filter(|last| Arc::ptr_eq(&last.current.load(), &self.object.current.load()));
+            self.object.packed = same.and_then(|same| same.packed.clone());
             self.object.pack(packer);
         }
         self
     }
 
-    /// The previous object was packed before, as this.
+    /// Uses `packed` for the previous object instead of packing it again.
     pub fn packing_previous_as(mut self, packed: Option<Arc<Object>>) -> Self {
         if let Some(previous) = &mut self.previous {
-            previous.at_rest = packed;
+            previous.packed = packed;
         }
         self
     }
 
-    /// Whether the object will rest as another than it is held as now.
+    /// Whether this event keeps an unpacked object alive that the store has in packed form.
     pub fn holds_plain(&self) -> bool {
         self.kind != EventType::Deleted && self.object.is_new()
     }
 
-    /// The event is history: it holds its objects as they rest from now on.
+    /// Replaces the objects by their packed forms. Called when the event becomes history.
     pub fn settle(&self) {
-        self.object.settle();
-        self.previous.iter().for_each(Held::settle);
-        self.left.store(None);
+        self.object.use_packed();
+        self.previous.iter().for_each(EventObject::use_packed);
+        self.leave_cache.store(None);
     }
 
-    /// The object that this event brought in was replaced; it rests as `packed`.
+    /// Replaces the object of this event by `packed`, its packed form. Called when the later event
+    /// that replaced the object becomes history.
     pub fn replaced(&self, packed: &Arc<Object>) {
-        self.object.now.store(packed.clone());
+        self.object.current.store(packed.clone());
     }
 
     /// What happened.
@@ -143,37 +148,38 @@ impl WatchEvent {
         self.version
     }
 
-    /// The object after the change; for a delete, its last state at the version of the delete.
+    /// The object after the change. For a delete: its last state, at the version of the delete.
     pub fn object(&self) -> Arc<Object> {
-        self.object.now.load_full()
+        self.object.current.load_full()
     }
 
     /// The object before the change.
     pub fn previous(&self) -> Option<Arc<Object>> {
-        self.previous.as_ref().map(|previous| previous.now.load_full())
+        self.previous.as_ref().map(|previous| previous.current.load_full())
     }
 
-    /// The bytes sent to a selection that the object leaves: its previous state at this event's version.
+    /// The bytes sent to a selection that the object leaves: its previous state with this event's
+    /// version.
     pub fn left_bytes(&self) -> Bytes {
-        if let Some(made) = &*self.left.load() {
-            return Bytes::clone(made);
+        if let Some(cached) = &*self.leave_cache.load() {
+            return Bytes::clone(cached);
         }
         let last = self.previous.as_ref().unwrap_or(&self.object);
-        let bytes = last.now.load().bytes_at(self.version);
-        // History is packed, and must not keep what it was asked for once.
+        let bytes = last.current.load().bytes_at(self.version);
+        // For an event in history the bytes are not cached, because that would keep them alive.
         if last.is_new() {
-            self.left.store(Some(Arc::new(bytes.clone())));
+            self.leave_cache.store(Some(Arc::new(bytes.clone())));
         }
         bytes
     }
 
-    /// How `selection` sees this event, by the rule of the apiserver's `convertToWatchEvent`: what counts is whether the object
-    /// was selected before and is selected now. `None`: not at all.
+    /// What this event means for `selection`, by the rule of the apiserver's `convertToWatchEvent`:
+    /// it compares whether the object was selected before and is selected now. `None` if neither.
     pub fn transition(&self, selection: &Selection) -> Option<Transition> {
-        let matches = |held: &Held| selection.matches(&held.now.load());
+        let matches = |object: &EventObject| selection.matches(&object.current.load());
         let was = match (&self.previous, self.kind) {
             (Some(previous), _) => matches(previous),
-            // A delete of an object that was never seen: its last state is all there is to go by.
+            // The object was not seen before its delete, so its last state decides.
             (None, EventType::Deleted) => matches(&self.object),
             (None, _) => false,
         };
@@ -207,7 +213,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_a_selection_is_told_keeps_its_members(
+        fn transitions_keep_track_of_the_members_of_a_selection(
             states in prop::collection::vec(prop::option::weighted(0.8, (0..3usize, 0..2usize)), 1..20),
             settles: bool,
         ) {
@@ -222,7 +228,7 @@ mod tests {
                 }
             }
             let mut members = vec![false; selections.len()];
-            let mut held: Option<Arc<Object>> = None;
+            let mut cached: Option<Arc<Object>> = None;
             for (version, state) in (1..).zip(states) {
                 let (app, node) = state.unwrap_or_default();
                 let labels = ["", r#""app":"web""#, r#""app":"db""#][app];
@@ -230,26 +236,26 @@ mod tests {
                     r#"{{"metadata":{{"namespace":"ns","name":"a","uid":"u","resourceVersion":"{version}","labels":{{{labels}}}}},"spec":{{"nodeName":"n{node}"}}}}"#
                 );
                 let object = Arc::new(parser.parse(json.as_bytes()).unwrap());
-                // The last state of what is deleted may be another than the one before.
-                let kind = match (&held, state) {
+                // The last state of a deleted object may differ from the state before.
+                let kind = match (&cached, state) {
                     (None, None) => continue,
                     (None, Some(_)) => EventType::Added,
                     (Some(_), Some(_)) => EventType::Modified,
                     (Some(_), None) => EventType::Deleted,
                 };
                 let at = ResourceVersion::new(version).unwrap();
-                let event = WatchEvent::new(kind, at, object.clone(), held.take()).packing(&Arc::default(), None);
+                let event = WatchEvent::new(kind, at, object.clone(), cached.take()).packing(&Arc::default(), None);
                 if settles {
                     event.settle();
                 }
-                held = state.map(|_| object);
+                cached = state.map(|_| object);
                 for (selection, member) in selections.iter().zip(&mut members) {
                     let was = *member;
-                    let is = held.as_ref().is_some_and(|object| selection.matches(object));
+                    let is = cached.as_ref().is_some_and(|object| selection.matches(object));
                     let expected = match (was, is) {
                         (false, true) => Some(Transition::Enter),
                         (true, true) => Some(Transition::Change),
-                        (true, false) if held.is_some() => Some(Transition::Leave),
+                        (true, false) if cached.is_some() => Some(Transition::Leave),
                         (true, false) => Some(Transition::Delete),
                         (false, false) => None,
                     };

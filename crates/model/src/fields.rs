@@ -1,31 +1,32 @@
-//! The fields that selectors may name, per resource: one table, and where each field lies in the object's JSON.
+//! The selectable fields of each resource, and where they lie in an object's JSON.
 //!
-//! Kubernetes fixes these per type (`AddFieldLabelConversionFunc` and `ToSelectableFields` in `pkg/apis` and `pkg/registry`);
-//! custom resources declare theirs as `selectableFields`. A field missing here is refused by name, as the apiserver does, and
-//! never treated as matching nothing.
+//! Kubernetes fixes them per type (`AddFieldLabelConversionFunc` and `ToSelectableFields` in
+//! `pkg/apis` and `pkg/registry`); custom resources declare theirs as `selectableFields`. The
+//! hazard is a field that is missing here: a selector on it must be refused, as the apiserver
+//! refuses unknown fields, and must never silently match nothing.
 
 use super::GroupVersionResource;
 
-/// A field that selectors of one resource may name.
+/// A field that selectors of a resource may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// As it is written in a selector, such as `spec.nodeName`.
+    /// The name in a selector, such as `spec.nodeName`.
     pub name: String,
-    /// Where it lies in the object: the first of these paths that is present and not empty. No path: the apiserver accepts the
-    /// name but gives every object the empty value.
+    /// Its possible paths in the object. The first one with a non-empty value counts. No paths: the
+    /// apiserver accepts the name, but the value is empty for every object.
     pub paths: Vec<Vec<String>>,
-    /// Its value where the object has none: the zero value of the Go type, as text.
+    /// Its value if the object has none: the zero value of the Go type, as text.
     pub default: &'static str,
 }
 
-/// The selectable fields of one resource beside `metadata.name` and `metadata.namespace`, which all have.
+/// The selectable fields of a resource, besides `metadata.name` and `metadata.namespace`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldTable {
     fields: Vec<Field>,
     namespaced: bool,
 }
 
-/// What a selector's field name refers to.
+/// The field that a name in a selector refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FieldRef {
     /// `metadata.name`.
@@ -36,7 +37,7 @@ pub enum FieldRef {
     Index(usize),
 }
 
-/// A field that the resource does not let selectors name.
+/// The resource cannot be selected by this field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field label not supported: {name:?}; {resource} can be selected by {known}")]
 pub struct UnsupportedField {
@@ -45,7 +46,7 @@ pub struct UnsupportedField {
     known: String,
 }
 
-/// Name in a selector, paths in the JSON (alternatives separated by `|`), default.
+/// Name in a selector; paths in the JSON, separated by `|`; default.
 type Row = (&'static str, &'static str, &'static str);
 
 const PODS: &[Row] = &[
@@ -88,7 +89,7 @@ const EVENTS_K8S_IO: &[Row] = &[
 const SIGNER: Row = ("spec.signerName", "spec.signerName", "");
 const NODE_NAME: Row = ("spec.nodeName", "spec.nodeName", "");
 
-/// The rows of a built-in resource; empty where it has none beside name and namespace.
+/// The rows of a built-in resource; empty if it has only name and namespace.
 fn built_in(gvr: &GroupVersionResource) -> &'static [Row] {
     match (gvr.group.as_str(), gvr.resource.as_str()) {
         ("", "pods") => PODS,
@@ -108,7 +109,8 @@ fn built_in(gvr: &GroupVersionResource) -> &'static [Row] {
 }
 
 impl FieldTable {
-    /// The table of a resource; `selectable` are the `selectableFields` of a custom resource, such as `.spec.color`.
+    /// The fields of a resource. `selectable` are the `selectableFields` of a custom resource, such
+    /// as `.spec.color`.
     pub fn new(gvr: &GroupVersionResource, namespaced: bool, selectable: &[String]) -> Self {
         let split = |path: &str| path.split('.').map(str::to_owned).collect::<Vec<_>>();
         let known = built_in(gvr).iter().map(|&(name, paths, default)| Field {
@@ -128,7 +130,10 @@ impl FieldTable {
         &self.fields
     }
 
-    /// What `name` refers to, or why it cannot be selected by; `resource` is for the message.
+    /// The field that `name` refers to. `resource` is for the error message.
+    ///
+    /// # Errors
+    /// If the resource cannot be selected by this field.
     pub fn resolve(&self, name: &str, resource: &GroupVersionResource) -> Result<FieldRef, UnsupportedField> {
         match name {
             "metadata.name" => Ok(FieldRef::Name),
@@ -151,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_field_is_refused_with_the_known_ones() {
+    fn an_unknown_field_is_refused_and_the_known_ones_are_listed() {
         let nodes = GroupVersionResource::new("", "v1", "nodes");
         let table = FieldTable::new(&nodes, false, &[]);
         let error = table.resolve("spec.podCIDR", &nodes).unwrap_err().to_string();
@@ -163,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_resource_is_selected_by_what_it_declares() {
+    fn a_custom_resource_is_selected_by_its_declared_fields() {
         let widgets = GroupVersionResource::new("example.com", "v1", "widgets");
         let table = FieldTable::new(&widgets, true, &[".spec.color".into()]);
         assert_eq!(table.resolve("spec.color", &widgets), Ok(FieldRef::Index(0)));

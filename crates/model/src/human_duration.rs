@@ -1,6 +1,6 @@
 //! Ages as kubectl and the apiserver print them.
 
-/// The age of something made so many seconds ago, as `HumanDuration` of apimachinery's `util/duration` writes it.
+/// An age in seconds, formatted like `HumanDuration` in apimachinery's `util/duration`.
 pub fn human_duration(seconds: i64) -> String {
     let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
         0 => format!("{big}{unit}"),
@@ -9,7 +9,7 @@ pub fn human_duration(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let (days, years) = (hours / 24, hours / 24 / 365);
     match seconds {
-        // Clocks differ a little; more than that is an error.
+        // Clocks may differ by a second; a larger difference is an error.
         ..-1 => "<invalid>".to_owned(),
         -1 => "0s".to_owned(),
         0..120 => format!("{seconds}s"),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_kubectls() {
+    fn ages_are_formatted_like_those_of_kubectl() {
         const DAY: i64 = 86_400;
         let cases = [
             (-5, "<invalid>"),

@@ -1,15 +1,18 @@
-//! The data model every layer shares: names, versions, objects, events and selectors. Pure: no I/O, no clock.
+//! The data model that every layer shares: names, versions, objects, events and selectors. Pure: no
+//! I/O and no clock of its own.
 
 pub mod event;
 pub mod fields;
 pub mod format;
 pub mod human_duration;
+mod include_object;
 mod media;
 pub mod object;
 pub mod packer;
 pub mod projection;
 pub mod protobuf;
 pub mod resource;
+pub mod sampler;
 pub mod selection;
 pub mod selector;
 pub mod table;

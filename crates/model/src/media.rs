@@ -1,16 +1,18 @@
-//! How objects are written: the encodings that kubefan reads from upstream and keeps, each in a cache of its own.
+//! The encodings that kubefan requests from upstream. Each has a cache of its own.
 //!
-//! A cache holds the bytes that its clients get, so what JSON and protobuf clients share is the apiserver, not the memory.
+//! A cache contains the bytes that its clients receive. So JSON and protobuf clients of one
+//! resource share no memory.
 
 /// An encoding of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Media {
-    /// JSON, which every resource has.
+    /// JSON, which every resource supports.
     #[default]
     Json,
-    /// Kubernetes' protobuf, which built-in types have: messages in an envelope that names their type.
+    /// Kubernetes protobuf, which built-in types support: messages in an envelope that names their
+    /// type.
     Protobuf,
-    /// Rows of the apiserver's own Tables, each with its object: what kubectl prints, as JSON.
+    /// Rows of the apiserver's Tables as JSON, each with its whole object. kubectl prints them.
     Table,
 }
 
@@ -24,7 +26,7 @@ impl Media {
         }
     }
 
-    /// The media type of an object and of a list.
+    /// The content type of an object and of a list.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -33,7 +35,7 @@ impl Media {
         }
     }
 
-    /// What a request for an object or a list accepts.
+    /// The `Accept` header of a request for an object or a list.
     pub const fn accept(self) -> &'static str {
         match self {
             Self::Json | Self::Protobuf => self.content_type(),
@@ -41,7 +43,7 @@ impl Media {
         }
     }
 
-    /// What a request for a watch accepts.
+    /// The `Accept` header of a request for a watch.
     pub const fn watch_accept(self) -> &'static str {
         match self {
             Self::Json | Self::Protobuf => self.watch_content_type(),
@@ -49,7 +51,8 @@ impl Media {
         }
     }
 
-    /// What a request for it says in its query, beside the media type: that a row holds its whole object.
+    /// The query parameter that requests need besides the `Accept` header. For Tables it requests
+    /// the whole object in each row.
     pub const fn query(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Json | Self::Protobuf => None,
@@ -57,10 +60,10 @@ impl Media {
         }
     }
 
-    /// The media type of a watch, as the apiserver names it in its answers.
+    /// The content type of a watch, as the apiserver sends it.
     pub const fn watch_content_type(self) -> &'static str {
         match self {
-            // Some servers and proxies know no parameters here, and need none.
+            // Some servers and proxies do not accept a parameter here, and JSON needs none.
             Self::Json => "application/json",
             Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
             Self::Table => Self::Json.watch_content_type(),

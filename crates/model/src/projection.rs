@@ -1,11 +1,13 @@
-//! What of each object a subscriber is sent: everything, the metadata, or the fields it named.
+//! Which parts of each object a subscriber receives: everything, the metadata, or selected fields.
 //!
-//! A projection is a tree of field names, and equal requests give equal trees, so that their subscribers share one view. The JSON is
-//! walked once and spans of it are copied: nothing is decoded and encoded again, so what is sent is what the apiserver wrote.
+//! A projection is a tree of field names. Equal requests give equal trees, so their subscribers
+//! share one view. The JSON is walked once and spans of it are copied. Decoding and encoding it
+//! again would be slower and could change the bytes that the apiserver wrote.
 //!
-//! Whatever leaves anything out is in *canonical form*: it also leaves out `metadata.resourceVersion`, which the message around the
-//! object carries, and `metadata.managedFields`. So the bytes change only where something else about the object does, and are a
-//! function of the object's history alone: that is what deltas and `only_changes` rest on.
+//! A projection that leaves anything out is in *canonical form*: it also leaves out
+//! `metadata.resourceVersion`, which the surrounding message carries, and `metadata.managedFields`.
+//! So the bytes change only if something else in the object changes, and they depend only on the
+//! object's history. Deltas and `only_changes` rely on that.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
@@ -13,76 +15,78 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The most paths of a field mask.
+/// Maximum number of paths in a field mask.
 pub const PATHS_MAX: usize = 64;
 
-/// The longest path of a field mask.
+/// Maximum length of a path, in bytes.
 pub const PATH_BYTES_MAX: usize = 1024;
 
-/// The most names in a path of a field mask. It bounds the recursion of the walk, with room below serde_json's 128 levels.
+/// Maximum number of names in a path. It bounds the recursion of the walk, well below the 128
+/// levels that serde_json allows.
 pub const PATH_NAMES_MAX: usize = 32;
 
-/// What `kubectl apply` notes in an object: its whole manifest once more.
+/// The annotation in which `kubectl apply` stores the whole manifest.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 const RESOURCE_VERSION: [&str; 2] = ["metadata", "resourceVersion"];
 const MANAGED_FIELDS: [&str; 2] = ["metadata", "managedFields"];
 const LAST_APPLIED_PATH: [&str; 3] = ["metadata", "annotations", LAST_APPLIED];
 
-/// How the apiserver names the type of an object of which it shows the metadata only.
+/// The kind of an object that is reduced to its metadata.
 pub const PARTIAL_KIND: &str = "PartialObjectMetadata";
-/// Its group version.
+/// Its `apiVersion`.
 pub const PARTIAL_API_VERSION: &str = "meta.k8s.io/v1";
-/// Both, as members of the object.
+/// Kind and `apiVersion` as JSON members.
 const PARTIAL_TYPE: &[u8] = br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1""#;
 
-/// The parts of an object that a projection keeps, as a request names them.
+/// The parts of an object that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Parts<'a> {
     /// Everything.
     #[default]
     Full,
-    /// The metadata, as a PartialObjectMetadata.
+    /// The metadata, as a `PartialObjectMetadata`.
     Metadata,
-    /// The fields at these paths: names separated by dots, a backslash before a dot or a backslash that is part of a name. A path
-    /// through a list applies to each object in it.
+    /// The fields at these paths: names separated by dots. A backslash escapes a dot or a backslash
+    /// in a name. A path through a list applies to each object in the list.
     Fields(&'a [String]),
 }
 
-/// A field mask that cannot be used.
+/// Why a field mask is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMask {
-    /// It keeps nothing.
+    /// It has no paths.
     #[error("a field mask needs at least one path, such as \"spec.nodeName\"")]
     Empty,
     /// Too many paths.
-    #[error("{0} paths; at most {PATHS_MAX} are taken")]
+    #[error("{0} paths; the maximum is {PATHS_MAX}")]
     TooMany(usize),
-    /// A path that is none, or that names what is never sent.
+    /// A path that is malformed, or that names a field that is never sent.
     #[error("path {path:?}: {problem}")]
     Path {
-        /// The path, shortened.
+        /// The path, cut to 128 characters.
         path: String,
-        /// What is wrong with it and what would be right.
+        /// What is wrong with it, and what to write instead.
         problem: String,
     },
 }
 
-/// What of each object is sent. Equal requests give equal values. The default is the whole object as it came.
+/// Which parts of each object are sent. Equal requests give equal values. The default is the whole
+/// object, unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Projection {
-    /// It says that it is a PartialObjectMetadata.
+    /// Whether the result calls itself a `PartialObjectMetadata`.
     partial: bool,
-    /// `None`: the object's own bytes.
+    /// `None` for the whole object, unchanged.
     root: Option<Arc<Node>>,
 }
 
-/// What becomes of the fields of a map.
+/// What to do with the fields of a map.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Node {
-    /// By name, in order.
+    /// Sorted by name.
     fields: Vec<(Box<str>, Rule)>,
-    /// Fields that are not named are kept; in a field mask they are left out.
+    /// Whether fields without a rule are kept. A field mask leaves them out.
     keeps_others: bool,
 }
 
@@ -94,8 +98,11 @@ enum Rule {
 }
 
 impl Projection {
-    /// A projection to `parts`. Either drop gives the canonical form, and so does every type but [`Parts::Full`]; managed fields are
-    /// left out by that already.
+    /// A projection to `parts`. Everything but [`Parts::Full`] without either `drop_` option gives
+    /// the canonical form, which leaves out the managed fields in any case.
+    ///
+    /// # Errors
+    /// If the paths of [`Parts::Fields`] are not a valid field mask.
     pub fn new(parts: Parts<'_>, drop_managed_fields: bool, drop_last_applied: bool) -> Result<Self, InvalidMask> {
         let root = match parts {
             Parts::Full if drop_managed_fields || drop_last_applied => Rule::Keep,
@@ -108,8 +115,8 @@ impl Projection {
         Ok(Self::canonical_of(parts == Parts::Metadata, root, drop_last_applied))
     }
 
-    /// The metadata, whole: what the apiserver gives to who asks for a PartialObjectMetadata. The only one that leaves something out and
-    /// is not in canonical form.
+    /// The whole metadata, as the apiserver sends a `PartialObjectMetadata`. This is the only
+    /// projection that leaves something out and is not in canonical form.
     pub fn partial_object_metadata() -> Self {
         let root = Node { fields: vec![("metadata".into(), Rule::Keep)], keeps_others: false };
         Self { partial: true, root: Some(Arc::new(root)) }
@@ -133,18 +140,18 @@ impl Projection {
         if self.is_identity() { Self::canonical_of(false, Rule::Keep, false) } else { self }
     }
 
-    /// Whether what is sent holds `metadata.resourceVersion`; if not, it is in canonical form.
+    /// Whether the result contains `metadata.resourceVersion`. If not, it is in canonical form.
     pub fn keeps_version(&self) -> bool {
         self.is_identity() || *self == Self::partial_object_metadata()
     }
 
-    /// Whether the object's own bytes are sent, `metadata.resourceVersion` and all.
+    /// Whether objects are sent unchanged.
     pub fn is_identity(&self) -> bool {
         self.root.is_none()
     }
 
-    /// What is left of an object's JSON. What is no JSON gives nothing, and so does a value that is no object, but for a projection
-    /// that keeps what it does not know.
+    /// Applies the projection to an object's JSON. Invalid JSON gives an empty result. So does a
+    /// value that is not an object, unless the projection keeps fields that it does not name.
     pub fn apply(&self, json: &[u8]) -> Bytes {
         let Some(root) = &self.root else { return Bytes::copy_from_slice(json) };
         let Ok(text) = std::str::from_utf8(json) else { return Bytes::new() };
@@ -153,14 +160,14 @@ impl Projection {
         let mut walk = Walk { node: root, text, head, out: &mut out };
         match walk.value(text) {
             Ok(true) => Bytes::from(out.into_boxed_slice()),
-            // An object without any of the fields is an object all the same.
+            // If the object lacks all of the fields, the result is an empty object.
             Ok(false) if text.trim_start().starts_with('{') => Bytes::from_static(b"{}"),
             _ => Bytes::new(),
         }
     }
 }
 
-/// The tree of a mask's paths; a path under another one is part of that already.
+/// The tree of a mask's paths. A path below another path of the mask adds nothing.
 fn mask(paths: &[String], drop_last_applied: bool) -> Result<Node, InvalidMask> {
     match paths.len() {
         0 => return Err(InvalidMask::Empty),
@@ -173,13 +180,13 @@ fn mask(paths: &[String], drop_last_applied: bool) -> Result<Node, InvalidMask> 
         let names = names(path).map_err(wrong)?;
         let begins = |with: &[&str]| with.iter().zip(&names).filter(|(a, b)| a == b).count() == with.len();
         if begins(&RESOURCE_VERSION) {
-            return Err(wrong("a projection leaves out the version; it stands beside the object".to_owned()));
+            return Err(wrong("projections leave out the resource version; it is a field of the message".to_owned()));
         }
         if begins(&MANAGED_FIELDS) {
-            return Err(wrong("a projection leaves out managed fields; ask for the full object".to_owned()));
+            return Err(wrong("projections leave out managed fields; request the full object".to_owned()));
         }
         if drop_last_applied && begins(&LAST_APPLIED_PATH) {
-            return Err(wrong("drop_last_applied leaves it out".to_owned()));
+            return Err(wrong("drop_last_applied leaves out this annotation".to_owned()));
         }
         root.keep(&names);
     }
@@ -197,7 +204,7 @@ fn names(path: &str) -> Result<Vec<String>, String> {
             '.' => names.push(std::mem::take(&mut name)),
             '\\' => match chars.next() {
                 Some(escaped @ ('.' | '\\')) => name.push(escaped),
-                _ => return Err("a backslash stands before a dot or another backslash only".to_owned()),
+                _ => return Err("a backslash may only escape a dot or another backslash".to_owned()),
             },
             c => name.push(c),
         }
@@ -207,7 +214,7 @@ fn names(path: &str) -> Result<Vec<String>, String> {
         return Err(format!("more than {PATH_NAMES_MAX} names"));
     }
     if names.iter().any(String::is_empty) {
-        return Err("a name in it is empty; write it like spec.nodeName, without a dot at either end".to_owned());
+        return Err("it contains an empty name; write it like spec.nodeName, without a dot at either end".to_owned());
     }
     Ok(names)
 }
@@ -257,27 +264,27 @@ impl Rule {
                 rule.leave_out(rest);
                 node.fields.insert(at, ((*first).into(), rule));
             }
-            // It is left out already.
+            // This field is left out already.
             Err(_) => {}
         }
     }
 }
 
-/// Writes what a node leaves of a value; tells whether there was anything.
+/// Writes the parts of a value that `node` keeps. Its result is whether it wrote anything.
 struct Walk<'w, 'de> {
     node: &'w Node,
-    /// What spans are counted in.
+    /// The whole JSON, in which offsets are counted.
     text: &'de str,
-    /// Members that are written before the first of the map.
+    /// Members to write before the first member of the map.
     head: &'static [u8],
     out: &'w mut Vec<u8>,
 }
 
 impl<'de> Walk<'_, 'de> {
-    /// A whole value, which may be none of a map's.
+    /// A whole value, which may be of any type.
     fn value(&mut self, raw: &'de str) -> Result<bool, serde_json::Error> {
         if self.node.keeps_others && !raw.trim_start().starts_with('{') {
-            // Not what was expected: "annotations": null. It is kept, if it is JSON.
+            // An unexpected type, such as "annotations": null. It is kept if it is valid JSON.
             let raw: &RawValue = serde_json::from_str(raw)?;
             self.out.extend_from_slice(raw.get().as_bytes());
             return Ok(true);
@@ -298,7 +305,7 @@ impl<'de> Walk<'_, 'de> {
         }
     }
 
-    /// Copies a run of members that stand side by side.
+    /// Copies a run of adjacent members.
     fn flush(&mut self, run: &mut Option<(usize, usize)>, start: usize) {
         if let Some((from, to)) = run.take() {
             self.comma(start);
@@ -319,7 +326,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
     }
 }
 
-/// Values that are neither map nor list hold none of the fields of a mask.
+/// Values that are neither a map nor a list cannot have the fields of a mask.
 macro_rules! nothing {
     ($($visit:ident($($type:ty)?)),+) => {
         $(fn $visit<E>(self $(, _: $type)?) -> Result<bool, E> { Ok(false) })+
@@ -403,8 +410,8 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
     nothing!(visit_unit(), visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f64(f64), visit_str(&str));
 }
 
-/// An element of a list: an object keeps its place, and what is no object has none of the fields. A list in a list is not looked
-/// into: its depth has no bound.
+/// An element of a list. An object stays in its position, even if it lacks all of the fields; any
+/// other value is left out. Lists within lists are skipped, because their depth has no bound.
 struct Element<'w, 'de>(Walk<'w, 'de>);
 
 impl<'de> DeserializeSeed<'de> for Element<'_, 'de> {

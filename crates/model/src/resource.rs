@@ -1,4 +1,4 @@
-//! Names: of resources, of scopes, and of the objects in them.
+//! Names of resources, scopes and objects.
 
 use std::{
     cmp::Ordering,
@@ -19,12 +19,12 @@ pub struct GroupVersionResource {
 }
 
 impl GroupVersionResource {
-    /// A resource by its three names.
+    /// A resource by group, version and plural name.
     pub fn new(group: impl Into<String>, version: impl Into<String>, resource: impl Into<String>) -> Self {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
-    /// The path below which the resource is served: `/api/v1` or `/apis/apps/v1`.
+    /// The API path of the resource's group and version: `/api/v1` or `/apis/apps/v1`.
     pub fn group_version_path(&self) -> String {
         match self.group.as_str() {
             "" => format!("/api/{}", self.version),
@@ -61,7 +61,7 @@ impl fmt::Display for GroupVersionResource {
     }
 }
 
-/// What one cache holds: the whole cluster, or one namespace. Versions do not compare across scopes (DESIGN: scopes do not mix).
+/// The scope of one cache. Versions of different scopes are never compared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All namespaces, or a cluster-scoped resource.
@@ -80,10 +80,10 @@ impl Scope {
     }
 }
 
-/// Namespace and name: the only key of an object.
+/// Namespace and name, which identify an object within a resource.
 ///
-/// Keys order as etcd's keys do, `namespace/name` as bytes, because that is the order of the apiserver's lists: `a-b/x` comes
-/// before `a/x`. A clone shares the text.
+/// Keys order like etcd's keys, as the bytes of `namespace/name`, because that is the order of the
+/// apiserver's lists: `a-b/x` comes before `a/x`. Clones share the text.
 #[derive(Clone)]
 pub struct ObjectKey {
     text: Arc<str>,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_take_apart_what_they_were_made_of() {
+    fn keys_return_their_namespace_and_name() {
         let key = ObjectKey::new("kube-system", "dns");
         assert_eq!((key.namespace(), key.name(), key.as_str()), ("kube-system", "dns", "kube-system/dns"));
         let key = ObjectKey::new("", "node-1");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_names_are_kubernetes_own() {
+    fn paths_and_names_are_those_of_kubernetes() {
         let pods = GroupVersionResource::new("", "v1", "pods");
         let deployments = GroupVersionResource::new("apps", "v1", "deployments");
         assert_eq!((pods.group_version_path(), pods.to_string()), ("/api/v1".into(), "pods".into()));

@@ -1,4 +1,5 @@
-//! Which objects of a resource a subscriber asked for: namespace, name, and both selectors, bound to the resource's field table.
+//! Selections: which objects of a resource a subscriber asked for, by namespace, name, label
+//! selector and field selector.
 
 use std::sync::Arc;
 
@@ -9,41 +10,45 @@ use super::{
     selector::{FieldOperator, FieldSelector, LabelSelector, Operator},
 };
 
-/// A bound selection. Equal selections compare equal, so that their subscribers share one view.
+/// A selection of objects. Equal selections compare equal, so that their subscribers share one
+/// view.
 #[derive(Clone)]
 pub struct Selection {
     spec: SelectionSpec,
     parser: Arc<ObjectParser>,
 }
 
-/// What a selection is made of; its identity.
+/// The criteria of a selection, which are its identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SelectionSpec {
-    /// Empty: every namespace.
+    /// Empty for every namespace.
     pub namespace: String,
-    /// Empty: every name.
+    /// Empty for every name.
     pub name: String,
     /// By label.
     pub labels: LabelSelector,
-    /// By field, resolved.
+    /// Field selector, with resolved field names.
     fields: Vec<(FieldRef, FieldOperator, Box<str>)>,
 }
 
-/// A term that an object can only meet with one of some known values: what selections can be found by.
+/// A condition that only objects with certain known values meet. Selections are indexed by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Equality<'a> {
     /// The name.
     Name(&'a str),
     /// The namespace.
     Namespace(&'a str),
-    /// The label of this key has one of these values.
+    /// The label with this key has one of these values.
     Label(&'a str, &'a [Box<str>]),
     /// The field has this value.
     Field(FieldRef, &'a str),
 }
 
 impl Selection {
-    /// Binds selectors to a resource; refuses fields that the resource does not let selectors name.
+    /// A selection of the objects that meet all criteria.
+    ///
+    /// # Errors
+    /// If `fields` names a field that the resource cannot be selected by.
     pub fn bind(
         namespace: &str,
         name: &str,
@@ -59,23 +64,24 @@ impl Selection {
         Ok(Self { spec: SelectionSpec { namespace: namespace.into(), name: name.into(), labels, fields }, parser })
     }
 
-    /// Its identity: equal specs of one resource select the same.
+    /// The criteria. Two selections of one resource with equal specs select the same objects.
     pub fn spec(&self) -> &SelectionSpec {
         &self.spec
     }
 
-    /// Whether an object can enter and leave it during its life: its name and namespace never change.
+    /// Whether an object can become or cease to be a member while it exists. Name and namespace
+    /// alone cannot cause that, because they never change.
     pub fn can_change(&self) -> bool {
         !self.spec.labels.is_everything()
             || self.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
     }
 
-    /// How its fields are read.
+    /// The parser that reads the fields.
     pub fn parser(&self) -> &Arc<ObjectParser> {
         &self.parser
     }
 
-    /// Its equality terms, all of which must hold.
+    /// The criteria that are equalities. All of them must hold.
     pub fn equalities(&self) -> impl Iterator<Item = Equality<'_>> {
         let SelectionSpec { namespace, name, labels, fields } = &self.spec;
         let path = [Equality::Name(name), Equality::Namespace(namespace)];

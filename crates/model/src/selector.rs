@@ -1,8 +1,9 @@
 //! Label and field selectors, in kubectl's syntax.
 //!
-//! The grammar is that of apimachinery's `labels.Parse` and `fields.ParseSelector`, quirks included: a selector that means one
-//! thing to the apiserver and another here would lose events silently. What differs is only the form kept: requirements are sorted
-//! and reduced, so that two texts for one selection compare and hash equal and can share a view.
+//! The grammar is that of apimachinery's `labels.Parse` and `fields.ParseSelector`, including its
+//! quirks: a selector that means one thing to the apiserver and another here would silently lose
+//! events. Only the stored form differs: requirements are sorted and deduplicated, so that
+//! equivalent texts compare equal and share a view.
 
 mod field;
 mod label;
@@ -11,10 +12,10 @@ mod validate;
 pub use field::{FieldOperator, FieldSelector, FieldTerm};
 pub use label::{LabelSelector, Operator, Requirement};
 
-/// The longest selector that is read, in bytes. kube-apiserver has no limit of its own but that of a request line.
+/// Maximum length of a selector, in bytes. kube-apiserver only limits the request line.
 pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
 
-/// Why a text is no selector.
+/// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message} (at byte {position})")]
 pub struct SelectorError {
@@ -27,12 +28,13 @@ impl SelectorError {
         Self { position, message: message.into() }
     }
 
-    /// Where in the text, in bytes from 0.
+    /// Byte offset of the error in the text.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// What was found and what was expected, in the words of kube-apiserver's own answer to the same text.
+    /// What was found and what was expected, in the words of kube-apiserver's error for the same
+    /// text.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -42,6 +44,6 @@ fn check_length(text: &str) -> Result<(), SelectorError> {
     if text.len() <= SELECTOR_BYTES_MAX {
         return Ok(());
     }
-    let message = format!("a selector may have {SELECTOR_BYTES_MAX} bytes at most, this one has {}", text.len());
+    let message = format!("the selector has {} bytes; the maximum is {SELECTOR_BYTES_MAX}", text.len());
     Err(SelectorError::new(SELECTOR_BYTES_MAX, message))
 }

@@ -1,16 +1,17 @@
-//! Resource versions: the one file that parses and compares them.
+//! Resource versions. Only this file parses and compares them.
 //!
-//! A version is opaque on the wire. Since Kubernetes 1.35 the apiserver promises that versions of one resource in one cluster
-//! compare as decimal numbers (`k8s.io/apimachinery/pkg/util/resourceversion`, KEP-5504); nothing is promised across resources
-//! or clusters, and nothing here compares those.
+//! A version is opaque on the wire. Since Kubernetes 1.35 the apiserver guarantees that versions of
+//! one resource in one cluster compare as decimal numbers
+//! (`k8s.io/apimachinery/pkg/util/resourceversion`, KEP-5504). There is no guarantee across
+//! resources or clusters, and nothing here compares those.
 
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
-/// A version of one resource of one cluster: an etcd revision, never zero.
+/// A version of one resource in one cluster: an etcd revision, never zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceVersion(NonZeroU64);
 
-/// Why a text is no resource version.
+/// A text is not a resource version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid resource version {text:?}: expected a positive decimal number of at most {}, without leading zeros",
@@ -21,22 +22,23 @@ pub struct InvalidVersion {
 }
 
 impl ResourceVersion {
-    /// The version with this number; `None` for 0, which stands for "any version" in requests and never names one.
+    /// The version with this number. `None` for 0, which means "any version" in requests.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)
     }
 
-    /// The number, for metrics and for the wire.
+    /// The number, for metrics and messages.
     pub fn get(self) -> u64 {
         self.0.get()
     }
 
-    /// The one below it, whether anything was written at it or not; `None` below the first.
+    /// The version with the next lower number, even if nothing was written at it. `None` for 1.
     pub fn below(self) -> Option<Self> {
         Self::new(self.get() - 1)
     }
 
-    /// Reads the version of a request, where empty and `"0"` stand for "any".
+    /// Parses the version of a request. `None` if it is empty or `"0"`, which both mean "any
+    /// version".
     pub fn parse_request(text: &str) -> Result<Option<Self>, InvalidVersion> {
         match text {
             "" | "0" => Ok(None),
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_version_is_refused_by_name() {
+    fn invalid_versions_are_refused_and_named() {
         for text in ["", "0", "01", "-1", "+1", "1 ", "abc", "1.0", "99999999999999999999999"] {
             let error = text.parse::<ResourceVersion>().unwrap_err();
             assert!(error.to_string().contains(&format!("{text:?}")), "{error}");

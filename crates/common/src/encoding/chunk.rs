@@ -1,7 +1,9 @@
-//! Chunks of a snapshot: many `Event` messages in one zstd frame, made once and sent to every subscriber that starts.
+//! Chunks of a snapshot: many `Event` messages in one zstd frame, encoded once and sent to every
+//! subscriber that needs a snapshot.
 //!
-//! One frame per chunk, and not one per snapshot, so that a change renews little and a reader need not hold it all. The hazard is a
-//! small frame with a huge content: a reader states how much it takes before anything is decompressed.
+//! There are many frames per snapshot and not one, so that a change renews only one of them and a
+//! reader need not buffer the whole snapshot. The hazard is a small frame with huge content, so a
+//! reader limits the size before it decompresses.
 
 use bytes::{Buf, Bytes};
 use prost::Message;
@@ -10,35 +12,39 @@ use zstd::zstd_safe::{self, CCtx, CParameter, ErrorCode};
 use super::FrameError;
 use crate::proto::v1alpha1::Event;
 
-/// A chunk is shared by many subscribers, but made anew whenever one of its objects changes: speed counts more than the last percent.
+/// A chunk is shared by many subscribers, but encoded again when one of its objects changes. So
+/// speed matters more than the last percent of size.
 const LEVEL: i32 = 1;
 
-/// The most content of a chunk, in bytes, which the contract states. Above etcd's limit for one object by far; a sender stays near a
-/// megabyte, so that a reader's memory does.
+/// Maximum size of a chunk's content in bytes, as stated in `watch.proto`. It is far above etcd's
+/// limit for one object. Senders stay near 1 MiB to limit the memory of readers.
 pub const CONTENT_BYTES_MAX: usize = 64 << 20;
 
-/// Why a chunk gives no events.
+/// Why a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// It cannot be decompressed, or its content is not what was compressed.
+    /// It cannot be decompressed, or its content is corrupt.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Its content is not what the contract says.
+    /// Its content is not a sequence of events.
     #[error("snapshot chunk: {0}")]
     Content(#[from] prost::DecodeError),
 }
 
-/// The frame of a chunk: `events` are encoded `Event` messages, each after its length as a varint, in as many pieces as is convenient.
-/// All together they have at most [`CONTENT_BYTES_MAX`].
+/// Encodes a chunk. `events` are encoded `Event` messages, each after its length as a varint, split
+/// into slices in any way.
+///
+/// # Errors
+/// If the content is larger than [`CONTENT_BYTES_MAX`].
 pub fn encode<P: AsRef<[u8]>>(events: impl IntoIterator<Item = P>) -> Result<Bytes, FrameError> {
     let mut content = Vec::new();
-    for piece in events {
-        content.extend_from_slice(piece.as_ref());
+    for slice in events {
+        content.extend_from_slice(slice.as_ref());
     }
     encode_content(&content)
 }
 
-/// The same for events that lie side by side already.
+/// Encodes a chunk from contiguous content. See [`encode`].
 pub fn encode_content(content: &[u8]) -> Result<Bytes, FrameError> {
     if content.len() > CONTENT_BYTES_MAX {
         return Err(FrameError::TooLarge { content_bytes: content.len() as u64, content_bytes_max: CONTENT_BYTES_MAX });
@@ -55,13 +61,14 @@ pub fn encode_content(content: &[u8]) -> Result<Bytes, FrameError> {
     Ok(Bytes::from(frame.into_boxed_slice()))
 }
 
-/// The content of a frame that [`encode_content`] made; more than `content_bytes_max` is refused before it is decompressed.
+/// Decompresses a chunk. More than `content_bytes_max` bytes of content are refused before they are
+/// decompressed.
 pub fn decode_content(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<u8>, FrameError> {
     super::decompress(zstd, b"", content_bytes_max)
 }
 
-/// The events of a chunk, in order; one with more than `content_bytes_max` of content is refused before it is decompressed. The
-/// objects share one piece of memory.
+/// The events of a chunk, in order. More than `content_bytes_max` bytes of content are refused
+/// before they are decompressed. All objects share one allocation.
 pub fn decode(zstd: &[u8], content_bytes_max: usize) -> Result<Vec<Event>, ChunkError> {
     let mut content = Bytes::from(super::decompress(zstd, b"", content_bytes_max)?);
     let mut events = Vec::new();
@@ -94,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_its_events_in_order() {
+    fn a_chunk_decodes_to_its_events_in_order() {
         for count in [0, 1, 1000] {
             let events = events(count);
             assert_eq!(decode(&chunk(&events), CONTENT_BYTES_MAX), Ok(events));
@@ -103,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn events_may_come_in_pieces() {
+    fn events_may_be_split_anywhere() {
         let bytes: Vec<u8> = events(3).iter().flat_map(Message::encode_length_delimited_to_vec).collect();
         assert_eq!(encode(bytes.chunks(7)), encode_content(&bytes));
     }
 
     #[test]
-    fn a_small_frame_with_a_large_content_is_refused_unread() {
+    fn a_small_frame_with_large_content_is_refused_before_decompression() {
         let bomb = encode_content(&vec![0; CONTENT_BYTES_MAX]).unwrap();
         assert!(bomb.len() < 1 << 20);
         let refused = decode(&bomb, CONTENT_BYTES_MAX - 1).unwrap_err();
@@ -118,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_cut_off_is_an_error() {
+    fn a_truncated_event_is_an_error() {
         let bytes = events(1)[0].encode_length_delimited_to_vec();
         let cut = encode_content(&bytes[..bytes.len() - 1]).unwrap();
         assert!(matches!(decode(&cut, CONTENT_BYTES_MAX), Err(ChunkError::Content(_))));
@@ -128,13 +135,13 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_garbled_chunk_is_an_error_and_never_other_events(at: usize, flip in 1..=255u8, cut in any::<bool>()) {
+        fn a_corrupt_chunk_never_decodes_to_other_events(at: usize, flip in 1..=255u8, cut in any::<bool>()) {
             let events = events(20);
             let mut bytes = chunk(&events).to_vec();
             let at = at % bytes.len();
             if cut { bytes.truncate(at) } else { bytes[at] ^= flip }
             if let Ok(decoded) = decode(&bytes, CONTENT_BYTES_MAX) {
-                prop_assert_eq!(decoded, events, "a bit that says nothing");
+                prop_assert_eq!(decoded, events, "the flipped bit has no meaning");
             }
         }
     }

@@ -1,7 +1,8 @@
-//! The compressed forms of the contract: deltas of objects, and chunks of snapshots. Pure functions over bytes.
+//! The compressed forms of `watch.proto`: deltas of objects, and chunks of snapshots. Pure
+//! functions over bytes.
 //!
-//! Both ends use them, the server to encode and the client to decode, so they stand beside the layers and not in one; each pair is in
-//! one file, so that what one writes is what the other checks.
+//! The server encodes them and the client decodes them, so this module belongs to neither layer.
+//! Encoder and decoder of a form are in the same file, so that each tests the other.
 
 pub mod chunk;
 pub mod delta;
@@ -12,16 +13,17 @@ use std::cell::RefCell;
 
 use zstd::zstd_safe::{self, DCtx};
 
-/// How objects are sent.
+/// How objects are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Encoding {
     /// Every object as JSON
     #[default]
     Json,
-    /// The state in compressed chunks, changes as JSON
+    /// Snapshots in compressed chunks, changes as JSON
     Zstd,
-    /// The state in compressed chunks, changes as deltas; without metadata.resourceVersion and metadata.managedFields (experimental)
+    /// Snapshots in compressed chunks, changes as deltas; without metadata.resourceVersion and
+    /// metadata.managedFields (experimental)
     ZstdDelta,
 }
 
@@ -35,51 +37,51 @@ impl Encoding {
         }
     }
 
-    /// Whether snapshots come in compressed chunks.
+    /// Whether snapshots are sent in compressed chunks.
     pub fn compresses_snapshots(self) -> bool {
         self != Self::Json
     }
 }
 
 thread_local! {
-    /// To make one takes longer than to use it.
+    /// Creating a context takes longer than using it.
     static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// The bit of a frame header's first byte that says that a checksum follows the content (RFC 8878, 3.1.1.1.1).
+/// The bit in a frame header's first byte for a checksum after the content (RFC 8878, 3.1.1.1.1).
 const CHECKSUM_FLAG: u8 = 0b100;
-/// Where that byte stands: after the magic number.
+/// Offset of that byte: it follows the magic number.
 const DESCRIPTOR_AT: usize = 4;
 
-/// Why bytes are not one zstd frame that the contract allows.
+/// Why bytes are not a zstd frame that `watch.proto` allows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Its content would be larger than the reader takes.
-    #[error("{content_bytes} bytes of content are more than the {content_bytes_max} that are taken")]
+    /// The content would be larger than the reader accepts.
+    #[error("the content has {content_bytes} bytes; the maximum is {content_bytes_max}")]
     TooLarge {
-        /// What the frame says.
+        /// The size that the frame states, in bytes.
         content_bytes: u64,
-        /// The limit.
+        /// The limit, in bytes.
         content_bytes_max: usize,
     },
-    /// It cannot be decompressed, or not be checked.
+    /// It cannot be decompressed or verified.
     #[error("broken zstd frame: {0}")]
     Broken(&'static str),
 }
 
-/// Decompresses the one frame in `frame`, with `prefix` as its raw dictionary. What cannot be checked is refused: a frame without
-/// content size or checksum.
+/// Decompresses a single frame, with `prefix` as its raw dictionary. A frame without a content size
+/// or a checksum is refused, because it cannot be verified.
 fn decompress(frame: &[u8], prefix: &[u8], content_bytes_max: usize) -> Result<Vec<u8>, FrameError> {
     let broken = |code| FrameError::Broken(zstd_safe::get_error_name(code));
     if zstd_safe::find_frame_compressed_size(frame).map_err(broken)? != frame.len() {
-        return Err(FrameError::Broken("there is something after it"));
+        return Err(FrameError::Broken("data follows the frame"));
     }
     if frame.get(DESCRIPTOR_AT).is_none_or(|descriptor| descriptor & CHECKSUM_FLAG == 0) {
         return Err(FrameError::Broken("it has no checksum"));
     }
     let content_bytes = match zstd_safe::get_frame_content_size(frame) {
         Ok(Some(size)) => size,
-        Ok(None) | Err(_) => return Err(FrameError::Broken("it does not say its content's size")),
+        Ok(None) | Err(_) => return Err(FrameError::Broken("it does not state its content size")),
     };
     let size = usize::try_from(content_bytes).ok().filter(|size| *size <= content_bytes_max);
     let size = size.ok_or(FrameError::TooLarge { content_bytes, content_bytes_max })?;
@@ -87,6 +89,6 @@ fn decompress(frame: &[u8], prefix: &[u8], content_bytes_max: usize) -> Result<V
     let len = CONTEXT.with_borrow_mut(|context| context.decompress_using_dict(&mut content, frame, prefix));
     match len.map_err(broken)? {
         len if len == size => Ok(content),
-        _ => Err(FrameError::Broken("its content has another size than it says")),
+        _ => Err(FrameError::Broken("its content does not have the stated size")),
     }
 }

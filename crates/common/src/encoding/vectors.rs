@@ -1,6 +1,8 @@
-//! The test vectors of the contract, in `proto/kubefan/v1alpha1/testdata/`: what decoders in other languages are checked with too.
+//! The test vectors in `proto/kubefan/v1alpha1/testdata/`, which also test decoders in other
+//! languages.
 //!
-//! They are files, because a decoder must take what an older or newer encoder wrote: the same bytes need not come out again.
+//! They are files because a decoder must accept the output of older and newer encoders. The encoder
+//! here need not produce the same bytes.
 
 use std::{fs, path::PathBuf};
 
@@ -19,17 +21,17 @@ struct Index {
     chunks: Vec<ChunkCase>,
 }
 
-/// Each of the three is the name of a file.
+/// `held`, `delta` and `object` are names of files.
 #[derive(Serialize, Deserialize)]
 struct DeltaCase {
     name: String,
-    /// The bytes that a client holds.
+    /// The bytes that a client has.
     held: String,
     /// An encoded `ObjectDelta`.
     delta: String,
-    /// What comes out, where `error` is empty.
+    /// The decoded object, if `error` is empty.
     object: String,
-    /// "wrong_base": base_crc32 says so. "broken_frame": decompression does.
+    /// `wrong_base` if `base_crc32` does not match. `broken_frame` if decompression fails.
     error: String,
 }
 
@@ -38,7 +40,7 @@ struct ChunkCase {
     name: String,
     /// The `zstd` field of a `SnapshotChunk`.
     chunk: String,
-    /// What comes out; empty where `error` is not.
+    /// The decoded events; empty if `error` is set.
     events: Vec<ChunkEvent>,
     error: String,
 }
@@ -70,7 +72,7 @@ fn chunk_events(zstd: &[u8]) -> Result<Vec<ChunkEvent>, chunk::ChunkError> {
 }
 
 #[test]
-fn every_vector_decodes_as_it_says() {
+fn every_vector_decodes_as_the_index_says() {
     let index: Index = serde_json::from_slice(&read("index.json")).unwrap();
     assert!(index.deltas.iter().any(|case| case.error == "wrong_base"));
     for case in &index.deltas {
@@ -97,7 +99,7 @@ fn pod(phase: &str, revision: &str, conditions: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Above what zstd indexes of a dictionary by itself, with the change in front.
+/// Larger than what zstd indexes of a dictionary by default, with the change at the start.
 fn large(color: &str) -> Vec<u8> {
     let numbers: Vec<String> = (0..40_000).map(|number: u32| number.to_string()).collect();
     format!(
@@ -108,14 +110,14 @@ fn large(color: &str) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "writes the files that the other test reads: cargo test --lib vectors -- --ignored, after a change of the contract"]
+#[ignore = "writes the test vectors; after a change of watch.proto run: cargo test --lib vectors -- --ignored"]
 fn write_the_vectors() {
     let write = |file: &str, bytes: &[u8]| fs::write(dir().join(file), bytes).unwrap();
     let pending = pod("Pending", "1", "");
     let annotated = pod("Pending", "2", "");
     let ready = r#","conditions":[{"type":"Ready","status":"True","lastProbeTime":null,"lastTransitionTime":"2026-01-01T00:00:07Z"}],"podIP":"10.1.2.3""#;
     let running = pod("Running", "2", ready);
-    let good = |base: &[u8], new: &[u8]| delta::object_delta("41".to_owned(), base, new).expect("it pays");
+    let good = |base: &[u8], new: &[u8]| delta::object_delta("41".to_owned(), base, new).expect("the delta is smaller");
     let status_change = good(&annotated, &running);
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut zstd = status_change.zstd.to_vec();

@@ -1,13 +1,14 @@
-//! Objects in protobuf: what routing reads, found by field numbers.
+//! Finds the metadata and the selectable fields of an object in protobuf, by field number.
 //!
-//! Only the metadata and the selectable fields are looked for; all else is skipped by its length and never looked at. Numbers and booleans
-//! stay the bytes they are until a selector asks; a zero is as good as absent, because Kubernetes writes zeros of what is no pointer.
+//! Everything else is skipped by its length. Numbers and booleans stay encoded until a selector
+//! reads them. A zero is treated as absent, because Kubernetes writes the zero value of every field
+//! that is not a pointer.
 
 use std::borrow::Cow;
 
 use bytes::Bytes;
 
-use super::{Body, Object, ObjectError, Spans, check_len};
+use super::{Body, Object, ObjectError, check_len, texts::SpanWriter};
 use crate::{
     GroupVersionResource, ObjectKey, ResourceVersion,
     fields::FieldTable,
@@ -20,27 +21,27 @@ use crate::{
     },
 };
 
-/// The selectable fields of a resource: for each, where it may lie, in order of preference.
+/// The selectable fields of a resource: for each, its possible locations, in order of preference.
 #[derive(Debug)]
 pub(super) struct ProtobufFields {
     fields: Vec<Vec<Location>>,
-    /// The numbers of the object's own fields that lead to any of them.
+    /// The top-level field numbers that lead to any of them.
     roots: Vec<u32>,
 }
 
-/// What is looked at in the metadata.
+/// The parts of `metadata` that routing reads.
 #[derive(Default)]
 struct Metadata<'a> {
     name: &'a [u8],
     namespace: &'a [u8],
     uid: &'a [u8],
     version: &'a [u8],
-    /// Keys and values.
+    /// Key and value of each label.
     labels: Vec<(&'a [u8], &'a [u8])>,
 }
 
 impl<'a> Metadata<'a> {
-    /// Takes what is in a message; where it comes in parts, the later ones count.
+    /// Reads one `metadata` message. If the field is repeated, later values replace earlier ones.
     fn read(&mut self, message: &'a [u8]) -> Result<(), Malformed> {
         for field in Fields::of(message) {
             let field = field?;
@@ -58,7 +59,7 @@ impl<'a> Metadata<'a> {
     }
 }
 
-/// Key and value of an entry of a map.
+/// Key and value of a map entry.
 fn entry(message: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
     for field in Fields::of(message) {
@@ -80,12 +81,12 @@ impl ProtobufFields {
         Some(Self { fields, roots })
     }
 
-    /// An object from its envelope.
+    /// Parses an object in its envelope.
     pub(super) fn parse(&self, bytes: Bytes) -> Result<Object, ObjectError> {
         check_len(&bytes)?;
         let message = open(&bytes)?.message;
         let mut metadata = Metadata::default();
-        // The messages that fields lie in, in order.
+        // The top-level fields that contain selectable fields, in order.
         let mut parts: Vec<(u32, Value<'_>)> = Vec::with_capacity(4);
         for field in Fields::of(message) {
             let field = field?;
@@ -103,7 +104,7 @@ impl ProtobufFields {
         let version = text(metadata.version, "resourceVersion")?;
         let version = version.parse().map_err(|_| ObjectError::Metadata("resourceVersion"))?;
         let namespace = std::str::from_utf8(metadata.namespace).map_err(|_| ObjectError::Metadata("namespace"))?;
-        let mut spans = Spans::default();
+        let mut spans = SpanWriter::default();
         spans.put(&bytes, metadata.uid);
         metadata.labels.iter().flat_map(|(key, value)| [key, value]).for_each(|text| spans.put(&bytes, text));
         for locations in &self.fields {
@@ -125,20 +126,20 @@ impl ProtobufFields {
         })
     }
 
-    /// A field's bytes as selectors compare them. What is no valid text compares as JSON would write it.
+    /// A field's bytes in the form that selectors compare. Invalid UTF-8 is replaced as in JSON.
     pub(super) fn text<'a>(&self, index: usize, bytes: &'a [u8]) -> Cow<'a, str> {
         let scalar =
             self.fields.get(index).and_then(|locations| locations.first()).map_or(Scalar::Text, |at| at.scalar);
         match scalar {
             Scalar::Text => String::from_utf8_lossy(bytes),
-            // A zero is not kept.
+            // Zeros are stored as absent.
             Scalar::Bool => Cow::Borrowed("true"),
             Scalar::Int => Cow::Owned((number(bytes) as i64).to_string()),
         }
     }
 
-    /// What is left of a remnant, in its envelope.
-    pub(super) fn remnant(&self, of: &Object, version: ResourceVersion, api_version: &str, kind: &str) -> Bytes {
+    /// An object of selectable attributes, in its envelope.
+    pub(super) fn attributes(&self, of: &Object, version: ResourceVersion, api_version: &str, kind: &str) -> Bytes {
         let (mut metadata, mut texts) = (Vec::new(), of.texts());
         let mut text = || texts.advance().unwrap_or_default();
         put_bytes(META_NAME, of.key.name().as_bytes(), &mut metadata);
@@ -151,25 +152,25 @@ impl ProtobufFields {
             put_bytes(ENTRY_VALUE, text(), &mut entry);
             put_bytes(META_LABELS, &entry, &mut metadata);
         }
-        // Two fields may be one place with two names.
-        let mut places: Vec<(&[u32], Scalar, &[u8])> = Vec::new();
+        // Two selectable fields may be names for the same location.
+        let mut values: Vec<(&[u32], Scalar, &[u8])> = Vec::new();
         for locations in &self.fields {
             let text = text();
             if let Some(Location { path, scalar }) = locations.first().filter(|_| !text.is_empty())
-                && !places.iter().any(|(known, ..)| known == path)
+                && !values.iter().any(|(known, ..)| known == path)
             {
-                places.push((path, *scalar, text));
+                values.push((path, *scalar, text));
             }
         }
-        places.sort_unstable_by_key(|(path, ..)| *path);
+        values.sort_unstable_by_key(|(path, ..)| *path);
         let mut message = Vec::new();
         put_bytes(METADATA, &metadata, &mut message);
-        put_places(&places, &mut message);
+        put_values(&values, &mut message);
         enveloped(api_version, kind, &message)
     }
 }
 
-/// The bytes at a place; none where there is nothing, or a zero.
+/// The bytes at a location; empty if the field is absent or zero.
 fn find<'a>(parts: &[(u32, Value<'a>)], location: &Location) -> Result<&'a [u8], Malformed> {
     let Some((first, rest)) = location.path.split_first() else { return Ok(&[]) };
     let mut found: &[u8] = &[];
@@ -179,7 +180,7 @@ fn find<'a>(parts: &[(u32, Value<'a>)], location: &Location) -> Result<&'a [u8],
     Ok(found)
 }
 
-/// As deep as the path is long. What is of another type than the field is not the field.
+/// Recursion is as deep as the path is long. A value of the wrong type is treated as absent.
 fn descend<'a>(value: Value<'a>, path: &[u32], scalar: Scalar, found: &mut &'a [u8]) -> Result<(), Malformed> {
     match (value, path.split_first(), scalar) {
         (Value::Bytes(message), Some((first, rest)), _) => {
@@ -198,15 +199,15 @@ fn descend<'a>(value: Value<'a>, path: &[u32], scalar: Scalar, found: &mut &'a [
     Ok(())
 }
 
-/// The number that some bytes were.
+/// Decodes a varint.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f))
 }
 
-/// Writes what lies at these places, which are in order.
-fn put_places(places: &[(&[u32], Scalar, &[u8])], out: &mut Vec<u8>) {
-    for places in places.chunk_by(|(one, ..), (other, ..)| one.first() == other.first()) {
-        match places {
+/// Writes the values at these locations, which must be sorted by path.
+fn put_values(values: &[(&[u32], Scalar, &[u8])], out: &mut Vec<u8>) {
+    for values in values.chunk_by(|(one, ..), (other, ..)| one.first() == other.first()) {
+        match values {
             [([number], Scalar::Text, text), ..] => put_bytes(*number, text, out),
             [([number], _, varint), ..] => {
                 put_varint(u64::from(*number) << 3, out);
@@ -214,8 +215,8 @@ fn put_places(places: &[(&[u32], Scalar, &[u8])], out: &mut Vec<u8>) {
             }
             [([number, ..], ..), ..] => {
                 let mut message = Vec::new();
-                let within: Vec<_> = places.iter().map(|(path, scalar, text)| (&path[1..], *scalar, *text)).collect();
-                put_places(&within, &mut message);
+                let within: Vec<_> = values.iter().map(|(path, scalar, text)| (&path[1..], *scalar, *text)).collect();
+                put_values(&within, &mut message);
                 put_bytes(*number, &message, out);
             }
             _ => {}
@@ -254,7 +255,7 @@ mod tests {
         (Arc::new(ObjectParser::protobuf(&gvr, &table).unwrap().of(kind, "v1")), table, gvr)
     }
 
-    /// A pod as an item of a list.
+    /// A pod as a list item.
     fn pod(labels: &[(String, String)], version: &str, node: &str, host_network: u64, phase: &str) -> Vec<u8> {
         let mut metadata = message(&[(1, b"web-1"), (2, b""), (3, b"default"), (5, b"u-1"), (6, version.as_bytes())]);
         labels.iter().for_each(|(key, value)| put_bytes(META_LABELS, &label(key, value), &mut metadata));
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_read_by_its_field_numbers() {
+    fn a_pod_is_parsed_by_its_field_numbers() {
         let (parser, table, gvr) = parser("pods", "Pod");
         assert_eq!(parser.media(), Media::Protobuf);
         let labels = [("app".to_owned(), "web".to_owned()), ("x.io/y".to_owned(), String::new())];
@@ -283,7 +284,7 @@ mod tests {
         assert_eq!((field("spec.serviceAccountName"), field("status.podIPs")), (String::new(), String::new()));
         let other = parser.from_list_item(&pod(&[], "41", "", 0, ""), "Pod", "v1").unwrap();
         assert_eq!(parser.field(&other, table.resolve("spec.hostNetwork", &gvr).unwrap()), "false");
-        // The same object by a watch is the same bytes.
+        // A watch sends the same bytes for this object.
         assert_eq!(parser.parse(&object.bytes()).unwrap().bytes(), enveloped("v1", "Pod", &item));
     }
 
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_metadata_alone_is_the_objects_own() {
+    fn partial_metadata_is_copied_from_the_object() {
         let (parser, ..) = parser("pods", "Pod");
         let item = pod(&[("app".into(), "web".into())], "41", "n1", 0, "");
         let object = parser.from_list_item(&item, "Pod", "v1").unwrap();
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn invalid_objects_are_refused() {
         let (parser, ..) = parser("pods", "Pod");
         let refused = |bytes: &[u8]| parser.parse(bytes).unwrap_err().to_string();
         assert!(refused(br#"{"kind":"Pod"}"#).contains("k8s"));
@@ -334,7 +335,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn packed_or_as_a_remnant_or_at_another_version_selectors_see_the_same(
+        fn selectors_match_packed_reduced_and_reversioned_objects_alike(
             labels in prop::collection::btree_map("[a-z]{1,40}(/[a-z]{1,5})?", "[a-zA-Z0-9]{0,63}", 0..12),
             node in "\\PC{0,200}",
             host_network in 0..2_u64,
@@ -350,16 +351,16 @@ mod tests {
             prop_assert!(fields(&parser, &table, &plain)[0] == node);
             let packed = plain.packed(&Arc::<Packer>::default());
             prop_assert!(packed.is_packed());
-            let remnant = packed.remnant(&parser);
+            let reduced = packed.remnant(&parser);
             let other = ResourceVersion::new(other).unwrap();
             let moved = parser.parse(&plain.bytes_at(other)).unwrap();
             prop_assert_eq!(moved.version(), other);
             prop_assert_eq!(moved.bytes_at(plain.version()), plain.bytes());
             prop_assert_eq!(packed.bytes_at(other), moved.bytes());
-            let read = parser.parse(&remnant.bytes()).unwrap();
-            let read_at = parser.parse(&remnant.bytes_at(other)).unwrap();
+            let read = parser.parse(&reduced.bytes()).unwrap();
+            let read_at = parser.parse(&reduced.bytes_at(other)).unwrap();
             prop_assert_eq!(read_at.version(), other);
-            for same in [&*packed, &*remnant, &moved, &read, &read_at] {
+            for same in [&*packed, &*reduced, &moved, &read, &read_at] {
                 prop_assert!(same.is_seen_as(&plain) && plain.is_seen_as(same));
                 prop_assert_eq!((same.key(), same.uid()), (plain.key(), plain.uid()));
                 prop_assert!(same.labels().eq(plain.labels()));
@@ -368,7 +369,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_object_or_an_error(
+        fn any_bytes_parse_or_give_an_error(
             bytes in prop::collection::vec(any::<u8>(), 0..300),
             at in any::<prop::sample::Index>(),
             byte: u8,

@@ -1,4 +1,4 @@
-//! Projections by example, and against a reference that decodes the JSON.
+//! Projections by example, and compared with a reference that decodes the JSON.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -31,13 +31,13 @@ fn applied(projection: &Projection, json: &str) -> String {
 const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"web","resourceVersion":"7","labels":{"app":"web"},"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"x\":1}\n","example.com/on":"yes"},"managedFields":[{"manager":"m"}]},"spec":{"nodeName":"n1","containers":[{"name":"a","image":"i:1"},{"name":"b"}],"volumes":[]},"status":{"phase":"Running"}}"#;
 
 #[test]
-fn a_full_object_stays_as_it_is() {
+fn a_full_object_is_unchanged() {
     assert!(full(false, false).is_identity());
     assert_eq!(applied(&Projection::default(), POD), POD);
 }
 
 #[test]
-fn the_canonical_form_has_no_version_and_no_managed_fields_and_every_other_byte() {
+fn the_canonical_form_leaves_out_only_the_version_and_the_managed_fields() {
     let expected = POD.replace(r#""resourceVersion":"7","#, "").replace(r#","managedFields":[{"manager":"m"}]"#, "");
     assert_eq!(applied(&full(true, false), POD), expected);
     assert_eq!(full(true, false), Projection::default().canonical());
@@ -46,7 +46,7 @@ fn the_canonical_form_has_no_version_and_no_managed_fields_and_every_other_byte(
 }
 
 #[test]
-fn the_last_applied_annotation_goes_and_an_empty_map_with_it() {
+fn dropping_the_last_applied_annotation_also_drops_an_empty_map() {
     let out = applied(&full(false, true), POD);
     assert!(out.contains(r#""annotations":{"example.com/on":"yes"}"#), "{out}");
     let only = r#"{"metadata":{"name":"a","annotations":{"kubectl.kubernetes.io/last-applied-configuration":"x"}}}"#;
@@ -55,14 +55,14 @@ fn the_last_applied_annotation_goes_and_an_empty_map_with_it() {
 }
 
 #[test]
-fn metadata_comes_as_the_apiserver_shows_it() {
+fn metadata_is_sent_as_a_partial_object_metadata() {
     let expected = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"web","labels":{"app":"web"},"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"x\":1}\n","example.com/on":"yes"}}}"#;
     assert_eq!(applied(&metadata(), POD), expected);
     assert_eq!(applied(&metadata(), expected), expected);
 }
 
 #[test]
-fn a_field_mask_keeps_what_it_names_in_the_objects_own_order() {
+fn a_field_mask_keeps_its_fields_in_the_order_of_the_object() {
     let out = applied(&fields(&["status.phase", "spec.containers.image", "metadata.labels", "spec.nodeName"]), POD);
     assert_eq!(
         out,
@@ -83,11 +83,11 @@ fn a_mask_of_the_metadata_is_canonical_too() {
         out.contains("example.com/on") && !out.contains("resourceVersion") && !out.contains("managedFields"),
         "{out}"
     );
-    assert_ne!(fields(&["metadata"]), metadata(), "one of them says what it is");
+    assert_ne!(fields(&["metadata"]), metadata(), "only one calls itself a PartialObjectMetadata");
 }
 
 #[test]
-fn names_are_compared_as_they_read_not_as_they_are_escaped() {
+fn names_are_compared_without_escapes() {
     let json = r#"{"m\u0065tadata":{"n\"":1,"resource\u0056ersion":"1"}}"#;
     assert_eq!(applied(&full(true, false), json), r#"{"m\u0065tadata":{"n\"":1}}"#);
     assert_eq!(applied(&fields(&["metadata.n\""]), json), r#"{"m\u0065tadata":{"n\"":1}}"#);
@@ -107,7 +107,7 @@ fn equal_requests_are_equal() {
 }
 
 #[test]
-fn a_mask_that_cannot_be_used_is_refused_by_name() {
+fn an_invalid_mask_is_refused_and_its_path_is_named() {
     let deep = vec!["a"; PATH_NAMES_MAX + 1].join(".");
     let long = "a".repeat(PATH_BYTES_MAX + 1);
     for path in [
@@ -135,7 +135,7 @@ fn a_mask_that_cannot_be_used_is_refused_by_name() {
 }
 
 #[test]
-fn a_deep_value_is_no_trouble() {
+fn deeply_nested_values_do_not_overflow_the_stack() {
     let deep = |open: &str, close: &str| format!(r#"{{"a":{}1{}}}"#, open.repeat(100_000), close.repeat(100_000));
     for json in [deep("[", "]"), deep(r#"{"a":"#, "}")] {
         assert_eq!(applied(&full(true, false), &json), json);
@@ -144,7 +144,7 @@ fn a_deep_value_is_no_trouble() {
     }
 }
 
-/// Key names that projections look at, and some that they do not.
+/// Key names that projections treat specially, and some others.
 const KEYS: [&str; 10] =
     ["metadata", "annotations", "resourceVersion", "managedFields", LAST_APPLIED, "kind", "a", "b", "a.b", "\"\\"];
 
@@ -168,8 +168,8 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What a path does to a value, decoded: the part of it that the path keeps.
-fn kept(value: &Value, paths: &[Vec<String>]) -> Option<Value> {
+/// The part of a decoded value that the paths keep.
+fn masked(value: &Value, paths: &[Vec<String>]) -> Option<Value> {
     if paths.iter().any(Vec::is_empty) {
         return Some(value.clone());
     }
@@ -177,20 +177,20 @@ fn kept(value: &Value, paths: &[Vec<String>]) -> Option<Value> {
         let Value::Array(list) = value else { return None };
         let objects = list.iter().filter(|element| element.is_object());
         let list: Vec<Value> =
-            objects.map(|object| kept(object, paths).unwrap_or(Value::Object(Default::default()))).collect();
+            objects.map(|object| masked(object, paths).unwrap_or(Value::Object(Default::default()))).collect();
         return (!list.is_empty()).then_some(Value::Array(list));
     };
     let mut out = serde_json::Map::new();
     for (key, value) in map {
         let under: Vec<_> = paths.iter().filter(|path| path[0] == *key).map(|path| path[1..].to_vec()).collect();
-        if let Some(value) = (!under.is_empty()).then(|| kept(value, &under)).flatten() {
+        if let Some(value) = (!under.is_empty()).then(|| masked(value, &under)).flatten() {
             out.insert(key.clone(), value);
         }
     }
     (!out.is_empty()).then_some(Value::Object(out))
 }
 
-/// Takes out the field at a path, and the maps that are left empty by it.
+/// Removes the field at a path, and the maps that become empty by that.
 fn without(value: &mut Value, path: &[&str]) {
     let Value::Object(map) = value else { return };
     if path.len() == 1 {
@@ -208,18 +208,19 @@ fn reference(value: &Value, paths: Option<&[String]>, drop_last_applied: bool) -
         None => value.clone(),
         Some(paths) => {
             let paths: Vec<_> = paths.iter().map(|path| names(path).unwrap()).collect();
-            kept(value, &paths).unwrap_or(Value::Object(Default::default()))
+            masked(value, &paths).unwrap_or(Value::Object(Default::default()))
         }
     };
-    // A field that is named exactly is whole, whether it is empty or not; only what was emptied goes.
-    let sweep = |value: &mut Value| {
+    // A field that a path names exactly is kept whole, even if it is empty. Only maps that became
+    // empty are removed.
+    let drop_fields = |value: &mut Value| {
         without(value, &RESOURCE_VERSION);
         without(value, &MANAGED_FIELDS);
         if drop_last_applied {
             without(value, &LAST_APPLIED_PATH);
         }
     };
-    sweep(&mut value);
+    drop_fields(&mut value);
     value
 }
 
@@ -233,7 +234,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_left_is_what_decoding_would_leave(value in value(), paths in paths(), applied in any::<bool>(), pretty in any::<bool>()) {
+    fn a_projection_equals_the_decoding_reference(value in value(), paths in paths(), applied in any::<bool>(), pretty in any::<bool>()) {
         let object = serde_json::json!({"metadata": value, "a": value});
         for value in [&object, &value] {
             let json = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) }.unwrap();
@@ -243,7 +244,7 @@ proptest! {
             if value.is_object() {
                 let decoded: Value = serde_json::from_slice(&out).unwrap();
                 prop_assert_eq!(&decoded, &reference(value, paths.as_deref(), applied));
-                prop_assert_eq!(projection.apply(&out), out, "what was projected stays");
+                prop_assert_eq!(projection.apply(&out), out, "projecting twice changes nothing");
             } else {
                 prop_assert!(out.is_empty() || serde_json::from_slice::<Value>(&out).is_ok());
             }
@@ -251,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0..POD.len(), paths in paths()) {
+    fn any_bytes_are_accepted_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0..POD.len(), paths in paths()) {
         let projection = Projection::new(paths.as_deref().map_or(Parts::Metadata, Parts::Fields), false, true).unwrap();
         for json in [&bytes[..], &POD.as_bytes()[..cut]] {
             prop_assert!(projection.apply(json).is_empty() || serde_json::from_slice::<Value>(json).is_ok());

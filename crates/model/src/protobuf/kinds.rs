@@ -1,36 +1,37 @@
-//! The built-in types that are read as protobuf, and the numbers of their selectable fields: the one table.
+//! The built-in types that are cached as protobuf, and the numbers of their selectable fields.
 //!
-//! Protobuf has no names, so a field is found only where its number is known, and a type that is not here has no protobuf cache: a
-//! selector must never match nothing because a field was looked for in the wrong place. The numbers are those of the `generated.proto`
-//! files of `k8s.io/api`, which are never given to another field; `metadata` is the first field of every type.
+//! Protobuf has no field names, so a field is found only by its number. A type that is missing here
+//! has no protobuf cache: with a wrong or unknown number a selector would silently match nothing.
+//! The numbers are those of the `generated.proto` files in `k8s.io/api`, which are never reused;
+//! `metadata` is field 1 of every type.
 
 use crate::{GroupVersionResource, fields::FieldTable};
 
-/// How a field's value is written.
+/// The type of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scalar {
-    /// As text.
+    /// A string.
     Text,
-    /// As a number, 0 or 1.
+    /// A varint, 0 or 1.
     Bool,
-    /// As a number, in two's complement of 64 bits.
+    /// A varint, in two's complement of 64 bits.
     Int,
 }
 
 use Scalar::{Bool, Int, Text};
 
-/// Where a field lies.
+/// The location of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
-    /// The numbers on the way, from the object's message on.
+    /// The field numbers from the object's message down to the field.
     pub path: &'static [u32],
-    /// What is there.
+    /// The type of the field.
     pub scalar: Scalar,
 }
 
 /// A field's path in JSON, its path in protobuf, and its type.
 type Row = (&'static str, &'static [u32], Scalar);
-/// Group, versions, and resources with their rows. All versions of a type agree on the numbers of its rows.
+/// Group, versions, and resources with their rows. The numbers are the same in all versions.
 type Group = (&'static str, &'static [&'static str], &'static [(&'static str, &'static [Row])]);
 
 const PODS: &[Row] = &[
@@ -180,7 +181,7 @@ const GROUPS: &[Group] = &[
     ("storagemigration.k8s.io", &["v1beta1"], &[("storageversionmigrations", NONE)]),
 ];
 
-/// Whether a resource is read as protobuf.
+/// Whether a resource can be cached as protobuf.
 pub fn is_known(gvr: &GroupVersionResource) -> bool {
     rows(gvr).is_some()
 }
@@ -191,8 +192,8 @@ fn rows(gvr: &GroupVersionResource) -> Option<&'static [Row]> {
     resources.iter().find(|(resource, _)| *resource == gvr.resource).map(|(_, rows)| *rows)
 }
 
-/// For each field of a resource's table, where it may lie, in order of preference; `None` where one of them, or the resource, is not
-/// known.
+/// For each field of a resource, its possible locations, in order of preference. `None` if the
+/// resource, or one of the locations, is not known.
 pub fn locations(gvr: &GroupVersionResource, table: &FieldTable) -> Option<Vec<Vec<Location>>> {
     let rows = rows(gvr)?;
     let locate = |path: &Vec<String>| {

@@ -1,8 +1,9 @@
-//! Kubernetes' protobuf: the envelope around every message, what lists and watches look like, and what is made out of an object.
+//! Kubernetes protobuf: the envelope, lists, watch events, and what is derived from an object.
 //!
-//! `application/vnd.kubernetes.protobuf` is a magic number and a `runtime.Unknown` (apimachinery's `pkg/runtime/generated.proto`): the
-//! type, and the message as bytes. An object is kept in the form in which a watch sends it, its envelope included; an item of a list has
-//! none, and what is written here for it is what the apiserver writes, so that both ways give the same bytes.
+//! `application/vnd.kubernetes.protobuf` is a magic number and a `runtime.Unknown` (apimachinery's
+//! `pkg/runtime/generated.proto`): the type, and the message as bytes. Objects are cached in the
+//! form that a watch sends, with their envelope. List items have none; the envelope added to them
+//! here is the one that the apiserver writes, so lists and watches give the same bytes.
 
 use std::fmt::Display;
 
@@ -18,13 +19,14 @@ pub use wire::Malformed;
 use self::wire::{Fields, Value, bytes_field, put_bytes, put_head, put_number, replaced, varint_len};
 use super::ResourceVersion;
 
-/// What every answer in protobuf begins with, and no JSON does.
+/// Start of every protobuf response. JSON never starts with it.
 pub const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// What follows the message in an envelope: no content encoding and no content type, which the apiserver writes all the same.
+/// End of an envelope, after the message: empty content encoding and content type, which the
+/// apiserver writes too.
 pub const TAIL: &[u8] = &[0x1a, 0, 0x22, 0];
 
-/// The annotation of the bookmark that ends the initial state of a watch.
+/// The annotation of the bookmark that ends the initial events of a watch.
 pub const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 // `runtime.Unknown` and its `TypeMeta`.
@@ -66,44 +68,45 @@ pub const ENTRY_VALUE: u32 = 2;
 const PARTIAL_API_VERSION: &str = "meta.k8s.io/v1";
 const PARTIAL_KIND: &str = "PartialObjectMetadata";
 
-/// A message taken out of its envelope.
+/// An envelope envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Opened<'a> {
-    /// Its kind; empty where the envelope says none.
+pub struct Envelope<'a> {
+    /// The kind; empty if the envelope has none.
     pub kind: &'a str,
     /// The message.
     pub message: &'a [u8],
 }
 
-/// Whether bytes are in an envelope. JSON never begins like this.
+/// Whether bytes start like an envelope. JSON never does.
 pub fn is_enveloped(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// Takes a message out of its envelope.
-pub fn open(bytes: &[u8]) -> Result<Opened<'_>, Malformed> {
-    let unknown = bytes.strip_prefix(MAGIC).ok_or(Malformed("it does not begin with k8s\\0"))?;
-    let (mut opened, mut found) = (Opened { kind: "", message: &[] }, false);
+/// Opens an envelope.
+pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, Malformed> {
+    let unknown = bytes.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
+    let (mut envelope, mut found) = (Envelope { kind: "", message: &[] }, false);
     for field in Fields::of(unknown) {
         let field = field?;
         match (field.number, field.value) {
             (UNKNOWN_TYPE, Value::Bytes(of)) => {
-                opened.kind = std::str::from_utf8(bytes_field(of, TYPE_KIND)?.unwrap_or_default()).unwrap_or_default();
+                envelope.kind =
+                    std::str::from_utf8(bytes_field(of, TYPE_KIND)?.unwrap_or_default()).unwrap_or_default();
             }
-            // Which of two is meant is not asked: whoever reads one and whoever writes the other would disagree.
-            (UNKNOWN_RAW, Value::Bytes(_)) if found => return Err(Malformed("the envelope holds two messages")),
-            (UNKNOWN_RAW, Value::Bytes(message)) => (opened.message, found) = (message, true),
+            // Two messages are ambiguous: readers could disagree on which one counts.
+            (UNKNOWN_RAW, Value::Bytes(_)) if found => return Err(Malformed("the envelope contains two messages")),
+            (UNKNOWN_RAW, Value::Bytes(message)) => (envelope.message, found) = (message, true),
             (UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE, Value::Bytes(text)) if !text.is_empty() => {
-                return Err(Malformed("the envelope holds another encoding"));
+                return Err(Malformed("the envelope has a content encoding or a content type"));
             }
             _ => {}
         }
     }
-    // An empty message is one too: it is how an object with nothing in it is written.
-    if found { Ok(opened) } else { Err(Malformed("the envelope is empty")) }
+    // An empty message is valid: it is an object without any fields.
+    if found { Ok(envelope) } else { Err(Malformed("the envelope is empty")) }
 }
 
-/// Writes what comes before a message of so many bytes in its envelope; [`TAIL`] comes after it.
+/// Writes an envelope up to its message of `message_len` bytes. The message and [`TAIL`] follow.
 pub fn put_envelope_head(api_version: &str, kind: &str, message_len: usize, out: &mut impl BufMut) {
     let text_len = |text: &str| 1 + varint_len(text.len()) + text.len();
     out.put_slice(MAGIC);
@@ -119,18 +122,19 @@ pub fn enveloped(api_version: &str, kind: &str, message: &[u8]) -> Bytes {
     put_envelope_head(api_version, kind, message.len(), &mut out);
     out.put_slice(message);
     out.put_slice(TAIL);
-    // Without the room that was not needed: objects stay for long.
+    // Without spare capacity, because objects are cached for long.
     out.into_boxed_slice().into()
 }
 
-/// An object with another `metadata.resourceVersion`.
+/// The object with another `metadata.resourceVersion`.
 pub fn at_version(object: &[u8], version: ResourceVersion) -> Result<Bytes, Malformed> {
     const PATH: [u32; 3] = [UNKNOWN_RAW, METADATA, META_RESOURCE_VERSION];
-    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not begin with k8s\\0"))?;
+    let unknown = object.strip_prefix(MAGIC).ok_or(Malformed("it does not start with k8s\\0"))?;
     Ok([MAGIC, &*replaced(unknown, &PATH, version.to_string().as_bytes())?].concat().into())
 }
 
-/// An object's metadata alone: the message `metav1.PartialObjectMetadata`, which is also an item of a `PartialObjectMetadataList`.
+/// The object's metadata as a `metav1.PartialObjectMetadata` message without an envelope, as in a
+/// `PartialObjectMetadataList`.
 pub fn partial_metadata_item(object: &[u8]) -> Result<Bytes, Malformed> {
     let metadata = bytes_field(open(object)?.message, METADATA)?.unwrap_or_default();
     let mut out = Vec::with_capacity(1 + varint_len(metadata.len()) + metadata.len());
@@ -138,12 +142,14 @@ pub fn partial_metadata_item(object: &[u8]) -> Result<Bytes, Malformed> {
     Ok(out.into())
 }
 
-/// An object's metadata alone, as a watch and a get send it: in an envelope that calls it a `PartialObjectMetadata`.
+/// The object's metadata as a `PartialObjectMetadata` in its envelope, as a watch and a GET send
+/// it.
 pub fn partial_metadata(object: &[u8]) -> Result<Bytes, Malformed> {
     Ok(enveloped(PARTIAL_API_VERSION, PARTIAL_KIND, &partial_metadata_item(object)?))
 }
 
-/// The object that a bookmark carries: nothing but the version, and where it ends the initial state the annotation that says so.
+/// The object of a bookmark. It contains only the version and, at the end of the initial events,
+/// the annotation for that.
 pub fn bookmark(api_version: &str, kind: &str, version: impl Display, ends_initial_state: bool) -> Bytes {
     let (mut metadata, mut message) = (Vec::new(), Vec::new());
     put_bytes(META_RESOURCE_VERSION, version.to_string().as_bytes(), &mut metadata);
@@ -162,14 +168,14 @@ pub fn bookmark(api_version: &str, kind: &str, version: impl Display, ends_initi
 pub struct ListMeta {
     /// The version of the list.
     pub resource_version: String,
-    /// The token of the next page; empty at the end.
+    /// The continue token of the next page; empty on the last page.
     pub next: String,
-    /// How many objects come after this page, where that is known.
+    /// How many objects come after this page, if known.
     pub remaining_item_count: Option<u64>,
 }
 
-/// Writes everything of a list that comes before its items, whose bytes are `items_len` in all: the sum of [`item_len`]. Then follow the
-/// items, each by [`put_item_head`] and its message, and [`TAIL`].
+/// Writes a list up to its first item. `items_len` is the sum of [`item_len`] over all items. The
+/// items follow, each with [`put_item_head`] and its message, then [`TAIL`].
 pub fn put_list_head(api_version: &str, kind: &str, meta: &ListMeta, items_len: usize, out: &mut impl BufMut) {
     let mut metadata = Vec::with_capacity(64 + meta.next.len());
     put_bytes(LIST_SELF_LINK, b"", &mut metadata);
@@ -183,17 +189,17 @@ pub fn put_list_head(api_version: &str, kind: &str, meta: &ListMeta, items_len: 
     put_bytes(METADATA, &metadata, out);
 }
 
-/// What an item with a message of so many bytes takes in a list.
+/// The number of bytes of a list item whose message has `message_len` bytes.
 pub fn item_len(message_len: usize) -> usize {
     1 + varint_len(message_len) + message_len
 }
 
-/// Writes what comes before the message of an item.
+/// Writes the start of a list item, up to its message.
 pub fn put_item_head(message_len: usize, out: &mut impl BufMut) {
     put_head(LIST_ITEMS, message_len, out);
 }
 
-/// A page of a list, taken apart.
+/// A parsed page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List<'a> {
     /// Its metadata.
@@ -202,7 +208,7 @@ pub struct List<'a> {
     pub items: Vec<&'a [u8]>,
 }
 
-/// Reads the message of a list.
+/// Parses the message of a list.
 pub fn read_list(message: &[u8]) -> Result<List<'_>, Malformed> {
     let (mut meta, mut items) = (ListMeta::default(), Vec::new());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -225,7 +231,7 @@ pub fn read_list(message: &[u8]) -> Result<List<'_>, Malformed> {
     Ok(List { meta, items })
 }
 
-/// A `metav1.WatchEvent`, taken apart.
+/// A parsed `metav1.WatchEvent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchEvent<'a> {
     /// `ADDED`, `MODIFIED`, `DELETED`, `BOOKMARK` or `ERROR`.
@@ -234,32 +240,32 @@ pub struct WatchEvent<'a> {
     pub object: &'a [u8],
 }
 
-/// Reads an event of a watch, without the length before it.
+/// Parses an event of a watch. The frame length is not part of `event`.
 pub fn read_watch_event(event: &[u8]) -> Result<WatchEvent<'_>, Malformed> {
     let kind = bytes_field(event, EVENT_TYPE)?.unwrap_or_default();
-    let kind = std::str::from_utf8(kind).map_err(|_| Malformed("the type of an event is no text"))?;
+    let kind = std::str::from_utf8(kind).map_err(|_| Malformed("the type of an event is not UTF-8"))?;
     let extension = bytes_field(event, EVENT_OBJECT)?.ok_or(Malformed("an event without an object"))?;
     Ok(WatchEvent { kind, object: bytes_field(extension, EXTENSION_RAW)?.unwrap_or_default() })
 }
 
-/// Writes what comes before the object of an event in a websocket's message, which has a length of its own.
+/// Writes a watch event up to its object, for a websocket, whose messages have their own length.
 pub fn put_watch_event_head(kind: &str, object_len: usize, out: &mut impl BufMut) {
     put_bytes(EVENT_TYPE, kind.as_bytes(), out);
     put_head(EVENT_OBJECT, 1 + varint_len(object_len) + object_len, out);
     put_head(EXTENSION_RAW, object_len, out);
 }
 
-/// Writes what comes before the object of an event in a watch's body: the length of the event in four bytes, and its head. Nothing
-/// follows the object.
+/// Writes a watch event up to its object, for an HTTP body: its length in four bytes (big-endian),
+/// then the event. Nothing follows the object.
 pub fn put_watch_frame_head(kind: &str, object_len: usize, out: &mut impl BufMut) {
     let extension_len = 1 + varint_len(object_len) + object_len;
     let event_len = 1 + varint_len(kind.len()) + kind.len() + 1 + varint_len(extension_len) + extension_len;
-    // An object is below 2 GiB: the parser has refused what 31 bits cannot count.
+    // The parser refuses objects of 2 GiB or more.
     out.put_u32(u32::try_from(event_len).unwrap_or(u32::MAX));
     put_watch_event_head(kind, object_len, out);
 }
 
-/// A whole frame of a watch's body, for a small object.
+/// A whole frame of a watch's HTTP body, for a small object.
 pub fn watch_frame(kind: &str, object: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(32 + object.len());
     put_watch_frame_head(kind, object.len(), &mut out);
@@ -267,20 +273,20 @@ pub fn watch_frame(kind: &str, object: &[u8]) -> Bytes {
     out.into()
 }
 
-/// What a bookmark says.
+/// The content of a bookmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bookmark<'a> {
-    /// The version, as it is written.
+    /// The resource version as written.
     pub version: &'a str,
-    /// Whether it ends the initial state.
+    /// Whether it ends the initial events.
     pub ends_initial_state: bool,
 }
 
-/// Reads the object of a bookmark.
+/// Parses the object of a bookmark.
 pub fn read_bookmark(object: &[u8]) -> Result<Bookmark<'_>, Malformed> {
     let metadata = bytes_field(open(object)?.message, METADATA)?.unwrap_or_default();
     let version = bytes_field(metadata, META_RESOURCE_VERSION)?.unwrap_or_default();
-    let version = std::str::from_utf8(version).map_err(|_| Malformed("a version is no text"))?;
+    let version = std::str::from_utf8(version).map_err(|_| Malformed("a version is not UTF-8"))?;
     let mut ends_initial_state = false;
     for field in Fields::of(metadata) {
         if let (META_ANNOTATIONS, Value::Bytes(entry)) = field.map(|field| (field.number, field.value))?

@@ -1,4 +1,4 @@
-//! `metav1.Status` in protobuf: what failed requests and ERROR events of a protobuf client carry.
+//! `metav1.Status` in protobuf: the body of failed requests, and the object of ERROR events.
 
 use bytes::Bytes;
 use prost::Message;
@@ -11,16 +11,16 @@ pub struct Status {
     /// `Success` or `Failure`.
     #[prost(string, tag = "2")]
     pub status: String,
-    /// For humans.
+    /// For people.
     #[prost(string, tag = "3")]
     pub message: String,
     /// Machine-readable, such as `Expired`.
     #[prost(string, tag = "4")]
     pub reason: String,
-    /// More of it, by reason.
+    /// Details, depending on the reason.
     #[prost(message, optional, tag = "5")]
     pub details: Option<StatusDetails>,
-    /// The HTTP status.
+    /// The HTTP status code.
     #[prost(int32, tag = "6")]
     pub code: i32,
 }
@@ -31,16 +31,16 @@ pub struct StatusDetails {
     /// The name of the object.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its group.
+    /// The group of the object.
     #[prost(string, tag = "2")]
     pub group: String,
-    /// Its kind, or its resource.
+    /// The kind or the resource of the object.
     #[prost(string, tag = "3")]
     pub kind: String,
-    /// Why, in parts.
+    /// The causes, if there are several.
     #[prost(message, repeated, tag = "4")]
     pub causes: Vec<StatusCause>,
-    /// What the apiserver asks to wait.
+    /// How many seconds to wait before a retry.
     #[prost(int32, tag = "5")]
     pub retry_after_seconds: i32,
     /// The uid of the object.
@@ -54,24 +54,24 @@ pub struct StatusCause {
     /// Machine-readable, such as `ResourceVersionTooLarge`.
     #[prost(string, tag = "1")]
     pub reason: String,
-    /// For humans.
+    /// For people.
     #[prost(string, tag = "2")]
     pub message: String,
-    /// Which field it is about.
+    /// The field that caused it.
     #[prost(string, tag = "3")]
     pub field: String,
 }
 
 impl Status {
-    /// In its envelope: the body of a failed request, and the object of an ERROR event.
+    /// The Status in its envelope.
     pub fn to_bytes(&self) -> Bytes {
         enveloped("v1", "Status", &self.encode_to_vec())
     }
 
-    /// Reads a Status; `None` where the bytes are something else.
+    /// Parses a Status. `None` if the bytes are something else.
     pub fn read(bytes: &[u8]) -> Option<Self> {
-        let opened = is_enveloped(bytes).then(|| open(bytes)).and_then(Result::<_, Malformed>::ok)?;
-        (opened.kind == "Status").then(|| Self::decode(opened.message).ok()).flatten()
+        let envelope = is_enveloped(bytes).then(|| open(bytes)).and_then(Result::<_, Malformed>::ok)?;
+        (envelope.kind == "Status").then(|| Self::decode(envelope.message).ok()).flatten()
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_read_as_it_was_written_and_nothing_else_is_one() {
+    fn a_status_parses_back_and_other_bytes_do_not() {
         let cause = StatusCause { reason: "R".into(), message: "m".into(), field: String::new() };
         let details = StatusDetails { causes: vec![cause], retry_after_seconds: 3, ..StatusDetails::default() };
         let status = Status {

@@ -1,49 +1,51 @@
-//! Protobuf's wire format, both ways, as far as Kubernetes uses it: numbers and length-delimited fields.
+//! Reads and writes protobuf's wire format, as far as Kubernetes uses it: varints and
+//! length-delimited fields.
 //!
-//! Only a few fields of an object are of interest, and the rest must stay the bytes it came as, so nothing is decoded into types: a
-//! message is a sequence of fields, of which most are skipped by their length. Every read is within the bytes given, every step takes
-//! at least one of them, and nothing recurses by what the bytes say: any input ends in fields or in an error.
+//! Only a few fields of an object are read, and all others must keep their bytes, so nothing is
+//! decoded into types. A message is a sequence of fields, most of which are skipped. The hazard is
+//! hostile input: every read stays within the given bytes, every step consumes at least one byte,
+//! and no recursion depends on the input. So any input ends, in fields or in an error.
 
 use bytes::BufMut;
 
-/// Bytes that are no protobuf message, or not the one that is expected.
+/// The bytes are not a protobuf message, or not the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not Kubernetes protobuf: {0}")]
 pub struct Malformed(pub(crate) &'static str);
 
-/// The most bytes of a number: 64 bits in groups of seven.
+/// Maximum length of a varint: 64 bits in groups of seven.
 const VARINT_BYTES_MAX: usize = 10;
 
-/// One field of a message, as it stands.
+/// One field of a message, undecoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Its number in the message's definition.
+    /// Its field number.
     pub number: u32,
-    /// What it holds.
+    /// Its value.
     pub value: Value<'a>,
-    /// All of it: key, length and value.
+    /// The whole field: key, length and value.
     pub bytes: &'a [u8],
 }
 
 /// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A number or a boolean, and the bytes that it was written in.
+    /// A varint, decoded and as written.
     Varint(u64, &'a [u8]),
-    /// A text, bytes, or a message.
+    /// A string, bytes, or a message.
     Bytes(&'a [u8]),
-    /// Four or eight bytes, which no field of interest has.
+    /// Four or eight bytes. No field that kubefan reads has this type.
     Fixed,
 }
 
-/// The fields of a message, in the order of the bytes. After an error there are no more.
+/// Iterates over the fields of a message. Ends after an error.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// Those of a message without its key and length.
+    /// The fields of a message, given without its key and length.
     pub fn of(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
@@ -84,7 +86,7 @@ impl<'a> Fields<'a> {
                 Value::Bytes(self.take(len)?)
             }
             5 => self.take(4).map(|_| Value::Fixed)?,
-            // Groups, which Kubernetes has never used.
+            // Groups. Kubernetes has never used them.
             _ => return Err(Malformed("a field of an unknown type")),
         };
         Ok(Field { number, value, bytes: &start[..start.len() - self.rest.len()] })
@@ -106,7 +108,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// The last field of this number that holds bytes: of a text that comes twice, the last counts.
+/// The last length-delimited field with this number. If a field is repeated, the last one counts.
 pub fn bytes_field(message: &[u8], number: u32) -> Result<Option<&[u8]>, Malformed> {
     let mut found = None;
     for field in Fields::of(message) {
@@ -118,8 +120,8 @@ pub fn bytes_field(message: &[u8], number: u32) -> Result<Option<&[u8]>, Malform
     Ok(found)
 }
 
-/// The message with other bytes in the field that a path of numbers leads to, and the lengths around it set right; in every field
-/// of that path, should it come more than once. Unchanged where the path leads nowhere.
+/// The message with `bytes` as the value of the field at `path`, a list of field numbers. Lengths
+/// are adjusted, and repeated fields are all replaced. Unchanged if there is no field at `path`.
 pub fn replaced(message: &[u8], path: &[u32], bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
     let Some((first, rest)) = path.split_first() else { return Ok(bytes.to_vec()) };
     let mut out = Vec::with_capacity(message.len() + bytes.len());
@@ -135,12 +137,12 @@ pub fn replaced(message: &[u8], path: &[u32], bytes: &[u8]) -> Result<Vec<u8>, M
     Ok(out)
 }
 
-/// The length of a number as it is written.
+/// The length of a varint in bytes.
 pub fn varint_len(number: usize) -> usize {
     (64 - (number as u64 | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Writes a number.
+/// Writes a varint.
 pub fn put_varint(mut number: u64, out: &mut impl BufMut) {
     while number >= 0x80 {
         out.put_u8(number as u8 | 0x80);
@@ -149,19 +151,20 @@ pub fn put_varint(mut number: u64, out: &mut impl BufMut) {
     out.put_u8(number as u8);
 }
 
-/// Writes the key and the length of a field whose bytes follow.
+/// Writes the key and the length of a length-delimited field. Its bytes follow.
 pub fn put_head(field: u32, len: usize, out: &mut impl BufMut) {
     put_varint(u64::from(field) << 3 | 2, out);
     put_varint(len as u64, out);
 }
 
-/// Writes a field of bytes; an empty one too, as Kubernetes does where a field is no pointer.
+/// Writes a length-delimited field, even if it is empty: Kubernetes does so for fields that are not
+/// pointers.
 pub fn put_bytes(field: u32, bytes: &[u8], out: &mut impl BufMut) {
     put_head(field, bytes.len(), out);
     out.put_slice(bytes);
 }
 
-/// Writes a field that is a number.
+/// Writes a varint field.
 pub fn put_number(field: u32, number: u64, out: &mut impl BufMut) {
     put_varint(u64::from(field) << 3, out);
     put_varint(number, out);
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_replaced_and_the_lengths_around_it_grow_with_it() {
+    fn replacing_a_field_adjusts_the_surrounding_lengths() {
         let (mut inner, mut outer) = (Vec::new(), Vec::new());
         put_bytes(5, b"before", &mut inner);
         put_bytes(6, b"9", &mut inner);
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_unknown_is_an_error_and_the_end() {
+    fn truncated_or_unknown_fields_are_an_error_and_end_the_iteration() {
         for (bytes, what) in [
             (&[0x0a, 5, b'a'][..], "cut off"),
             (&[0x08, 0x80], "cut off"),
@@ -213,7 +216,7 @@ mod tests {
         fn any_bytes_are_fields_or_an_error_and_no_field_is_lost(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let (mut taken, mut failed) = (0, false);
             for field in Fields::of(&bytes) {
-                prop_assert!(!failed, "after an error there is nothing");
+                prop_assert!(!failed, "an error ends the iteration");
                 match field {
                     Ok(field) => {
                         prop_assert!(!field.bytes.is_empty());
@@ -228,7 +231,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_library_writes_is_read(number in any::<u64>(), text in ".{0,300}", field in 1..100_000u32) {
+        fn fields_written_by_prost_are_read(number in any::<u64>(), text in ".{0,300}", field in 1..100_000u32) {
             let mut bytes = Vec::new();
             encoding::uint64::encode(field, &number, &mut bytes);
             encoding::string::encode(field + 1, &text, &mut bytes);

@@ -1,21 +1,22 @@
-//! Field selectors, read as apimachinery's `fields.ParseSelector` does. Which paths a resource has is not known here.
+//! Field selectors, parsed like apimachinery's `fields.ParseSelector`. Whether a resource has a
+//! field is not checked here.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use super::{SelectorError, check_length};
 
-/// Which objects, by their fields: all terms must hold. The default selects everything.
+/// A conjunction of conditions on fields. The default selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
     terms: Arc<[FieldTerm]>,
 }
 
-/// One term, such as `spec.nodeName=n1`.
+/// One condition, such as `spec.nodeName=n1`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FieldTerm {
-    /// The field's path as written, such as `spec.nodeName`. Not checked against what a resource has.
+    /// The field's path as written, such as `spec.nodeName`. It may not exist in the resource.
     pub path: Box<str>,
-    /// How the field compares to the value.
+    /// How to compare the field with the value.
     pub op: FieldOperator,
     /// The value, with escapes resolved.
     pub value: Box<str>,
@@ -31,14 +32,16 @@ pub enum FieldOperator {
 }
 
 impl FieldSelector {
-    /// Reads `path=value,path!=value`; `\`, `,` and `=` in a value are escaped with `\`. Empty text selects everything.
+    /// Parses `path=value,path!=value`. In a value, `\`, `,` and `=` are escaped with `\`. An empty
+    /// text selects everything.
     ///
     /// # Errors
-    /// A term without an operator, an unknown escape, an `=` that is not escaped, or more than [`super::SELECTOR_BYTES_MAX`] bytes.
+    /// A term without an operator, an unknown escape, an unescaped `=`, or more than
+    /// [`super::SELECTOR_BYTES_MAX`] bytes.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         check_length(text)?;
         let mut parts = split_terms(text);
-        // Of several faults the apiserver reports the one that sorts first.
+        // Of several errors the apiserver reports the one in the term that sorts first.
         parts.sort_unstable_by_key(|(_, part)| *part);
         let mut terms = Vec::new();
         for (start, term) in parts {
@@ -68,12 +71,12 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// The terms, sorted, each once.
+    /// The terms, sorted and without duplicates.
     pub fn terms(&self) -> &[FieldTerm] {
         &self.terms
     }
 
-    /// Whether all terms hold for the fields that `get` reads; a field it does not have counts as empty.
+    /// Whether all terms hold. `get` reads a field; `None` counts as empty.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<Cow<'a, str>>) -> bool {
         self.terms.iter().all(|term| {
             let value = get(&term.path).unwrap_or_default();
@@ -82,7 +85,7 @@ impl FieldSelector {
     }
 }
 
-/// The canonical text; it reads back as the same selector.
+/// The canonical text, which parses to the same selector.
 impl fmt::Display for FieldSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, term) in self.terms.iter().enumerate() {
@@ -95,7 +98,7 @@ impl fmt::Display for FieldSelector {
     }
 }
 
-/// The terms between commas that are not escaped, with their positions.
+/// The terms between unescaped commas, with their positions.
 fn split_terms(text: &str) -> Vec<(usize, &str)> {
     let (mut terms, mut start, mut escaped) = (Vec::new(), 0, false);
     for (i, c) in text.char_indices() {
@@ -113,7 +116,7 @@ fn split_terms(text: &str) -> Vec<(usize, &str)> {
     terms
 }
 
-/// Splits at the first operator; a path knows no escapes.
+/// Splits a term at its first operator. Paths have no escapes.
 fn split_term(term: &str) -> Option<(&str, FieldOperator, &str)> {
     let equals = term.find('=')?;
     let (path, rest) = term.split_at(equals);
@@ -134,7 +137,7 @@ fn unescape(text: &str) -> Result<String, (usize, String)> {
                 Some((_, c)) => return Err((at, format!("invalid escape sequence: \\{c}"))),
                 None => return Err((at, "invalid escape sequence: \\".to_owned())),
             },
-            // Upstream prints the character's number.
+            // The apiserver prints the character's number too.
             ',' | '=' => return Err((at, format!("unescaped character in value: {}", c as u32))),
             c => value.push(c),
         }
@@ -181,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn two_texts_for_one_selection_are_equal() {
+    fn equivalent_texts_are_equal() {
         assert_eq!(parse("b!=2,,a==1,b!=2"), parse("a=1,b!=2"));
         assert_eq!(parse("=,!="), FieldSelector::default());
         assert!(parse("").is_everything() && parse(",").is_everything());
     }
 
     #[test]
-    fn errors_say_where_and_what() {
+    fn errors_have_positions_and_messages() {
         let error = |text: &str| {
             let error = FieldSelector::parse(text).unwrap_err();
             (error.position(), error.message().to_owned())
@@ -202,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_and_canonical_text_reads_back(text in "[a-c=!,\\\\ é.]{0,24}") {
+        fn any_text_is_parsed_or_refused_and_canonical_text_parses_back(text in "[a-c=!,\\\\ é.]{0,24}") {
             if let Ok(selector) = FieldSelector::parse(&text) {
                 prop_assert_eq!(FieldSelector::parse(&selector.to_string()), Ok(selector));
             }

@@ -1,17 +1,17 @@
-//! Label selectors, read as apimachinery's `labels.Parse` does.
+//! Label selectors, parsed like apimachinery's `labels.Parse`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{SelectorError, check_length, validate};
 use kubefan_common::planted::{self, Bug};
 
-/// Which objects, by their labels: all requirements must hold. The default selects everything.
+/// A conjunction of requirements on labels. The default selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct LabelSelector {
     requirements: Arc<[Requirement]>,
 }
 
-/// What one label must be.
+/// A condition on one label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Requirement {
     key: Box<str>,
@@ -19,20 +19,20 @@ pub struct Requirement {
     values: Box<[Box<str>]>,
 }
 
-/// How a requirement reads its label. `=` and `==` are `In` with one value, `!=` is `NotIn` with one.
+/// The condition on the label. `=` and `==` are `In` with one value, `!=` is `NotIn` with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operator {
-    /// The label is there, and its value is one of these.
+    /// The label exists, and its value is one of these.
     In,
-    /// The label is not there, or its value is none of these.
+    /// The label does not exist, or its value is not one of these.
     NotIn,
-    /// The label is there.
+    /// The label exists.
     Exists,
-    /// The label is not there.
+    /// The label does not exist.
     DoesNotExist,
-    /// The label is there, a decimal number, and greater.
+    /// The label exists, is a decimal number, and is greater.
     GreaterThan,
-    /// The label is there, a decimal number, and less.
+    /// The label exists, is a decimal number, and is less.
     LessThan,
 }
 
@@ -42,17 +42,18 @@ impl Requirement {
         &self.key
     }
 
-    /// How the label is read.
+    /// The condition on the label.
     pub fn operator(&self) -> Operator {
         self.operator
     }
 
-    /// The values, sorted, each once: at least one for `In` and `NotIn`, one for the comparisons, else none.
+    /// The values, sorted and without duplicates: at least one for `In` and `NotIn`, one for the
+    /// comparisons, otherwise none.
     pub fn values(&self) -> &[Box<str>] {
         &self.values
     }
 
-    /// Whether the requirement holds for a label with this value, or without the label.
+    /// Whether the requirement holds for this value of the label, or without the label.
     pub fn matches(&self, value: Option<&str>) -> bool {
         let among = |value: &str| self.values.binary_search_by(|v| (**v).cmp(value)).is_ok();
         match self.operator {
@@ -74,11 +75,12 @@ impl Requirement {
 }
 
 impl LabelSelector {
-    /// Reads `a=b,c==d,e!=f,g in (h,i),j notin (k),l,!m,n>1,o<2`. Empty text selects everything.
+    /// Parses `a=b,c==d,e!=f,g in (h,i),j notin (k),l,!m,n>1,o<2`. An empty text selects
+    /// everything.
     ///
     /// # Errors
-    /// What apimachinery refuses: bad syntax, a key or value that no label can have, a comparison with no integer; and more than
-    /// [`super::SELECTOR_BYTES_MAX`] bytes.
+    /// All that apimachinery refuses: bad syntax, a key or value that no label can have, a
+    /// comparison without an integer. Also more than [`super::SELECTOR_BYTES_MAX`] bytes.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         check_length(text)?;
         let mut requirements = Parser { tokens: scan(text), next: 0 }.parse()?;
@@ -92,7 +94,7 @@ impl LabelSelector {
         self.requirements.is_empty()
     }
 
-    /// The requirements, sorted by key, each once.
+    /// The requirements, sorted by key and without duplicates.
     pub fn requirements(&self) -> &[Requirement] {
         &self.requirements
     }
@@ -103,7 +105,7 @@ impl LabelSelector {
     }
 }
 
-/// The canonical text; it reads back as the same selector.
+/// The canonical text, which parses to the same selector.
 impl fmt::Display for LabelSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, requirement) in self.requirements.iter().enumerate() {
@@ -133,7 +135,7 @@ impl fmt::Display for Requirement {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TokenKind {
     End,
     Word,
     In,
@@ -151,7 +153,7 @@ enum Kind {
 
 #[derive(Debug, Clone, Copy)]
 struct Token<'a> {
-    kind: Kind,
+    kind: TokenKind,
     text: &'a str,
     at: usize,
 }
@@ -160,8 +162,8 @@ fn is_symbol(byte: u8) -> bool {
     matches!(byte, b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<')
 }
 
-/// Takes the text apart. The last token is always `End`. As in apimachinery, a NUL byte ends a word or a symbol, and where a
-/// token would start it ends the text.
+/// Splits the text into tokens; the last one is always `End`. As in apimachinery, a NUL byte ends a
+/// word or a symbol, and ends the whole text if a token would start there.
 fn scan(text: &str) -> Vec<Token<'_>> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
@@ -170,38 +172,38 @@ fn scan(text: &str) -> Vec<Token<'_>> {
         pos += bytes[pos..].iter().take_while(|b| matches!(b, b' ' | b'\t' | b'\r' | b'\n')).count();
         let rest = &bytes[pos..];
         let (kind, len) = match rest {
-            [] | [0, ..] => (Kind::End, 0),
-            [b'=', b'=', ..] => (Kind::DoubleEquals, 2),
-            [b'!', b'=', ..] => (Kind::NotEquals, 2),
-            [b'=', ..] => (Kind::Equals, 1),
-            [b'!', ..] => (Kind::Not, 1),
-            [b'(', ..] => (Kind::Open, 1),
-            [b')', ..] => (Kind::Close, 1),
-            [b',', ..] => (Kind::Comma, 1),
-            [b'>', ..] => (Kind::Greater, 1),
-            [b'<', ..] => (Kind::Less, 1),
+            [] | [0, ..] => (TokenKind::End, 0),
+            [b'=', b'=', ..] => (TokenKind::DoubleEquals, 2),
+            [b'!', b'=', ..] => (TokenKind::NotEquals, 2),
+            [b'=', ..] => (TokenKind::Equals, 1),
+            [b'!', ..] => (TokenKind::Not, 1),
+            [b'(', ..] => (TokenKind::Open, 1),
+            [b')', ..] => (TokenKind::Close, 1),
+            [b',', ..] => (TokenKind::Comma, 1),
+            [b'>', ..] => (TokenKind::Greater, 1),
+            [b'<', ..] => (TokenKind::Less, 1),
             _ => {
                 let ends = |b: &u8| is_symbol(*b) || matches!(b, 0 | b' ' | b'\t' | b'\r' | b'\n');
                 let len = rest.iter().position(ends).unwrap_or(rest.len());
                 let kind = match &rest[..len] {
-                    b"in" => Kind::In,
-                    b"notin" => Kind::NotIn,
-                    _ => Kind::Word,
+                    b"in" => TokenKind::In,
+                    b"notin" => TokenKind::NotIn,
+                    _ => TokenKind::Word,
                 };
                 (kind, len)
             }
         };
         tokens.push(Token { kind, text: &text[pos..pos + len], at: pos });
-        if kind == Kind::End {
+        if kind == TokenKind::End {
             return tokens;
         }
         pos += len;
-        // The byte after a token is consumed when it is NUL.
+        // A NUL byte after a token is skipped.
         pos += usize::from(bytes.get(pos) == Some(&0));
     }
 }
 
-/// A value and where it stands.
+/// Values with their positions.
 type Values<'a> = BTreeMap<&'a str, usize>;
 
 struct Parser<'a> {
@@ -210,7 +212,7 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The next token; past the last one there is only `End`.
+    /// The next token. After the last one it is always `End`.
     fn peek(&self) -> Token<'a> {
         self.tokens[self.next.min(self.tokens.len() - 1)]
     }
@@ -221,11 +223,11 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// `in` and `notin` are words wherever an operator cannot stand.
+    /// `in` and `notin` are ordinary words wherever an operator is not allowed.
     fn peek_word(&self) -> Token<'a> {
         let token = self.peek();
         match token.kind {
-            Kind::In | Kind::NotIn => Token { kind: Kind::Word, ..token },
+            TokenKind::In | TokenKind::NotIn => Token { kind: TokenKind::Word, ..token },
             _ => token,
         }
     }
@@ -241,8 +243,8 @@ impl<'a> Parser<'a> {
         loop {
             let token = self.peek_word();
             match token.kind {
-                Kind::Word | Kind::Not => {}
-                Kind::End => return Ok(requirements),
+                TokenKind::Word | TokenKind::Not => {}
+                TokenKind::End => return Ok(requirements),
                 _ => return Err(unexpected(token, ", expected: !, identifier, or 'end of string'")),
             }
             let requirement = self.requirement().map_err(|error| {
@@ -251,9 +253,9 @@ impl<'a> Parser<'a> {
             requirements.push(requirement);
             let token = self.take_word();
             match token.kind {
-                Kind::End => return Ok(requirements),
-                Kind::Comma if matches!(self.peek_word().kind, Kind::Word | Kind::Not) => {}
-                Kind::Comma => return Err(unexpected(self.peek(), ", expected: identifier after ','")),
+                TokenKind::End => return Ok(requirements),
+                TokenKind::Comma if matches!(self.peek_word().kind, TokenKind::Word | TokenKind::Not) => {}
+                TokenKind::Comma => return Err(unexpected(self.peek(), ", expected: identifier after ','")),
                 _ => return Err(unexpected(token, ", expected: ',' or 'end of string'")),
             }
         }
@@ -261,11 +263,11 @@ impl<'a> Parser<'a> {
 
     fn requirement(&mut self) -> Result<Requirement, SelectorError> {
         let mut token = self.take_word();
-        let negated = token.kind == Kind::Not;
+        let negated = token.kind == TokenKind::Not;
         if negated {
             token = self.take_word();
         }
-        if token.kind != Kind::Word {
+        if token.kind != TokenKind::Word {
             return Err(unexpected(token, ", expected: identifier"));
         }
         let key = token.text;
@@ -275,39 +277,39 @@ impl<'a> Parser<'a> {
         if negated {
             return Ok(requirement(key, Operator::DoesNotExist, Vec::<&str>::new()));
         }
-        if matches!(self.peek().kind, Kind::End | Kind::Comma) {
+        if matches!(self.peek().kind, TokenKind::End | TokenKind::Comma) {
             return Ok(requirement(key, Operator::Exists, Vec::<&str>::new()));
         }
         let token = self.take();
         let (operator, values) = match token.kind {
-            Kind::In => (Operator::In, self.value_set()?),
-            Kind::NotIn => (Operator::NotIn, self.value_set()?),
-            Kind::Equals | Kind::DoubleEquals => (Operator::In, self.single_value()?),
-            Kind::NotEquals => (Operator::NotIn, self.single_value()?),
-            Kind::Greater => (Operator::GreaterThan, self.single_value()?),
-            Kind::Less => (Operator::LessThan, self.single_value()?),
+            TokenKind::In => (Operator::In, self.value_set()?),
+            TokenKind::NotIn => (Operator::NotIn, self.value_set()?),
+            TokenKind::Equals | TokenKind::DoubleEquals => (Operator::In, self.single_value()?),
+            TokenKind::NotEquals => (Operator::NotIn, self.single_value()?),
+            TokenKind::Greater => (Operator::GreaterThan, self.single_value()?),
+            TokenKind::Less => (Operator::LessThan, self.single_value()?),
             _ => return Err(unexpected(token, ", expected: in, notin, =, ==, !=, gt, lt")),
         };
         check_values(key, operator, &values)?;
         if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
-            // `007` and `7` are one bound.
+            // `007` and `7` are the same bound.
             let bounds = values.keys().filter_map(|value| value.parse::<i64>().ok()).map(|bound| bound.to_string());
             return Ok(requirement(key, operator, bounds.collect()));
         }
         Ok(requirement(key, operator, values.into_keys().collect()))
     }
 
-    /// The values in parentheses; `()`, `(,` and `,)` hold the empty value.
+    /// The values in parentheses. `()`, `(,` and `,)` contain the empty value.
     fn value_set(&mut self) -> Result<Values<'a>, SelectorError> {
         let open = self.take_word();
-        if open.kind != Kind::Open {
+        if open.kind != TokenKind::Open {
             return Err(unexpected(open, " expected: '('"));
         }
         let first = self.peek_word();
         let mut values = Values::new();
         match first.kind {
-            Kind::Word | Kind::Comma => {}
-            Kind::Close => {
+            TokenKind::Word | TokenKind::Comma => {}
+            TokenKind::Close => {
                 self.take();
                 values.insert("", first.at);
                 return Ok(values);
@@ -318,32 +320,32 @@ impl<'a> Parser<'a> {
             let token = self.take_word();
             let next = self.peek_word();
             match token.kind {
-                Kind::Word => {
+                TokenKind::Word => {
                     values.entry(token.text).or_insert(token.at);
-                    if !matches!(next.kind, Kind::Comma | Kind::Close) {
+                    if !matches!(next.kind, TokenKind::Comma | TokenKind::Close) {
                         return Err(unexpected(next, ", expected: ',' or ')'"));
                     }
                 }
-                Kind::Comma => {
-                    if values.is_empty() || matches!(next.kind, Kind::Comma | Kind::Close) {
+                TokenKind::Comma => {
+                    if values.is_empty() || matches!(next.kind, TokenKind::Comma | TokenKind::Close) {
                         values.entry("").or_insert(token.at);
                     }
                 }
                 _ => return Err(unexpected(token, ", expected: ',', or identifier")),
             }
-            if next.kind == Kind::Close {
+            if next.kind == TokenKind::Close {
                 self.take();
                 return Ok(values);
             }
         }
     }
 
-    /// The value of a comparison; at a comma or the end it is empty.
+    /// The value of a comparison; empty before a comma or the end.
     fn single_value(&mut self) -> Result<Values<'a>, SelectorError> {
         let token = self.peek_word();
         match token.kind {
-            Kind::End | Kind::Comma => Ok(Values::from([("", token.at)])),
-            Kind::Word => {
+            TokenKind::End | TokenKind::Comma => Ok(Values::from([("", token.at)])),
+            TokenKind::Word => {
                 self.take();
                 Ok(Values::from([(token.text, token.at)]))
             }
@@ -397,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator_reads_its_label() {
+    fn every_operator_matches_its_labels() {
         let labels = [("app", "web"), ("gen", "5"), ("empty", "")];
         for yes in [
             "",
@@ -432,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn two_texts_for_one_selection_are_equal() {
+    fn equivalent_texts_are_equal() {
         assert_eq!(parse("b,a in (x),c notin (z, y,z)"), parse("a==x,c notin (y,z),b,b"));
         assert_eq!(parse("a>007"), parse("a>7"));
         assert_eq!(parse("x in (foo,,baz),y,z notin ()").to_string(), "x in (,baz,foo),y,z!=");
@@ -441,13 +443,13 @@ mod tests {
     }
 
     #[test]
-    fn in_and_notin_are_words_where_no_operator_stands() {
+    fn in_and_notin_are_words_where_no_operator_is_allowed() {
         assert_eq!(parse("in in (in,notin)").to_string(), "in in (in,notin)");
         assert_eq!(parse("notin=in,!in").to_string(), "!in,notin=in");
     }
 
     #[test]
-    fn errors_say_where_and_what_in_apimachinerys_words() {
+    fn errors_have_positions_and_the_words_of_apimachinery() {
         let error = |text: &str| {
             let error = LabelSelector::parse(text).unwrap_err();
             (error.position(), error.message().to_owned())
@@ -477,7 +479,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_and_canonical_text_reads_back(
+        fn any_text_is_parsed_or_refused_and_canonical_text_parses_back(
             words in prop::collection::vec("[a-c1]|in|notin|\\(|\\)|,|=|==|!|!=|>|<| |/|\0|é", 0..16)
         ) {
             if let Ok(selector) = LabelSelector::parse(&words.concat()) {
@@ -486,7 +488,7 @@ mod tests {
         }
 
         #[test]
-        fn the_canonical_form_selects_what_each_requirement_alone_selects(
+        fn the_canonical_form_matches_like_the_separate_requirements(
             requirements in prop::collection::vec("(a|b)(=|!=|>|<)[0-2]|!?(a|b)|(a|b) (in|notin) \\([0-2],[0-2]\\)", 1..4),
             labels in prop::collection::btree_map("a|b", "[0-2]", 0..2),
         ) {

@@ -1,5 +1,5 @@
-//! What a label's key and value may look like, as apimachinery's `content.IsLabelKey` and `IsLabelValue` say, in their words: the
-//! text reaches users, who search for it.
+//! The rules for label keys and values (`content.IsLabelKey` and `IsLabelValue` in apimachinery).
+//! The texts are apimachinery's, because users search for them.
 
 const NAME_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
@@ -11,7 +11,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
      and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
-/// Why `key` is no label key; `None` when it is one.
+/// Why `key` is not a label key; `None` if it is one.
 pub(super) fn label_key(key: &str) -> Option<String> {
     let example = "(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is";
     let mut faults = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn label_key(key: &str) -> Option<String> {
     (!faults.is_empty()).then(|| faults.join("; "))
 }
 
-/// Why `value` is no label value; `None` when it is one.
+/// Why `value` is not a label value; `None` if it is one.
 pub(super) fn label_value(value: &str) -> Option<String> {
     let mut faults = Vec::new();
     if value.len() > NAME_BYTES_MAX {

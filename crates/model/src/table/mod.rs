@@ -1,8 +1,11 @@
-//! Rows of the apiserver's Tables (`meta.k8s.io/v1`): what kubectl prints, kept without a schema and without printers.
+//! Rows of the apiserver's Tables (`meta.k8s.io/v1`), which kubectl prints. They are cached without
+//! a schema and without printers.
 //!
-//! The hazard is time: the apiserver writes "5m" into a cell when it answers, and a moment later that is wrong. So a row is kept in a form
-//! that depends on its object alone: where a cell tells how long ago something was, the time itself stands in it, and the cell is written
-//! anew whenever the row is sent. A table with times that cannot be traced back to the object is not kept at all.
+//! The problem is time: the apiserver writes the age "5m" into a cell, and a moment later it is
+//! wrong. So a cached row depends on its object alone: in place of an age it stores the timestamp,
+//! and the age is computed whenever the row is sent. The obvious alternative, to print the cells
+//! here, would need the apiserver's printer for every type. A Table with an age whose timestamp
+//! cannot be found in the object is not cached.
 
 mod restarts;
 
@@ -15,38 +18,41 @@ use serde_json::value::RawValue;
 
 use super::{
     GroupVersionResource,
-    format::Include,
     human_duration::human_duration,
+    include_object::Include,
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND, Projection},
     protobuf::INITIAL_EVENTS_END,
 };
 
-/// Tells the time, for ages.
+/// Returns the current time, for ages.
 pub type Clock = fn() -> SystemTime;
 
-/// How the columns say that they are of `metadata.creationTimestamp`: by its documentation (`ObjectMeta.SwaggerDoc` of apimachinery),
-/// also in its older, shorter form, or as a custom resource's column without a description of its own (`tableconvertor.go`).
+/// Descriptions of columns that show the age since `metadata.creationTimestamp`: the documentation
+/// of the field (`ObjectMeta.SwaggerDoc` of apimachinery; older versions have a shorter text that
+/// starts the same), or the default description of a custom resource's column
+/// (`tableconvertor.go`).
 const CREATED: &str = "CreationTimestamp is a timestamp representing the server time when this object was created.";
 const CREATED_BY_PATH: &str = "Custom resource definition column (in JSONPath format): .metadata.creationTimestamp";
 
-/// What a row is before its cells, and between those and its object.
+/// The parts of a row before its cells, its conditions and its object.
 const CELLS: &str = r#"{"cells":"#;
 const CONDITIONS: &str = r#","conditions":"#;
 const OBJECT: &str = r#","object":"#;
 
-/// What begins a Table, and what comes between its metadata, its columns and its rows.
+/// Start of a Table, up to its resource version.
 pub const HEAD: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":""#;
-/// Before the columns.
+/// Between the metadata and the columns.
 pub const COLUMNS: &str = r#"},"columnDefinitions":"#;
-/// Before the rows.
+/// Between the columns and the rows.
 pub const ROWS: &str = r#","rows":"#;
-/// In place of the columns, in each event of a watch but the first.
+/// Replaces the columns in every event of a watch but the first.
 pub const NO_COLUMNS: &str = "null";
 
-/// How an object begins of which a row has only the metadata.
+/// Start of an object in a row that contains only the metadata.
 const PARTIAL: &str = r#"{"kind":"PartialObjectMetadata""#;
 
-/// Built-in resources that have other times in their cells than their creation, and where: theirs come from upstream.
+/// Built-in resources with ages in their cells that are not the age of the object, and the names of
+/// those columns. Their Tables are passed through from upstream.
 const WITH_OTHER_TIMES: &[(&str, &str, &str)] = &[
     ("", "events", "Last Seen and First Seen"),
     ("events.k8s.io", "events", "Last Seen and First Seen"),
@@ -55,27 +61,27 @@ const WITH_OTHER_TIMES: &[(&str, &str, &str)] = &[
     ("resource.k8s.io", "devicetaintrules", "TimeAdded"),
 ];
 
-/// Why what upstream gave is no table to be kept.
+/// Why a Table from upstream cannot be cached.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// Something else.
-    #[error("it is no Table with an object in each row: {0}")]
+    /// It is not a Table, or a row lacks its object.
+    #[error("not a Table with an object in each row: {0}")]
     Malformed(String),
-    /// The rows that are held are of other columns.
-    #[error("the columns of its tables have changed")]
+    /// The cached rows have other columns.
+    #[error("the columns of the Table have changed")]
     Changed,
-    /// Nobody could write the cell anew.
-    #[error("its column {0:?} tells how long ago something was, and not of what")]
+    /// A column shows an age, but the timestamp it is computed from is unknown.
+    #[error("column {0:?} shows an age whose timestamp is unknown")]
     Relative(String),
 }
 
-/// A Table that was read.
+/// A parsed Table.
 pub struct Document<'a> {
     /// `metadata.resourceVersion`.
     pub version: Cow<'a, str>,
     /// `metadata.continue`.
     pub next: String,
-    /// Each a row as upstream wrote it.
+    /// Each row as upstream wrote it.
     pub rows: Vec<&'a RawValue>,
 }
 
@@ -133,41 +139,42 @@ struct CreatedMeta<'a> {
     creation_timestamp: Option<Cow<'a, str>>,
 }
 
-/// A cell that is written anew: what comes before the time that has passed, since when, and what comes after it.
+/// A cell with an age: the text before the age, the timestamp, and the text after the age.
 #[derive(Deserialize)]
 struct Since<'a>(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] Cow<'a, str>, #[serde(borrow)] Cow<'a, str>);
 
-/// As it is kept: a map that no printer makes.
+/// The stored form of such a cell: a map with an empty key, which no printer writes.
 #[derive(Deserialize)]
-struct KeptSince<'a> {
+struct StoredSince<'a> {
     #[serde(rename = "", borrow)]
     since: Since<'a>,
 }
 
-/// What begins it.
-const KEPT_SINCE: &str = r#"{"":["#;
+/// The first bytes of the stored form.
+const STORED_SINCE: &str = r#"{"":["#;
 
-/// The columns, and which of them tell of which time.
+/// The columns, and which of them contain ages.
 struct Columns {
     definitions: Bytes,
     count: usize,
     ages: Vec<usize>,
     restarts: Option<usize>,
-    /// They are those of a type that has no printer.
+    /// The default columns of types that have no printer.
     are_default: bool,
 }
 
-/// What is known of the tables of one cache: their columns, which the first of them tells, and the time that ages are counted by.
+/// The columns of one cache's Tables, which the first Table determines, and the clock for ages.
 pub struct Tables {
     gvr: GroupVersionResource,
     now: Clock,
     columns: OnceLock<Columns>,
-    /// A row of an object without anything, as bookmarks have it.
-    empty: OnceLock<Empty>,
+    /// The row of an empty object, as upstream writes it in bookmarks.
+    empty_row: OnceLock<EmptyRow>,
 }
 
-/// What upstream writes for nothing: the cells, and of the object what stands around its metadata.
-struct Empty {
+/// An empty object's row as upstream writes it: the cells, and the text of the object before and
+/// after its metadata.
+struct EmptyRow {
     cells: Box<str>,
     before: Box<str>,
     after: Box<str>,
@@ -179,26 +186,28 @@ impl fmt::Debug for Tables {
     }
 }
 
-/// Why the tables of a resource come from upstream, where that is known by its name.
+/// The columns because of which Tables of this resource are passed through from upstream; `None` if
+/// the resource is not known to have such columns.
 pub fn other_times(gvr: &GroupVersionResource) -> Option<&'static str> {
     let found = WITH_OTHER_TIMES.iter().find(|(group, resource, _)| gvr.group == *group && gvr.resource == *resource);
     found.map(|(_, _, columns)| *columns)
 }
 
 impl Tables {
-    /// Those of a resource, of which nothing is known yet.
+    /// The Tables of a resource, whose columns are not known yet.
     pub fn new(gvr: &GroupVersionResource, now: Clock) -> Self {
-        Self { gvr: gvr.clone(), now, columns: OnceLock::new(), empty: OnceLock::new() }
+        Self { gvr: gvr.clone(), now, columns: OnceLock::new(), empty_row: OnceLock::new() }
     }
 
-    /// Reads a Table, of a list or of an event, and takes its columns or compares them.
+    /// Parses the Table of a list or of an event. The first Table determines the columns; later
+    /// ones are compared with them.
     ///
     /// # Errors
-    /// Where it is none, where its columns are not those of the tables before it, or cannot be kept.
+    /// If this is not a Table, its columns differ from the earlier ones, or they cannot be cached.
     pub fn read<'a>(&self, json: &'a [u8]) -> Result<Document<'a>, TableError> {
         let Raw { kind, metadata, column_definitions, rows } = serde_json::from_slice(json).map_err(malformed)?;
         if kind != "Table" {
-            return Err(TableError::Malformed(format!("it is a {kind:.64}")));
+            return Err(TableError::Malformed(format!("its kind is {kind:.64}")));
         }
         if let Some(definitions) = column_definitions {
             self.take_columns(definitions.get())?;
@@ -213,17 +222,17 @@ impl Tables {
             return Ok(());
         }
         let columns: Vec<Column> = serde_json::from_str(definitions).map_err(malformed)?;
-        let tells_age =
+        let is_age_column =
             |column: &Column| column.description.starts_with(CREATED) || column.description == CREATED_BY_PATH;
-        if let Some(column) = columns.iter().find(|column| column.kind == "date" && !tells_age(column)) {
+        if let Some(column) = columns.iter().find(|column| column.kind == "date" && !is_age_column(column)) {
             return Err(TableError::Relative(column.name.clone()));
         }
-        let ages = (0..columns.len()).filter(|at| tells_age(&columns[*at])).collect();
+        let ages = (0..columns.len()).filter(|at| is_age_column(&columns[*at])).collect();
         let is_pod = self.gvr.group.is_empty() && self.gvr.resource == "pods";
         let restarts = columns.iter().position(|column| is_pod && column.name == "Restarts");
         let are_default = columns.iter().any(|column| column.name == "Created At" && column.kind == "date");
         let definitions = Bytes::copy_from_slice(definitions.as_bytes());
-        // Another reader of the same may have been first.
+        // Another thread may have set the columns in the meantime.
         let known = self.columns.get_or_init(|| Columns {
             count: columns.len(),
             ages,
@@ -234,37 +243,38 @@ impl Tables {
         if known.definitions == definitions { Ok(()) } else { Err(TableError::Changed) }
     }
 
-    /// The columns, as JSON; an empty list before they are known.
+    /// The columns as JSON; an empty list if they are not known yet.
     pub fn definitions(&self) -> Bytes {
         self.columns.get().map_or(Bytes::from_static(b"[]"), |columns| columns.definitions.clone())
     }
 
-    /// A row in the form that is kept, which is the same whenever upstream writes it. One that has this form stays as it is.
+    /// The stored form of a row. It is the same at whatever time upstream wrote the row, and the
+    /// stored form of a stored row is that row.
     ///
     /// # Errors
-    /// Where it has no object, or not a cell for each column.
-    pub fn keep(&self, row: &[u8]) -> Result<Vec<u8>, TableError> {
+    /// If the row has no whole object, or the number of cells differs from the number of columns.
+    pub fn stored_row(&self, row: &[u8]) -> Result<Vec<u8>, TableError> {
         let Row { cells, conditions, object } = serde_json::from_slice(row).map_err(malformed)?;
         let object = object.get();
-        // Selectors see the whole object, and so does who asks for it.
+        // Selectors need the whole object, and clients may ask for it.
         if object.starts_with(PARTIAL) {
             return Err(TableError::Malformed("a row has only the metadata of its object".to_owned()));
         }
         let columns =
-            self.columns.get().ok_or_else(|| TableError::Malformed("a row came before the columns".to_owned()))?;
+            self.columns.get().ok_or_else(|| TableError::Malformed("a row precedes the columns".to_owned()))?;
         if cells.len() != columns.count {
             return Err(TableError::Changed);
         }
-        let mut kept: Vec<Cow<'_, str>> = cells.into_iter().map(|cell| Cow::Borrowed(cell.get())).collect();
-        let ages = columns.ages.iter().copied().filter(|at| is_age(&kept[*at])).collect::<Vec<_>>();
+        let mut stored: Vec<Cow<'_, str>> = cells.into_iter().map(|cell| Cow::Borrowed(cell.get())).collect();
+        let ages = columns.ages.iter().copied().filter(|at| is_age(&stored[*at])).collect::<Vec<_>>();
         if !ages.is_empty() {
             let Created { metadata } = serde_json::from_str(object).map_err(malformed)?;
-            // Without one the cell says so.
+            // Without a timestamp the cell says `<unknown>`, which is not an age.
             if let Some(created) = metadata.creation_timestamp {
-                ages.into_iter().for_each(|at| kept[at] = since("", &created, "").into());
+                ages.into_iter().for_each(|at| stored[at] = since("", &created, "").into());
             }
         }
-        if let Some(cell) = columns.restarts.map(|at| &mut kept[at])
+        if let Some(cell) = columns.restarts.map(|at| &mut stored[at])
             && let Some((count, _)) =
                 cell.trim_matches('"').strip_suffix(" ago)").and_then(|text| text.split_once(" ("))
             && let Some(last) = restarts::last(object)
@@ -272,21 +282,21 @@ impl Tables {
             *cell = since(&format!("{count} ("), &last, " ago)").into();
         }
         let mut out = Vec::with_capacity(row.len() + 64);
-        put_row(&kept, conditions.map(RawValue::get), object, &mut out);
+        put_row(&stored, conditions.map(RawValue::get), object, &mut out);
         Ok(out)
     }
 
-    /// The row of an object of which too little is known for its cells.
-    pub fn remnant(&self, object: &[u8]) -> Vec<u8> {
+    /// The row of an object of selectable attributes. Its cells are those of an empty object.
+    pub fn attributes_row(&self, object: &[u8]) -> Vec<u8> {
         let empty = self.empty_cells();
         [CELLS.as_bytes(), empty.as_bytes(), OBJECT.as_bytes(), object, b"}"].concat()
     }
 
-    /// A row as it is sent now.
-    pub fn row(&self, kept: &[u8], include: Include) -> Bytes {
-        let Some((cells, conditions, object)) = split(kept) else { return Bytes::new() };
+    /// A stored row as it is sent now, with current ages.
+    pub fn row(&self, stored: &[u8], include: Include) -> Bytes {
+        let Some((cells, conditions, object)) = split(stored) else { return Bytes::new() };
         let now = (self.now)();
-        let cells: Vec<_> = cells.into_iter().map(|cell| told(cell.get(), now)).collect();
+        let cells: Vec<_> = cells.into_iter().map(|cell| rendered(cell.get(), now)).collect();
         let object = match include {
             Include::None => Cow::Borrowed("null"),
             Include::Object => Cow::Borrowed(object),
@@ -300,7 +310,7 @@ impl Tables {
         out.into()
     }
 
-    /// Remembers how upstream writes a row of nothing.
+    /// Remembers from an upstream bookmark how upstream writes the row of an empty object.
     pub fn note_bookmark(&self, row: &RawValue) {
         #[derive(Deserialize)]
         struct Object<'a> {
@@ -314,19 +324,20 @@ impl Tables {
             return;
         }
         let cells: Vec<_> = cells.into_iter().map(RawValue::get).collect();
-        self.empty.get_or_init(|| Empty {
+        self.empty_row.get_or_init(|| EmptyRow {
             cells: format!("[{}]", cells.join(",")).into(),
             before: before.into(),
             after: after.into(),
         });
     }
 
-    /// The row of a bookmark at a version; the one that ends the initial state says so in its object's metadata, whatever was asked for.
-    /// `of` is the kind and the group version of the objects.
+    /// The row of a bookmark at a version. If `ends` is set, the metadata of its object has the
+    /// annotation that ends the initial events, even with [`Include::None`]. `of` is the kind and
+    /// the API version of the objects.
     pub fn bookmark_row(&self, of: (&str, &str), include: Include, version: &str, ends: bool) -> String {
         let typed = |(kind, api_version)| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
-        let (before, after) = match (include, self.empty.get()) {
-            (Include::Object, Some(Empty { before, after, .. })) => (before.to_string(), &**after),
+        let (before, after) = match (include, self.empty_row.get()) {
+            (Include::Object, Some(EmptyRow { before, after, .. })) => (before.to_string(), &**after),
             (Include::Object, None) => (typed(of), "}"),
             (Include::None, _) if !ends => return format!(r#"{{"cells":{},"object":null}}"#, self.empty_cells()),
             (Include::None | Include::Metadata, _) => (typed((PARTIAL_KIND, PARTIAL_API_VERSION)), "}"),
@@ -339,13 +350,14 @@ impl Tables {
         format!(r#"{{"cells":{cells},"object":{before}{{"resourceVersion":"{version}"{annotations}}}{after}}}"#)
     }
 
-    /// The cells of an object without anything, as far as they are known.
+    /// The cells of an empty object; each is `null` if they are not known.
     fn empty_cells(&self) -> Cow<'_, str> {
         let unknown = || vec!["null"; self.columns.get().map_or(0, |columns| columns.count)].join(",");
-        self.empty.get().map_or_else(|| format!("[{}]", unknown()).into(), |empty| Cow::Borrowed(&*empty.cells))
+        self.empty_row.get().map_or_else(|| format!("[{}]", unknown()).into(), |empty| Cow::Borrowed(&*empty.cells))
     }
 
-    /// The rows of a table that has none. Where there is no printer, `rest.NewDefaultTableConvertor` makes no list for them.
+    /// The `rows` of an empty Table. For types without a printer, `rest.NewDefaultTableConvertor`
+    /// leaves them `null`.
     pub fn no_rows(&self) -> &'static str {
         if self.columns.get().is_some_and(|columns| columns.are_default) { "null" } else { "[]" }
     }
@@ -355,7 +367,7 @@ fn malformed(error: serde_json::Error) -> TableError {
     TableError::Malformed(error.to_string())
 }
 
-/// Whether a cell is a time that has passed. The age of some resources is a date, which stays.
+/// Whether a cell is an age. Some resources show a date instead, which never changes.
 fn is_age(cell: &str) -> bool {
     let text = cell.trim_matches('"');
     let is_duration = text.ends_with(['s', 'm', 'h', 'd', 'y'])
@@ -364,20 +376,20 @@ fn is_age(cell: &str) -> bool {
     text.len() < cell.len() && (is_duration || text == INVALID)
 }
 
-/// How Go writes `<invalid>`.
+/// `<invalid>` as Go's JSON encoder writes it.
 const INVALID: &str = r"\u003cinvalid\u003e";
 
 fn since(before: &str, time: &str, after: &str) -> String {
     let parts = [before, time, after].map(|part| serde_json::Value::from(part).to_string());
-    format!("{KEPT_SINCE}{}]}}", parts.join(","))
+    format!("{STORED_SINCE}{}]}}", parts.join(","))
 }
 
-/// A cell as it is now.
-fn told(cell: &str, now: SystemTime) -> Cow<'_, str> {
-    if !cell.starts_with(KEPT_SINCE) {
+/// The cell as it is sent at `now`.
+fn rendered(cell: &str, now: SystemTime) -> Cow<'_, str> {
+    if !cell.starts_with(STORED_SINCE) {
         return Cow::Borrowed(cell);
     }
-    let Ok(KeptSince { since: Since(before, time, after) }) = serde_json::from_str(cell) else {
+    let Ok(StoredSince { since: Since(before, time, after) }) = serde_json::from_str(cell) else {
         return Cow::Borrowed(cell);
     };
     let age = match (time.parse::<Timestamp>(), Timestamp::try_from(now)) {
@@ -405,9 +417,9 @@ fn put_row(cells: &[Cow<'_, str>], conditions: Option<&str>, object: &str, out: 
     put("}");
 }
 
-/// The parts of a row that [`put_row`] wrote, without a look at its object.
-fn split(kept: &[u8]) -> Option<(Vec<&RawValue>, Option<&RawValue>, &str)> {
-    let rest = std::str::from_utf8(kept).ok()?.strip_prefix(CELLS)?;
+/// The parts of a row that [`put_row`] wrote. The object is not parsed.
+fn split(stored: &[u8]) -> Option<(Vec<&RawValue>, Option<&RawValue>, &str)> {
+    let rest = std::str::from_utf8(stored).ok()?.strip_prefix(CELLS)?;
     let (cells, rest) = first_value(rest)?;
     let (conditions, rest) = match rest.strip_prefix(CONDITIONS) {
         Some(rest) => first_value(rest).map(|(conditions, rest)| (Some(conditions), rest))?,

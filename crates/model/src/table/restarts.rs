@@ -1,5 +1,8 @@
-//! When a pod's containers restarted last, by the rule of the apiserver's printer (`printPod` in `pkg/printers/internalversion`): the one
-//! time in a cell that is worth knowing where it comes from, because pods are what people look at most.
+//! Computes when a pod's containers last restarted, by the rule of the apiserver's printer
+//! (`printPod` in `pkg/printers/internalversion`).
+//!
+//! The Restarts column shows an age that is not the age of the object. Of all such columns only
+//! this one is worth the effort, because pods are printed most.
 
 use std::borrow::Cow;
 
@@ -78,34 +81,35 @@ struct Terminated<'a> {
 }
 
 impl Container<'_> {
-    fn restarted(&self) -> Option<Timestamp> {
+    fn last_restart(&self) -> Option<Timestamp> {
         self.last_state.terminated.as_ref()?.finished_at.as_ref()?.parse().ok()
     }
 }
 
-/// The time, as JSON has it; `None` where no container tells.
+/// The time of the last restart as RFC 3339; `None` if no container has restarted.
 pub(super) fn last(pod: &str) -> Option<String> {
     let Pod { spec, status } = serde_json::from_str(pod).ok()?;
     let always = |container: &&Container<'_>| {
         let named = spec.init_containers.iter().rfind(|init| init.name == container.name);
         named.is_some_and(|init| init.restart_policy.as_deref() == Some("Always"))
     };
-    // One that has neither succeeded nor, as one that always restarts, started, is what the pod waits for.
+    // The pod waits for the first init container that has not succeeded. A sidecar (an init
+    // container that always restarts) only has to be started.
     let is_done = |container: &Container<'_>| {
         let succeeded = container.state.terminated.as_ref().is_some_and(|terminated| terminated.exit_code == 0);
         succeeded || (always(&container) && container.started == Some(true))
     };
     let waits_for = status.init_container_statuses.iter().position(|container| !is_done(container));
-    // Those after it are not looked at.
+    // The printer ignores the init containers after it.
     let looked_at =
         &status.init_container_statuses[..waits_for.map_or(status.init_container_statuses.len(), |at| at + 1)];
     let initialized = status.conditions.iter().find(|condition| condition.kind == "Initialized");
     let is_initializing = waits_for.is_some() && initialized.is_none_or(|condition| condition.status != "True");
     let last = match is_initializing {
-        true => looked_at.iter().filter_map(Container::restarted).max(),
+        true => looked_at.iter().filter_map(Container::last_restart).max(),
         false => {
             let inits = looked_at.iter().filter(always);
-            inits.chain(&status.container_statuses).filter_map(Container::restarted).max()
+            inits.chain(&status.container_statuses).filter_map(Container::last_restart).max()
         }
     };
     last.map(|time| time.to_string())
@@ -127,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_restart_is_of_the_containers_that_the_printer_counts() {
+    fn the_last_restart_considers_the_containers_that_the_printer_considers() {
         let pod = |inits: Vec<serde_json::Value>, initialized: &str, containers: Vec<serde_json::Value>| {
             let pod = json!({
                 "spec": {"initContainers": [{"name": "setup"}, {"name": "sidecar", "restartPolicy": "Always"}]},
@@ -144,11 +148,15 @@ mod tests {
         assert_eq!(pod(vec![], "True", main(5)), Some(at(5)));
         assert_eq!(pod(vec![], "True", vec![container("a", "", false)]), None);
         let setup = container("setup", &at(9), true);
-        assert_eq!(pod(vec![setup.clone()], "True", main(5)), Some(at(5)), "it is done");
+        assert_eq!(pod(vec![setup.clone()], "True", main(5)), Some(at(5)), "a finished init container does not count");
         let sidecar = container("sidecar", &at(7), false);
-        assert_eq!(pod(vec![setup.clone(), sidecar.clone()], "True", main(5)), Some(at(7)), "it goes on");
+        assert_eq!(pod(vec![setup.clone(), sidecar.clone()], "True", main(5)), Some(at(7)), "a sidecar counts");
         let waits = container("setup", &at(3), false);
-        assert_eq!(pod(vec![waits.clone(), sidecar], "False", main(5)), Some(at(3)), "the pod waits for it");
+        assert_eq!(
+            pod(vec![waits.clone(), sidecar], "False", main(5)),
+            Some(at(3)),
+            "the pod waits for this init container"
+        );
         assert_eq!(pod(vec![waits], "True", main(5)), Some(at(5)));
         assert_eq!(last(r#"{"spec":{},"status":{}}"#), None);
         assert_eq!(last("7"), None);

@@ -37,30 +37,30 @@ fn row(cells: &str, object: &str) -> String {
 }
 
 fn sent(tables: &Tables, row: &str, include: Include) -> String {
-    let kept = tables.keep(row.as_bytes()).unwrap();
-    String::from_utf8(tables.row(&kept, include).into()).unwrap()
+    let stored = tables.stored_row(row.as_bytes()).unwrap();
+    String::from_utf8(tables.row(&stored, include).into()).unwrap()
 }
 
 #[test]
-fn an_age_is_told_as_of_now_and_the_kept_row_is_the_same_whenever_it_was_written() {
+fn ages_are_current_and_the_stored_row_does_not_depend_on_the_time() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let object = object("2026-01-01T00:57:00Z", "");
     let (early, late) = (row(r#"["a","0s"]"#, &object), row(r#"["a","2m30s"]"#, &object));
-    let kept = tables.keep(early.as_bytes()).unwrap();
-    assert_eq!(kept, tables.keep(late.as_bytes()).unwrap());
-    assert_eq!(kept, tables.keep(&kept).unwrap(), "what is kept stays as it is");
+    let stored = tables.stored_row(early.as_bytes()).unwrap();
+    assert_eq!(stored, tables.stored_row(late.as_bytes()).unwrap());
+    assert_eq!(stored, tables.stored_row(&stored).unwrap(), "a stored row is unchanged");
     assert_eq!(sent(&tables, &early, Include::Object), row(r#"["a","3m"]"#, &object));
     let future = super::tests::object("2026-01-01T02:00:00Z", "");
     let invalid = row(r#"["a","\u003cinvalid\u003e"]"#, &future);
     assert_eq!(sent(&tables, &row(r#"["a","5s"]"#, &future), Include::Object), invalid);
     assert_eq!(
-        tables.keep(row(r#"["a","5s"]"#, &future).as_bytes()).unwrap(),
-        tables.keep(invalid.as_bytes()).unwrap()
+        tables.stored_row(row(r#"["a","5s"]"#, &future).as_bytes()).unwrap(),
+        tables.stored_row(invalid.as_bytes()).unwrap()
     );
 }
 
 #[test]
-fn what_is_no_age_stays_as_upstream_wrote_it() {
+fn cells_that_are_not_ages_are_unchanged() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let object = object("2026-01-01T00:57:00Z", "");
     for cells in
@@ -74,7 +74,7 @@ fn what_is_no_age_stays_as_upstream_wrote_it() {
 }
 
 #[test]
-fn a_row_has_as_much_of_its_object_as_was_asked_for() {
+fn a_row_contains_the_requested_part_of_its_object() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let full = row(r#"["a","3m"]"#, &object("2026-01-01T00:57:00Z", r#","data":{"x":"y"}"#));
     assert_eq!(sent(&tables, &full, Include::None), row(r#"["a","3m"]"#, "null"));
@@ -83,7 +83,7 @@ fn a_row_has_as_much_of_its_object_as_was_asked_for() {
 }
 
 #[test]
-fn the_last_restart_of_a_pod_is_told_as_of_now() {
+fn the_age_of_the_last_restart_of_a_pod_is_current() {
     let columns = [column("Restarts", "string", ""), AGE.to_owned()];
     let tables = tables("pods", &[&columns[0], &columns[1]]).unwrap();
     let status = r#","status":{"containerStatuses":[{"name":"a","lastState":{"terminated":{"exitCode":1,"finishedAt":"2026-01-01T00:59:00Z"}}}]}"#;
@@ -95,7 +95,7 @@ fn the_last_restart_of_a_pod_is_told_as_of_now() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn tables_that_cannot_be_cached_are_refused() {
     let date = |description| tables("things", &[&column("Since", "date", description)]);
     assert!(matches!(
         date("Custom resource definition column (in JSONPath format): .status.at"),
@@ -108,17 +108,17 @@ fn what_cannot_be_kept_is_refused() {
     let other = br#"{"kind":"Table","metadata":{},"columnDefinitions":[],"rows":[]}"#;
     assert!(matches!(tables.read(other), Err(TableError::Changed)));
     assert!(tables.read(br#"{"kind":"Table","metadata":{},"columnDefinitions":null,"rows":[]}"#).is_ok());
-    assert!(matches!(tables.keep(br#"{"cells":["a"],"object":{}}"#), Err(TableError::Changed)));
-    assert!(tables.keep(br#"{"cells":["a","b"],"object":null}"#).is_ok(), "the parser refuses it");
-    assert!(matches!(tables.keep(br#"{"cells":["a","b"]}"#), Err(TableError::Malformed(_))));
+    assert!(matches!(tables.stored_row(br#"{"cells":["a"],"object":{}}"#), Err(TableError::Changed)));
+    assert!(tables.stored_row(br#"{"cells":["a","b"],"object":null}"#).is_ok(), "the object parser refuses it");
+    assert!(matches!(tables.stored_row(br#"{"cells":["a","b"]}"#), Err(TableError::Malformed(_))));
     let partial =
         row(r#"["a","5m"]"#, r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}"#);
-    assert!(matches!(tables.keep(partial.as_bytes()), Err(TableError::Malformed(_))));
+    assert!(matches!(tables.stored_row(partial.as_bytes()), Err(TableError::Malformed(_))));
     assert!(other_times(&GroupVersionResource::new("batch", "v1", "jobs")).is_some());
 }
 
 #[test]
-fn selectors_see_the_object_in_the_row_as_they_see_it_alone() {
+fn selectors_match_the_object_in_a_row_like_the_object_alone() {
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let fields = FieldTable::new(&gvr, true, &[]);
     let json = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7","labels":{"app":"web"},"creationTimestamp":"2026-01-01T00:57:00Z"},"spec":{"nodeName":"n1"},"status":{"phase":"Running"}}"#;
@@ -134,14 +134,14 @@ fn selectors_see_the_object_in_the_row_as_they_see_it_alone() {
     }
     let moved = plain.bytes_at(ResourceVersion::new(1000).unwrap());
     assert_eq!(parser.parse(&moved).unwrap().version().get(), 1000);
-    let remnant = plain.remnant(&std::sync::Arc::new(parser)).bytes();
+    let reduced = plain.remnant(&std::sync::Arc::new(parser)).bytes();
     let tables = tables("pods", &[AGE]).unwrap();
-    let told = String::from_utf8(tables.row(&remnant, Include::None).into()).unwrap();
-    assert_eq!(told, super::tests::row("[null,null]", "null"));
+    let text = String::from_utf8(tables.row(&reduced, Include::None).into()).unwrap();
+    assert_eq!(text, super::tests::row("[null,null]", "null"));
 }
 
 #[test]
-fn a_bookmark_has_the_cells_that_upstream_gives_one() {
+fn a_bookmark_has_the_cells_of_upstream_bookmarks() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let pod = ("ConfigMap", "v1");
     assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row("[null,null]", "null"));
@@ -155,7 +155,7 @@ fn a_bookmark_has_the_cells_that_upstream_gives_one() {
     assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(last["object"]["kind"], "PartialObjectMetadata");
     let full: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::Object, "5", false)).unwrap();
-    assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes nothing");
+    assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes an empty object");
     assert_eq!(
         (&full["object"]["kind"], &full["object"]["metadata"]["resourceVersion"]),
         (&"ConfigMap".into(), &"5".into())

@@ -16,7 +16,8 @@ use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::{EventType, WatchEvent},
     object::Object,
-    packer::{Packer, Sampler},
+    packer::Packer,
+    sampler::Sampler,
 };
 
 /// Why a list begins when a self-check has found a difference.

@@ -1,36 +1,41 @@
-//! What is left of an object that the cache has forgotten: what selectors see of it, and nothing else.
+//! Selectable attributes: an object reduced to its key, version, uid, labels and selectable fields.
 //!
-//! History that is too old to be kept in full is kept as remnants, so that whether an object was selected at a version stays exact for
-//! any selector. A remnant is an object like others, a few hundred bytes of it; its JSON is made when somebody asks for it.
+//! History that is too old to keep in full is reduced to this form, a few hundred bytes per object.
+//! The question whether an object was selected at an old version then still has an exact answer for
+//! every selector. The result is an `Object` like any other; its bytes are made only when they are
+//! read.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Body, Object, ObjectParser, Reads, Texts};
+use super::{Body, Object, ObjectParser, parser::Reads, texts::Texts};
 use crate::ResourceVersion;
 
 impl Object {
-    /// Its remnant: key, version, uid, labels and selectable fields. A remnant is its own.
+    /// This object reduced to its selectable attributes: key, version, uid, labels and selectable
+    /// fields. Returns the object itself if it is reduced already.
     pub fn remnant(self: &Arc<Self>, parser: &Arc<ObjectParser>) -> Arc<Self> {
-        if let Body::Remnant { .. } = self.body {
+        if let Body::Attributes { .. } = self.body {
             return self.clone();
         }
         let mut texts = Vec::with_capacity(256);
         self.texts().write(&mut texts);
-        let body = Body::Remnant { texts: texts.into(), parser: parser.clone() };
+        let body = Body::Attributes { texts: texts.into(), parser: parser.clone() };
         let Self { version, label_count, .. } = **self;
         Arc::new(Self { key: self.key.clone(), version, version_start: 0, label_count, body })
     }
 
-    /// Whether selectors see the same in both.
+    /// Whether uid, labels and selectable fields are equal, so that every selector gives both
+    /// objects the same answer.
     pub fn is_seen_as(&self, other: &Self) -> bool {
         if self.label_count != other.label_count {
             return false;
         }
         match (self.texts(), other.texts()) {
-            // As most of history is held: what was written alike is alike.
+            // The usual case in history. The encoding is deterministic, so equal bytes mean equal
+            // texts.
             (Texts::Packed(one), Texts::Packed(other)) => one == other,
             (mut one, mut other) => loop {
                 match (one.advance(), other.advance()) {
@@ -42,16 +47,16 @@ impl Object {
         }
     }
 
-    /// The bytes of a remnant, as if the object were at `version`.
-    pub(super) fn remnant_bytes(&self, parser: &ObjectParser, version: ResourceVersion) -> Bytes {
+    /// The bytes of an object of selectable attributes, with `version` as its resource version.
+    pub(super) fn attributes_bytes(&self, parser: &ObjectParser, version: ResourceVersion) -> Bytes {
         match &parser.reads {
-            Reads::Json(_) => self.remnant_json(parser, version).into(),
-            Reads::Table { tables, .. } => tables.remnant(&self.remnant_json(parser, version)).into(),
-            Reads::Protobuf(fields) => fields.remnant(self, version, &parser.api_version, &parser.kind),
+            Reads::Json(_) => self.attributes_json(parser, version).into(),
+            Reads::Table { tables, .. } => tables.attributes_row(&self.attributes_json(parser, version)).into(),
+            Reads::Protobuf(fields) => fields.attributes(self, version, &parser.api_version, &parser.kind),
         }
     }
 
-    fn remnant_json(&self, parser: &ObjectParser, version: ResourceVersion) -> Vec<u8> {
+    fn attributes_json(&self, parser: &ObjectParser, version: ResourceVersion) -> Vec<u8> {
         let text = |text: &str| Value::String(text.to_owned());
         let mut metadata = Map::new();
         metadata.insert("name".to_owned(), text(self.key.name()));
@@ -73,7 +78,7 @@ impl Object {
         object.insert("metadata".to_owned(), Value::Object(metadata));
         let fields = self.texts().skip(1 + 2 * self.label_count as usize);
         for (path, json) in parser.paths.iter().zip(fields).filter(|(_, json)| !json.is_empty()) {
-            // The text is a value's JSON, cut out of an object that was read.
+            // The text is the JSON of a value, copied from a parsed object.
             if let (Some(path), Ok(value)) = (path, serde_json::from_str(json)) {
                 put_at(&mut object, path, value);
             }
@@ -82,7 +87,7 @@ impl Object {
     }
 }
 
-/// Puts a value at a path; two paths may share their way, and one place may have two names.
+/// Puts a value at a path. Paths may share a prefix, and two fields may have the same path.
 fn put_at(object: &mut Map<String, Value>, path: &[String], value: Value) {
     match path {
         [] => {}
@@ -108,7 +113,7 @@ mod tests {
     };
 
     #[test]
-    fn a_remnant_is_seen_by_selectors_as_the_object_was_and_its_json_reads_as_itself() {
+    fn selectable_attributes_match_the_object_and_their_json_parses_back() {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
         let parser = Arc::new(ObjectParser::new(&table).of("Pod", "v1"));
@@ -116,10 +121,10 @@ mod tests {
             "labels":{"app":"web","x.io/y":""},"annotations":{"long":"text"}},
             "spec":{"nodeName":"n1","hostNetwork":true,"containers":[]},"status":{"phase":"Running","podIP":""}}"#;
         let object = Arc::new(parser.parse(json).unwrap());
-        for held in [object.clone(), object.packed(&Arc::<Packer>::default())] {
-            let remnant = held.remnant(&parser);
-            let read = parser.parse(&remnant.bytes()).unwrap();
-            for same in [&*remnant, &read] {
+        for original in [object.clone(), object.packed(&Arc::<Packer>::default())] {
+            let reduced = original.remnant(&parser);
+            let read = parser.parse(&reduced.bytes()).unwrap();
+            for same in [&*reduced, &read] {
                 assert!(same.is_seen_as(&object) && object.is_seen_as(same), "{:?}", same.bytes());
                 assert_eq!((same.key(), same.version(), same.uid()), (object.key(), object.version(), "u1"));
                 assert!(same.labels().eq(object.labels()));
@@ -128,11 +133,11 @@ mod tests {
                     assert_eq!(parser.field(same, field), parser.field(&object, field));
                 }
             }
-            let json: Value = serde_json::from_slice(&remnant.bytes_at(ResourceVersion::new(9).unwrap())).unwrap();
+            let json: Value = serde_json::from_slice(&reduced.bytes_at(ResourceVersion::new(9).unwrap())).unwrap();
             assert_eq!(json["metadata"]["resourceVersion"], "9");
             assert_eq!((json["kind"].as_str(), json["spec"]["nodeName"].as_str()), (Some("Pod"), Some("n1")));
             assert_eq!(json["metadata"]["annotations"], Value::Null);
-            assert!(Arc::ptr_eq(&remnant.remnant(&parser), &remnant));
+            assert!(Arc::ptr_eq(&reduced.remnant(&parser), &reduced));
         }
         let other = Arc::new(parser.parse(&String::from_utf8_lossy(json).replace("web", "db").into_bytes()).unwrap());
         assert!(!other.is_seen_as(&object));

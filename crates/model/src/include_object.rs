@@ -1,0 +1,25 @@
+//! The `includeObject` parameter of Table requests. It is below both `format` and `table`.
+
+/// How much of its object a row contains (`includeObject` of `metav1.TableOptions`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Include {
+    /// Nothing.
+    None,
+    /// The metadata, as a `PartialObjectMetadata`.
+    #[default]
+    Metadata,
+    /// The whole object.
+    Object,
+}
+
+impl Include {
+    /// Parses the value of the query parameter. `None` if the apiserver would refuse it.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "None" => Some(Self::None),
+            "" | "Metadata" => Some(Self::Metadata),
+            "Object" => Some(Self::Object),
+            _ => None,
+        }
+    }
+}
