@@ -126,6 +126,7 @@ pub(crate) fn upstream(data: &[u8]) {
         &gvr,
         &Scope::Cluster,
         parser.media(),
+        &[],
     );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };

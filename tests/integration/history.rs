@@ -335,7 +335,7 @@ async fn where_kube_system_may_not_be_read_the_ca_is_used_and_that_is_said() {
     // Denied for a while, as by an apiserver that has just started: nothing is believed until it can be told.
     rig.sim.set_fault(denied(3));
     rig.cut().await;
-    rig.readyz_has("pods stale: which cluster answers cannot be told: the apiserver denies").await;
+    rig.readyz_has("pods stale: cannot determine which cluster answers: the apiserver denies").await;
     let after = write(&rig, "b");
     watch.until(after[2]).await;
     assert_eq!(versions(&watch.events), after);

@@ -19,6 +19,8 @@ pub use options::ServeOptions;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
 
+pub use crate::telemetry::LogFormat;
+
 use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 use kubefan_model::selector::FieldSelector;
 
@@ -33,16 +35,6 @@ pub enum WatchListMode {
     Auto,
     /// By LIST.
     Never,
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// Whether the objects cached are kept packed. What they replaced is kept packed in any case.

@@ -1,7 +1,8 @@
-//! A value that changes, and those who wait for it: tokio's `sync::watch`, but for one thing.
+//! A inner value that notifies its receivers of changes, like tokio's `sync::watch`, with one
+//! difference: receivers wake in the order in which they started to wait.
 //!
-//! Who waits is woken in the order in which the waiting began. tokio spreads its waiters over several lists, by chance, to save contention,
-//! and then no seed decides who goes first: a run could not be played again.
+//! tokio spreads waiters over several lists at random to reduce contention. The random order would
+//! make a simulation run impossible to replay from its seed.
 
 use std::{
     ops::Deref,
@@ -13,37 +14,37 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// The sender is gone: there will be no other value.
+/// The sender was dropped, so the value will not change again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the value will not change any more")]
+#[error("the value will not change again")]
 pub struct Closed;
 
 #[derive(Debug)]
-struct Shared<T> {
-    /// With the number of its changes.
+struct Inner<T> {
+    /// The value, and the number of its changes.
     value: RwLock<(T, u64)>,
     changed: Notify,
     closed: AtomicBool,
 }
 
-impl<T> Shared<T> {
+impl<T> Inner<T> {
     fn read(&self) -> RwLockReadGuard<'_, (T, u64)> {
         self.value.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The one who changes the value.
+/// Changes the value.
 #[derive(Debug)]
-pub struct Sender<T>(Arc<Shared<T>>);
+pub struct Sender<T>(Arc<Inner<T>>);
 
-/// One who waits for its changes. A clone has seen what this one has.
+/// Waits for changes of the value. A clone has seen the same changes.
 #[derive(Debug)]
 pub struct Receiver<T> {
-    shared: Arc<Shared<T>>,
+    inner: Arc<Inner<T>>,
     seen: u64,
 }
 
-/// The value, which does not change while this lives; not to be held across an await.
+/// A read lock on the value. It must not be held across an await.
 pub struct Ref<'a, T>(RwLockReadGuard<'a, (T, u64)>);
 
 impl<T> Deref for Ref<'_, T> {
@@ -61,18 +62,18 @@ impl<T: Default> Default for Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// A value that nobody waits for yet.
+    /// Creates a value without receivers.
     pub fn new(value: T) -> Self {
         let (value, changed, closed) = (RwLock::new((value, 0)), Notify::new(), AtomicBool::new(false));
-        Self(Arc::new(Shared { value, changed, closed }))
+        Self(Arc::new(Inner { value, changed, closed }))
     }
 
-    /// The value now.
+    /// The current value.
     pub fn borrow(&self) -> Ref<'_, T> {
         Ref(self.0.read())
     }
 
-    /// Puts another value in its place, and gives the one before.
+    /// Replaces the value, and returns the old one.
     pub fn send_replace(&self, value: T) -> T {
         let mut before = value;
         self.send_modify(|now| std::mem::swap(now, &mut before));
@@ -87,7 +88,8 @@ impl<T> Sender<T> {
         });
     }
 
-    /// Changes the value where `change` says so, and tells whether it did.
+    /// Changes the value. `change` returns whether it modified the value, and so does this
+    /// function.
     pub fn send_if_modified(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
         let modified = {
             let mut value = self.0.value.write().unwrap_or_else(PoisonError::into_inner);
@@ -101,10 +103,10 @@ impl<T> Sender<T> {
         modified
     }
 
-    /// Waits for the changes after this one.
+    /// Creates a receiver that waits for changes after the current value.
     pub fn subscribe(&self) -> Receiver<T> {
         let seen = self.0.read().1;
-        Receiver { shared: self.0.clone(), seen }
+        Receiver { inner: self.0.clone(), seen }
     }
 }
 
@@ -117,31 +119,31 @@ impl<T> Drop for Sender<T> {
 
 impl<T> Clone for Receiver<T> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), seen: self.seen }
+        Self { inner: self.inner.clone(), seen: self.seen }
     }
 }
 
 impl<T> Receiver<T> {
-    /// The value now. It does not count as seen.
+    /// The current value, without marking it as seen.
     pub fn borrow(&self) -> Ref<'_, T> {
-        Ref(self.shared.read())
+        Ref(self.inner.read())
     }
 
-    /// What has changed until now counts as seen.
+    /// Marks the current value as seen.
     pub fn mark_unchanged(&mut self) {
-        self.seen = self.shared.read().1;
+        self.seen = self.inner.read().1;
     }
 
-    /// Waits for a change that was not seen. Cancel-safe.
+    /// Waits for an unseen change. Cancel-safe.
     ///
     /// # Errors
-    /// [`Closed`] where there will be none.
+    /// [`Closed`] if the sender was dropped and there is no unseen change.
     pub async fn changed(&mut self) -> Result<(), Closed> {
         loop {
-            // From here on a change is not missed.
-            let changed = self.shared.changed.notified();
-            let closed = self.shared.closed.load(Ordering::SeqCst);
-            let now = self.shared.read().1;
+            // Registered before the version is read, so that no change is missed.
+            let changed = self.inner.changed.notified();
+            let closed = self.inner.closed.load(Ordering::SeqCst);
+            let now = self.inner.read().1;
             if now != self.seen {
                 self.seen = now;
                 return Ok(());
@@ -153,17 +155,17 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Waits for a value that fits, which it may already. Cancel-safe.
+    /// Waits until the value satisfies `fits`, which may already be the case. Cancel-safe.
     ///
     /// # Errors
-    /// [`Closed`] where it never will.
+    /// [`Closed`] if the sender was dropped before the value did.
     pub async fn wait_for(&mut self, mut fits: impl FnMut(&T) -> bool) -> Result<T, Closed>
     where
         T: Clone,
     {
         loop {
             {
-                let value = self.shared.read();
+                let value = self.inner.read();
                 if fits(&value.0) {
                     self.seen = value.1;
                     return Ok(value.0.clone());
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_waits_is_woken_in_the_order_of_waiting() {
+    async fn receivers_wake_in_the_order_of_waiting() {
         let (sender, order) = (Sender::new(0), Arc::new(Mutex::new(Vec::new())));
         let mut waiting = tokio::task::JoinSet::new();
         for i in 0..50 {
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_before_the_wait_counts_and_is_seen_once() {
+    async fn a_change_before_the_wait_is_reported_once() {
         let sender = Sender::new(0);
         let mut receiver = sender.subscribe();
         assert_eq!(sender.send_replace(1), 0);
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_value_that_came_before_the_end_is_found() {
+    async fn a_value_set_before_the_sender_was_dropped_is_found() {
         let sender = Sender::new(1);
         let mut receiver = sender.subscribe();
         drop(sender);

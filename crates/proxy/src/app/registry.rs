@@ -344,7 +344,7 @@ impl Registry {
             namespaced: info.namespaced,
         };
         let parser = Arc::new(parser.of(&info.kind, &gvr.api_version()));
-        let metrics = self.metrics.cache(gvr, &scope, parser.media());
+        let metrics = self.metrics.cache(gvr, &scope, parser.media(), &StreamEnd::ALL);
         let served = Served {
             gvr: gvr.clone(),
             namespaced: info.namespaced,

@@ -267,6 +267,6 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.hub.leave(&self.view, self.at_view, self.waited);
-        self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled));
+        self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled).as_str());
     }
 }

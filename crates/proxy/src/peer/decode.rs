@@ -1,7 +1,9 @@
-//! The parts of a transfer as a cache, or an error: whatever is missing, doubled, out of order or not what was sent is refused as a whole.
+//! Rebuilds a cache from the parts of a transfer. The whole transfer is refused if any part is
+//! missing, duplicated, out of order or altered.
 //!
-//! The objects go the way of a list, through the writer that will go on from there; events are pushed into a history with this replica's
-//! own limits. Nothing is believed for having arrived: bytes, order and counts are checked here, and the result against upstream later.
+//! The objects go through the writer that will later apply upstream's events, exactly as the
+//! objects of a list do. The events are pushed into a history with this replica's own limits. This
+//! module checks bytes, order and counts; `app` later compares the result with upstream.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -9,7 +11,7 @@ use bytes::{Buf, Bytes};
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{CHUNK_BYTES_MAX, CacheIdentity, PeerError, encode::Sent};
+use super::{encode::TransferCounts, error::PeerError, identity::CacheIdentity};
 use crate::cache::{
     CacheWriter, Commit, Gap, History, Record, Replaced, RingLimits, Store, Update, UpdateError, writer::Change,
 };
@@ -26,7 +28,11 @@ use kubefan_model::{
     object::{Object, ObjectParser},
 };
 
-/// Why a relist may have been; what a newer peer may call it otherwise is not known here.
+/// The largest chunk that is accepted, compressed or not, in bytes. It is larger than any object
+/// that an apiserver stores.
+pub(super) const CHUNK_BYTES_MAX: usize = 32 << 20;
+
+/// The known reasons for a relist. A newer peer may send others, which become `other`.
 const REASONS: [&str; 12] = [
     "broken_object",
     "continue_expired",
@@ -42,31 +48,31 @@ const REASONS: [&str; 12] = [
     "self_check",
 ];
 
-/// A cache that was received whole.
+/// A completely received cache.
 pub struct Restored {
-    /// State and history, to be published.
+    /// State and history, ready to be published.
     pub commit: Commit,
-    /// The writer that goes on from there.
+    /// The writer, which continues from that state.
     pub writer: CacheWriter,
-    /// What was received.
-    pub received: Sent,
-    /// Bytes of content.
+    /// The number of received entries.
+    pub received: TransferCounts,
+    /// Received bytes, uncompressed.
     pub bytes: u64,
 }
 
-/// What is expected next.
-enum Stage {
+/// The part of the transfer that is expected next.
+enum State {
     Header,
-    Objects(Box<Objects>),
-    History(Box<Events>),
+    Objects(Box<ObjectOrder>),
+    History(Box<HistoryBuilder>),
 }
 
-struct Objects {
+struct ObjectOrder {
     header: Header,
     last: Option<ObjectKey>,
 }
 
-/// What of the header is needed later.
+/// The fields of the header that are needed later.
 #[derive(Clone, Copy)]
 struct Header {
     version: ResourceVersion,
@@ -74,16 +80,16 @@ struct Header {
     residue_floor: ResourceVersion,
 }
 
-struct Events {
+struct HistoryBuilder {
     header: Header,
     store: Store,
     history: History,
-    /// Up to here changes or records were read.
+    /// The last version read.
     reached: ResourceVersion,
     in_ring: bool,
     gap: Option<OpenGap>,
-    /// What the last event of each key has brought in; `None` where it has deleted it.
-    brought: HashMap<ObjectKey, Option<Arc<Object>>>,
+    /// The object after the last event of each key; `None` after a deletion.
+    latest: HashMap<ObjectKey, Option<Arc<Object>>>,
 }
 
 struct OpenGap {
@@ -95,24 +101,24 @@ struct OpenGap {
     events: Vec<Arc<WatchEvent>>,
 }
 
-/// Takes the parts of one transfer.
+/// Decodes one transfer.
 pub struct Decoder {
     wanted: CacheIdentity,
     limits: RingLimits,
     parser: Arc<ObjectParser>,
     bytes_max: u64,
     now: Instant,
-    stage: Stage,
+    state: State,
     writer: CacheWriter,
-    received: Sent,
+    received: TransferCounts,
     bytes: u64,
     digest: crc32fast::Hasher,
     trailer: Option<TransferTrailer>,
 }
 
 impl Decoder {
-    /// A decoder of one transfer of `wanted`, which takes at most `bytes_max` of content. `writer` has not begun; the history will keep to
-    /// `limits`, and ages are counted back from `now`.
+    /// A decoder for one transfer of `wanted`, limited to `bytes_max` uncompressed bytes. `writer`
+    /// must be unused. The history obeys `limits`, and ages are subtracted from `now`.
     pub fn new(
         wanted: CacheIdentity,
         limits: RingLimits,
@@ -121,17 +127,17 @@ impl Decoder {
         bytes_max: u64,
         now: Instant,
     ) -> Self {
-        let (received, digest, trailer, stage) = (Sent::default(), Default::default(), None, Stage::Header);
-        Self { wanted, limits, parser, bytes_max, now, stage, writer, received, bytes: 0, digest, trailer }
+        let (received, digest, trailer, state) = (TransferCounts::default(), Default::default(), None, State::Header);
+        Self { wanted, limits, parser, bytes_max, now, state, writer, received, bytes: 0, digest, trailer }
     }
 
-    /// Takes the next part.
+    /// Accepts the next part.
     ///
     /// # Errors
-    /// Whatever is not as the contract says. The decoder is of no more use then.
+    /// The part violates the protocol. The decoder must not be used afterwards.
     pub fn take(&mut self, response: TransferResponse) -> Result<(), PeerError> {
         if self.trailer.is_some() {
-            return Err(PeerError::broken("something after its end"));
+            return Err(PeerError::broken("data after the trailer"));
         }
         match response.part {
             Some(Part::Header(header)) => self.header(&header),
@@ -140,12 +146,12 @@ impl Decoder {
                 self.trailer = Some(trailer);
                 Ok(())
             }
-            None => Err(PeerError::broken("a part of no known kind")),
+            None => Err(PeerError::broken("an unknown part")),
         }
     }
 
     fn header(&mut self, header: &TransferHeader) -> Result<(), PeerError> {
-        if !matches!(self.stage, Stage::Header) {
+        if !matches!(self.state, State::Header) {
             return Err(PeerError::broken("a second header"));
         }
         self.wanted.agrees_with(&CacheIdentity::of_header(header))?;
@@ -156,15 +162,15 @@ impl Decoder {
             residue_floor: version(&header.residue_floor)?,
         };
         if !(header.residue_floor <= header.ring_floor && header.ring_floor <= header.version) {
-            return Err(PeerError::broken("its history ends before it begins"));
+            return Err(PeerError::broken("the versions of its history are not in order"));
         }
         self.writer.apply(Update::ListBegin { reason: "warm_start" }).map_err(broken)?;
-        self.stage = Stage::Objects(Box::new(Objects { header, last: None }));
+        self.state = State::Objects(Box::new(ObjectOrder { header, last: None }));
         Ok(())
     }
 
     fn chunk(&mut self, chunk: &Bytes) -> Result<(), PeerError> {
-        if matches!(self.stage, Stage::Header) {
+        if matches!(self.state, State::Header) {
             return Err(PeerError::broken("no header"));
         }
         let content = chunk::decode_content(chunk, CHUNK_BYTES_MAX)?;
@@ -173,7 +179,8 @@ impl Decoder {
             return Err(PeerError::TooLarge(self.bytes_max));
         }
         self.digest.update(&content);
-        // One by one: a small frame may hold millions of empty entries, of which no more than the first is to be read.
+        // Entries are decoded one by one, so that decoding stops at the first invalid entry: a
+        // small chunk may claim millions of empty ones.
         let mut content = Bytes::from(content);
         while content.has_remaining() {
             let entry = TransferEntry::decode_length_delimited(&mut content).map_err(PeerError::broken)?;
@@ -196,61 +203,63 @@ impl Decoder {
                         Entry::Object(_) => {}
                     }
                 }
-                None => return Err(PeerError::broken("an entry of no known kind")),
+                None => return Err(PeerError::broken("an unknown entry")),
             }
         }
         Ok(())
     }
 
     fn object(&mut self, json: &[u8]) -> Result<(), PeerError> {
-        let Stage::Objects(objects) = &mut self.stage else {
-            return Err(PeerError::broken("an object after the history has begun"));
+        let State::Objects(objects) = &mut self.state else {
+            return Err(PeerError::broken("an object after the start of the history"));
         };
         let object = self.parser.parse(json)?;
         if objects.last.as_ref().is_some_and(|last| last >= object.key()) || object.version() > objects.header.version {
-            return Err(PeerError::broken(format_args!("{} is not in its place", object.key())));
+            return Err(PeerError::broken(format_args!("{} is out of order", object.key())));
         }
         objects.last = Some(object.key().clone());
         self.writer.apply(Update::ListItem(object)).map_err(broken)?;
         Ok(())
     }
 
-    /// The history; where it begins, the objects are complete.
-    fn events(&mut self) -> Result<&mut Events, PeerError> {
-        if let Stage::Objects(objects) = &self.stage {
+    /// The history. The first call completes the objects.
+    fn events(&mut self) -> Result<&mut HistoryBuilder, PeerError> {
+        if let State::Objects(objects) = &self.state {
             let header = objects.header;
             let commit = self.writer.apply(Update::ListEnd(header.version)).map_err(broken)?;
-            let Some(Commit { store, .. }) = commit else { return Err(PeerError::broken("no state")) };
+            let Some(Commit { store, .. }) = commit else {
+                return Err(PeerError::broken("an incomplete list of objects"));
+            };
             let floors = (header.residue_floor, header.ring_floor);
-            self.stage = Stage::History(Box::new(Events {
+            self.state = State::History(Box::new(HistoryBuilder {
                 header,
                 store,
                 history: History::to_restore(self.limits, floors, self.parser.clone()),
                 reached: header.residue_floor,
                 in_ring: false,
                 gap: None,
-                brought: HashMap::new(),
+                latest: HashMap::new(),
             }));
         }
-        match &mut self.stage {
-            Stage::History(events) => Ok(events),
-            Stage::Header | Stage::Objects(_) => Err(PeerError::broken("no header")),
+        match &mut self.state {
+            State::History(events) => Ok(events),
+            State::Header | State::Objects(_) => Err(PeerError::broken("no header")),
         }
     }
 
-    /// There are no more parts.
+    /// Completes the transfer after the last part.
     ///
     /// # Errors
-    /// Where the trailer is missing, or does not fit what has arrived.
+    /// The trailer is missing or does not match the received parts.
     pub fn finish(mut self) -> Result<Restored, PeerError> {
-        let trailer = self.trailer.ok_or_else(|| PeerError::CutOff("it has no end".to_owned()))?;
+        let trailer = self.trailer.ok_or_else(|| PeerError::CutOff("it has no trailer".to_owned()))?;
         self.events()?;
-        let Self { stage: Stage::History(events), writer, received, bytes, digest, now, .. } = self else {
+        let Self { state: State::History(events), writer, received, bytes, digest, now, .. } = self else {
             return Err(PeerError::broken("no header"));
         };
         let TransferTrailer { objects, changes, events: count, crc32 } = trailer;
-        if (Sent { objects, changes, events: count }) != received || crc32 != digest.finalize() {
-            return Err(PeerError::broken("what arrived is not what was sent"));
+        if (TransferCounts { objects, changes, events: count }) != received || crc32 != digest.finalize() {
+            return Err(PeerError::broken("its counts or its checksum do not match"));
         }
         let (version, store, history) = events.finish(now)?;
         let commit = Commit { store, version, change: Change::Restored(Box::new(history)) };
@@ -258,11 +267,12 @@ impl Decoder {
     }
 }
 
-impl Events {
-    /// Versions go up, and stay below what they are to lead to.
+impl HistoryBuilder {
+    /// Checks that versions ascend and stay within `at_most`. Equal versions are allowed if
+    /// `again`.
     fn reach(&mut self, version: ResourceVersion, at_most: ResourceVersion, again: bool) -> Result<(), PeerError> {
         if version < self.reached || (version == self.reached && !again) || version > at_most {
-            return Err(PeerError::broken(format_args!("version {version} after {}", self.reached)));
+            return Err(PeerError::broken(format_args!("version {version} after version {}", self.reached)));
         }
         self.reached = version;
         Ok(())
@@ -271,7 +281,7 @@ impl Events {
     fn inexact(&mut self, span: &TransferSpan) -> Result<(), PeerError> {
         let (from, to) = (version(&span.from)?, version(&span.to)?);
         if self.in_ring || !self.history.residue().is_empty() || from >= to || to > self.header.ring_floor {
-            return Err(PeerError::broken(format_args!("a relist from {from} to {to} is not in its place")));
+            return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
         self.history.residue_mut().restore_gap(from, to);
         Ok(())
@@ -279,7 +289,7 @@ impl Events {
 
     fn change(&mut self, change: &TransferChange, parser: &Arc<ObjectParser>) -> Result<(), PeerError> {
         let version = version(&change.resource_version)?;
-        // A relist's changes share one version.
+        // All changes of a relist have the same version.
         let again = !self.history.residue().is_empty();
         self.reach(version, self.header.ring_floor, again)?;
         if self.in_ring {
@@ -291,7 +301,7 @@ impl Events {
             false => Some(Arc::new(parser.parse(&change.before)?).remnant(parser)),
         };
         if before.as_ref().is_some_and(|before| *before.key() != key) {
-            return Err(PeerError::broken(format_args!("a change of {key} that is another's")));
+            return Err(PeerError::broken(format_args!("a change of {key} with another object")));
         }
         self.history.residue_mut().restore(Replaced { version, key, before });
         Ok(())
@@ -307,7 +317,7 @@ impl Events {
         self.enter_ring();
         let (from, to) = (version(&gap.from)?, version(&gap.to)?);
         if self.gap.is_some() || from < self.reached || from >= to {
-            return Err(PeerError::broken(format_args!("a relist from {from} to {to} is not in its place")));
+            return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
         self.reach(to, self.header.version, false)?;
         let reason = REASONS.iter().find(|reason| **reason == gap.reason).copied().unwrap_or("other");
@@ -327,13 +337,15 @@ impl Events {
             true => self.store.get(key.as_str()).cloned().ok_or_else(|| misfit("has no object"))?,
             false => parsed(&event.object)?,
         };
-        let earlier = self.brought.get(&key).cloned();
+        let earlier = self.latest.get(&key).cloned();
         let previous = match event.previous_object() {
             PreviousObject::None => None,
             PreviousObject::Sent => Some(parsed(&event.previous)?),
-            PreviousObject::Earlier => Some(earlier.clone().flatten().ok_or_else(|| misfit("follows none"))?),
+            PreviousObject::Earlier => Some(
+                earlier.clone().flatten().ok_or_else(|| misfit("refers to an earlier event that does not exist"))?,
+            ),
             PreviousObject::Same => Some(object.clone()),
-            PreviousObject::Unspecified => return Err(misfit("does not tell what was before")),
+            PreviousObject::Unspecified => return Err(misfit("does not specify the previous object")),
         };
         let kind = match event.r#type() {
             v1alpha1::EventType::Added => EventType::Added,
@@ -348,17 +360,17 @@ impl Events {
         };
         let same_key = |object: &Arc<Object>| *object.key() == key;
         if !sound || object.version() != version || !same_key(&object) || !previous.iter().all(same_key) {
-            return Err(misfit("contradicts itself or the one before"));
+            return Err(misfit("contradicts itself or an earlier event"));
         }
-        let stays = (kind != EventType::Deleted).then(|| object.clone());
-        self.brought.insert(key, stays);
+        let remaining = (kind != EventType::Deleted).then(|| object.clone());
+        self.latest.insert(key, remaining);
         Ok(WatchEvent::new(kind, version, object, previous))
     }
 
     fn push(&mut self, event: Arc<WatchEvent>, at: Instant, now: Instant) -> Result<(), PeerError> {
         if let Some(gap) = &mut self.gap {
             if event.version() > gap.to {
-                return Err(PeerError::broken("a relist with an event from after it"));
+                return Err(PeerError::broken("a relist with a later event"));
             }
             gap.missing -= 1;
             gap.events.push(event);
@@ -378,19 +390,19 @@ impl Events {
 
     fn record(&mut self, record: Record, at: Instant, now: Instant) {
         self.history.push(record, at);
-        // What is over the limits here is let go of at once.
+        // This replica's limits may be lower than the sender's.
         self.history.evict(now, self.store.json_bytes(), 0);
     }
 
-    /// The events must lead to the state: what the last one of each key has left is what is there.
+    /// Checks that the last event of each key agrees with the state.
     fn finish(mut self, now: Instant) -> Result<(ResourceVersion, Store, History), PeerError> {
         if self.gap.is_some() {
-            return Err(PeerError::broken("a relist of which events are missing"));
+            return Err(PeerError::broken("a relist with missing events"));
         }
-        for (key, brought) in &self.brought {
+        for (key, latest) in &self.latest {
             let current = self.store.get(key.as_str());
-            if current.map(|object| object.version()) != brought.as_ref().map(|object| object.version()) {
-                return Err(PeerError::broken(format_args!("the events of {key} do not lead to what is there")));
+            if current.map(|object| object.version()) != latest.as_ref().map(|object| object.version()) {
+                return Err(PeerError::broken(format_args!("the events of {key} do not end at its current object")));
             }
         }
         self.history.restored(now, self.store.json_bytes());
@@ -406,7 +418,7 @@ fn broken(error: UpdateError) -> PeerError {
     PeerError::broken(error)
 }
 
-/// So long ago, or as long as the clock has run.
+/// `now` minus the age, or `now` if the clock does not reach that far back.
 fn before(now: Instant, age_millis: u64) -> Instant {
     now.checked_sub(Duration::from_millis(age_millis)).unwrap_or(now)
 }

@@ -1,8 +1,10 @@
-//! A cache as the parts of a transfer, made one by one as they are sent, so that a transfer takes little memory beside the cache's own.
+//! Encodes a cache as the parts of a transfer. Parts are built one by one while they are sent, so
+//! that a transfer needs little memory beyond the cache itself.
 //!
-//! Objects that the receiver has already are not sent again: an event's object that is the current one, and a previous object that an
-//! earlier event brought in. Both are recognised by being the same in memory, which is how the ring holds them, so a doubt costs bytes
-//! and never truth.
+//! Two kinds of objects are not repeated: an event's object if it is the current one, and a
+//! previous object if an earlier event in the transfer contains it. Both are recognized by pointer
+//! equality, because the ring shares these objects. A missed match therefore costs bytes, never
+//! correctness.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,7 +12,7 @@ use bytes::Bytes;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{CHUNK_BYTES, CacheIdentity};
+use super::identity::CacheIdentity;
 use crate::cache::{HistoryCopy, Record, Replaced, Store};
 use kubefan_common::{
     encoding::{FrameError, chunk},
@@ -25,29 +27,32 @@ use kubefan_model::{
     object::Object,
 };
 
-/// What was sent, for the trailer and for people.
+/// The content of a chunk before compression, in bytes. One entry may be larger.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The number of entries in a transfer, for the trailer and for logs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct TransferCounts {
     /// Objects.
     pub objects: u64,
-    /// What is left of old changes.
+    /// Entries of the conflated history.
     pub changes: u64,
-    /// Events, those of relists included.
+    /// Events, including those of relists.
     pub events: u64,
 }
 
-/// The parts of a transfer.
+/// An iterator over the parts of a transfer. It ends after the trailer or after an error.
 pub struct Encoder {
     header: Option<TransferHeader>,
     chunk_bytes: usize,
     entries: Box<dyn Iterator<Item = TransferEntry> + Send>,
-    sent: Sent,
+    sent: TransferCounts,
     digest: crc32fast::Hasher,
-    ended: bool,
+    done: bool,
 }
 
 impl Encoder {
-    /// The parts of what `store` and `history` hold; ages are those at `now`.
+    /// Encodes `store` and `history`. Ages are relative to `now`.
     pub fn new(identity: &CacheIdentity, store: Store, history: HistoryCopy, now: Instant) -> Self {
         let CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema } = identity.clone();
         let header = TransferHeader {
@@ -73,25 +78,25 @@ impl Encoder {
         let span = |(from, to): (ResourceVersion, ResourceVersion)| {
             Entry::Inexact(TransferSpan { from: from.to_string(), to: to.to_string() })
         };
-        let mut events = Events { store, brought: HashMap::new() };
+        let mut events = EventEncoder { store, latest: HashMap::new() };
         let records = records.into_iter().flat_map(move |(record, at)| {
             events.entries(&record, u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX))
         });
         let entries =
             objects.chain(inexact.into_iter().map(span)).chain(changes.into_iter().map(change)).chain(records);
         let entries = Box::new(entries.map(|entry| TransferEntry { entry: Some(entry) }));
-        let (sent, digest, chunk_bytes) = (Sent::default(), crc32fast::Hasher::new(), CHUNK_BYTES);
-        Self { header: Some(header), chunk_bytes, entries, sent, digest, ended: false }
+        let (sent, digest, chunk_bytes) = (TransferCounts::default(), crc32fast::Hasher::new(), CHUNK_BYTES);
+        Self { header: Some(header), chunk_bytes, entries, sent, digest, done: false }
     }
 
-    /// The same in smaller chunks.
+    /// Sets the size of a chunk.
     #[cfg(test)]
     pub(super) fn in_chunks_of(self, chunk_bytes: usize) -> Self {
         Self { chunk_bytes, ..self }
     }
 
-    /// What was sent so far.
-    pub fn sent(&self) -> Sent {
+    /// The number of entries encoded so far.
+    pub fn sent(&self) -> TransferCounts {
         self.sent
     }
 
@@ -105,8 +110,8 @@ impl Encoder {
             content.extend_from_slice(&entry.encode_length_delimited_to_vec());
         }
         if content.is_empty() {
-            self.ended = true;
-            let Sent { objects, changes, events } = self.sent;
+            self.done = true;
+            let TransferCounts { objects, changes, events } = self.sent;
             let crc32 = self.digest.clone().finalize();
             return Ok(Part::Trailer(TransferTrailer { objects, changes, events, crc32 }));
         }
@@ -119,7 +124,7 @@ impl Iterator for Encoder {
     type Item = Result<TransferResponse, FrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
+        if self.done {
             return None;
         }
         let part = match self.header.take() {
@@ -129,13 +134,14 @@ impl Iterator for Encoder {
             }
             None => self.part(),
         };
-        // After a failure there is no trailer, so that nobody takes it for the whole.
-        self.ended |= part.is_err();
+        // After a failure there is no trailer, so the receiver cannot mistake the transfer for a
+        // complete one.
+        self.done |= part.is_err();
         Some(part.map(|part| TransferResponse { part: Some(part) }))
     }
 }
 
-impl Sent {
+impl TransferCounts {
     pub(super) fn count(&mut self, entry: &TransferEntry) {
         match &entry.entry {
             Some(Entry::Object(_)) => self.objects += 1,
@@ -155,13 +161,13 @@ fn change(Replaced { version, key, before }: Replaced) -> Entry {
     })
 }
 
-/// Events as they are sent, with a memory of what those before have brought in.
-struct Events {
+/// Encodes events, and remembers which objects earlier events contain.
+struct EventEncoder {
     store: Store,
-    brought: HashMap<ObjectKey, Arc<Object>>,
+    latest: HashMap<ObjectKey, Arc<Object>>,
 }
 
-impl Events {
+impl EventEncoder {
     fn entries(&mut self, record: &Record, age_millis: u64) -> Vec<Entry> {
         let mut entries = Vec::with_capacity(1);
         if let Record::Gap(gap) = record {
@@ -182,8 +188,8 @@ impl Events {
         let key = object.key().clone();
         let current = self.store.get(key.as_str()).is_some_and(|current| Arc::ptr_eq(current, &object));
         let earlier = match event.kind() {
-            EventType::Deleted => self.brought.remove(&key),
-            EventType::Added | EventType::Modified => self.brought.insert(key.clone(), object.clone()),
+            EventType::Deleted => self.latest.remove(&key),
+            EventType::Added | EventType::Modified => self.latest.insert(key.clone(), object.clone()),
         };
         let (previous_object, previous) = match previous {
             None => (PreviousObject::None, Bytes::new()),

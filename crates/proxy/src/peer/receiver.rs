@@ -1,7 +1,8 @@
-//! Finds a replica that has the cache, and takes it over.
+//! Finds a replica that has the cache, and receives the cache from it.
 //!
-//! A new replica must not wait long for an old one that hangs: every peer has a time to answer in, and the caller has one for all of them.
-//! Peers are tried in random order, so that replicas that start together do not all ask the same one.
+//! An old replica that hangs must not delay a new one for long: every peer has a time limit, and
+//! the caller has one for all peers together. Peers are tried in random order, so that replicas
+//! that start together do not all ask the same peer.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,36 +21,41 @@ use tonic::{
 use tower::service_fn;
 use tracing::info;
 
-use super::{CHUNK_BYTES_MAX, CacheIdentity, Decoder, PeerError, Restored, tls::PeerTls};
+use super::{
+    decode::{CHUNK_BYTES_MAX, Decoder, Restored},
+    error::PeerError,
+    identity::CacheIdentity,
+    tls::PeerTls,
+};
 use kubefan_common::proto::v1alpha1::peer_service_client::PeerServiceClient;
 
-/// How long a peer has to take a connection.
+/// Time limit for a connection with its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long nothing may come.
+/// Time limit between two parts of a transfer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Addresses that are tried; the others of a longer list are no better.
+/// The number of addresses tried. Further addresses would hardly fare better.
 const ADDRESSES_MAX: usize = 16;
 
-/// The way to the peers.
+/// Finds peers and connects to them.
 pub trait Dial: Send + Sync {
-    /// Where they are, this replica left out where that is known.
+    /// The addresses of the peers, without this replica's own if that is known.
     fn addresses(&self) -> BoxFuture<'_, Result<Vec<SocketAddr>, PeerError>>;
 
-    /// A connection to one of them.
+    /// Connects to one peer.
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Channel, PeerError>>;
 }
 
-/// Replicas by a name in DNS, over mutual TLS.
+/// Finds peers by a DNS name and connects to them over mutual TLS.
 pub struct DnsDial {
     host: String,
     port: u16,
     tls: PeerTls,
-    /// The port on which this replica serves peers.
+    /// This replica's own port for peers.
     own_port: Option<u16>,
 }
 
 impl DnsDial {
-    /// Peers at every address that `host` has; their certificates must be for that name.
+    /// Peers at every address of `host`; their certificates must be valid for that name.
     pub fn new(host: String, port: u16, tls: PeerTls, own_port: Option<u16>) -> Self {
         Self { host, port, tls, own_port }
     }
@@ -61,7 +67,7 @@ impl DnsDial {
     async fn dial(&self, address: SocketAddr) -> Result<Channel, PeerError> {
         let connect = |error: &dyn fmt::Display| PeerError::Connect(error.to_string());
         let stream = TcpStream::connect(address).await.map_err(|error| connect(&error))?;
-        // Every address of a pod is its own.
+        // A connection to one of this pod's own addresses has that address as its source too.
         let local = stream.local_addr().map_err(|error| connect(&error))?;
         if local.ip() == address.ip() && self.own_port == Some(address.port()) {
             return Err(PeerError::Alone);
@@ -99,38 +105,40 @@ impl Dial for DnsDial {
     }
 }
 
-/// Whether a resolver says that the name has no addresses, which is what a headless Service has until the first replica is ready. The standard
-/// library gives that as a text only: glibc's and musl's, which do not follow the locale here.
+/// Whether the resolver's message means that the name has no addresses, as with a headless Service
+/// before its first replica is ready. The standard library returns only a text: glibc's or musl's,
+/// which is not localized here.
 fn is_no_such_name(message: &str) -> bool {
-    const SAID: [&str; 4] = [
+    const MESSAGES: [&str; 4] = [
         "Name or service not known",
         "No address associated with hostname",
         "Name does not resolve",
         "Name has no usable address",
     ];
-    SAID.iter().any(|said| message.contains(said))
+    MESSAGES.iter().any(|text| message.contains(text))
 }
 
-/// Replicas that a cache may be taken over from.
+/// The replicas from which a cache may be copied.
 #[derive(Clone)]
 pub struct Peers {
     dial: Arc<dyn Dial>,
-    /// How long a warm start may take in all, its check included.
+    /// Time limit for the whole warm start, including the comparison with upstream.
     pub peer_timeout: Duration,
-    /// Content of one transfer, in bytes.
+    /// Limit for one transfer, in uncompressed bytes.
     pub peer_transfer_bytes_max: u64,
 }
 
 impl Peers {
-    /// Peers that are reached by `dial`.
+    /// Peers found and reached by `dial`.
     pub fn new(dial: Arc<dyn Dial>, peer_timeout: Duration, peer_transfer_bytes_max: u64) -> Self {
         Self { dial, peer_timeout, peer_transfer_bytes_max }
     }
 
-    /// Takes the cache from the first peer that gives it, each of them asked once, in random order. `decoder` makes what reads it.
+    /// Receives the cache from the first peer that sends all of it. Each peer is asked once, in
+    /// random order. `decoder` creates a decoder for each attempt.
     ///
     /// # Errors
-    /// The last peer's; each one's is logged.
+    /// The last peer's error; each peer's error is logged.
     pub async fn fetch(
         &self,
         wanted: &CacheIdentity,
@@ -159,13 +167,13 @@ impl Peers {
         wanted: &CacheIdentity,
         mut decoder: Decoder,
     ) -> Result<Restored, PeerError> {
-        let stalled = |limit: Duration| PeerError::CutOff(format!("nothing came for {limit:?}"));
+        let stalled = |limit: Duration| PeerError::CutOff(format!("nothing arrived for {limit:?}"));
         let connecting = timeout(CONNECT_TIMEOUT, self.dial.connect(address));
         let channel =
             connecting.await.map_err(|_| PeerError::Connect(format!("none within {CONNECT_TIMEOUT:?}")))??;
-        // Compressed by the sender where it helps; the longest chunk may have become a little longer by it.
+        // The sender compresses chunks, which may make the largest chunk slightly larger.
         let mut client = PeerServiceClient::new(channel).max_decoding_message_size(CHUNK_BYTES_MAX + (1 << 20));
-        // It may have to wait for others that are being served. Half of the time is left for another peer.
+        // The peer may be serving other transfers first. Half of the time is left for another peer.
         let answer_timeout = self.peer_timeout / 2;
         let answer = timeout(answer_timeout, client.transfer(wanted.request())).await;
         let mut parts = answer.map_err(|_| stalled(answer_timeout))?.map_err(|status| refused(&status))?.into_inner();
@@ -173,7 +181,7 @@ impl Peers {
             let part = timeout(STALL_TIMEOUT, parts.message()).await.map_err(|_| stalled(STALL_TIMEOUT))?;
             let Some(part) = part.map_err(|status| PeerError::CutOff(status.message().to_owned()))? else { break };
             decoder.take(part)?;
-            // A part takes a few milliseconds: other tasks get their turn.
+            // Decoding a part takes a few milliseconds, so other tasks get a turn in between.
             yield_now().await;
         }
         decoder.finish()
@@ -182,7 +190,7 @@ impl Peers {
 
 fn refused(status: &Status) -> PeerError {
     match status.code() {
-        Code::Unavailable if status.message().is_empty() => PeerError::Connect("it broke".to_owned()),
+        Code::Unavailable if status.message().is_empty() => PeerError::Connect("the connection broke".to_owned()),
         _ => PeerError::Refused(status.message().to_owned()),
     }
 }
@@ -192,8 +200,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_without_addresses_means_alone_and_a_resolver_that_fails_does_not() {
-        let lookup = |said: &str| is_no_such_name(&format!("failed to lookup address information: {said}"));
+    fn a_name_without_addresses_means_alone_but_a_failing_resolver_does_not() {
+        let lookup = |text: &str| is_no_such_name(&format!("failed to lookup address information: {text}"));
         assert!(lookup("Name or service not known") && lookup("No address associated with hostname"));
         assert!(lookup("Name does not resolve"), "musl's");
         assert!(!lookup("Temporary failure in name resolution") && !lookup("Try again"));

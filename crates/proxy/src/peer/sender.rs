@@ -1,8 +1,9 @@
-//! Gives what this replica holds to one that starts.
+//! Sends this replica's caches to replicas that start.
 //!
-//! A rolling update must not be able to overload a replica that serves: one transfer at a time of each cache, few in all, each within a
-//! time, and none of them ever holds a lock while it waits. State and history are copied by reference in parts; they pin what
-//! subscribers no longer need for as long as the transfer lasts.
+//! A rolling update must not overload a serving replica: each cache has at most one transfer at a
+//! time, the total is limited, each transfer has a time limit, and no transfer waits while holding
+//! a lock. State and history are copied by reference in parts. A transfer keeps objects in memory
+//! that subscribers no longer need until it ends.
 
 use std::{
     collections::HashMap,
@@ -21,7 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use super::{CacheIdentity, Encoder};
+use super::{encode::Encoder, identity::CacheIdentity};
 use crate::{
     cache::HistoryCopy,
     fanout::{Ahead, Hub, Phase},
@@ -30,59 +31,61 @@ use crate::{
 use kubefan_common::proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService};
 use kubefan_model::{GroupVersionResource, Scope};
 
-/// How long one transfer may take, its wait for others included.
+/// Time limit for one transfer, including its wait for other transfers.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Transfers at a time, over all caches.
+/// The number of concurrent transfers, over all caches.
 const TRANSFERS_MAX: usize = 4;
-/// Chunks made ahead of the network.
+/// The number of chunks prepared ahead of the network.
 const CHUNKS_AHEAD: usize = 2;
-/// Entries of history copied at a time, inside the hub's critical section: well below a millisecond.
+/// Entries of history copied at once inside the hub's critical section, which takes well under a
+/// millisecond.
 const COPY_ENTRIES: usize = 1024;
 
-/// A cache that may be given away.
+/// A cache that may be sent to a peer.
 pub struct Offer {
-    /// What it holds.
+    /// The hub of the cache.
     pub hub: Arc<Hub>,
-    /// What everything cached is narrowed by.
+    /// The field selector that limits what is cached; empty for everything.
     pub upstream_field_selector: String,
-    /// The schema that everything held was read by; `None` where it is not known, and while all is listed again because of another one.
+    /// The schema by which every cached object was read. `None` if it is unknown, or during the
+    /// relist after a schema change.
     pub schema: Option<String>,
 }
 
-/// Where caches are found.
+/// Finds caches to send.
 pub trait Source: Send + Sync + 'static {
     /// The cache of a resource and scope.
     fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer>;
 
-    /// The identity of the cluster that everything here is of; `None` where it is not known.
+    /// The identity of the cluster behind every cache here; `None` if it is unknown.
     fn cluster(&self) -> Option<String>;
 }
 
 type CacheId = (GroupVersionResource, Scope);
 
-/// The service that peers ask.
+/// The gRPC service for peers.
 pub struct Sender<S> {
     source: S,
     all: Arc<Semaphore>,
-    /// For each cache that was asked for, and is here.
+    /// One semaphore per requested cache that exists here.
     each: Mutex<HashMap<CacheId, Arc<Semaphore>>>,
 }
 
 type Parts = Pin<Box<dyn Stream<Item = Result<TransferResponse, Status>> + Send>>;
 
 impl<S: Source> Sender<S> {
-    /// Gives away what is found in `source`.
+    /// Sends the caches in `source`.
     pub fn new(source: S) -> Self {
         Self { source, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
     }
 
     fn identity_of(&self, wanted: &CacheIdentity, cluster: String, offer: &Offer) -> Result<CacheIdentity, Status> {
         let schema =
-            offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is not known, or is changing"))?;
+            offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is unknown, or is changing"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();
         let (gvr, scope) = (wanted.gvr.clone(), wanted.scope.clone());
         let ours = CacheIdentity { cluster, gvr, scope, upstream_field_selector, schema };
-        // Told as the one who asks sees it.
+        // From the receiver's point of view, because the receiver logs the message.
         wanted.agrees_with(&ours).map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(ours)
     }
@@ -93,14 +96,14 @@ impl<S: Source> Sender<S> {
             each.entry(id.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
         };
         let closed = |_| Status::unavailable("shutting down");
-        // In this order, so that those who wait for one cache keep nobody from another.
+        // In this order, so that waiting for one cache does not block transfers of others.
         let first = of_cache.acquire_owned().await.map_err(closed)?;
         let second = self.all.clone().acquire_owned().await.map_err(closed)?;
         Ok([first, second])
     }
 }
 
-/// State and history of one moment.
+/// Copies state and history of one moment.
 async fn copy(hub: &Hub) -> Result<(Ahead, HistoryCopy), Status> {
     let unsynced = || Status::unavailable("it is not synced here");
     if *hub.phase().borrow() != Phase::Synced {
@@ -126,25 +129,24 @@ impl<S: Source> PeerService for Sender<S> {
             let offer = self.source.offer(gvr, scope);
             offer.ok_or_else(|| Status::not_found(format!("{gvr} in {:?} is not cached here", scope.namespace())))
         };
-        let cluster = self
-            .source
-            .cluster()
-            .ok_or_else(|| Status::failed_precondition("which cluster this is of is not known here"))?;
+        let cluster =
+            self.source.cluster().ok_or_else(|| Status::failed_precondition("the cluster is not identified here"))?;
         self.identity_of(&wanted, cluster.clone(), &find()?)?;
         let id = (gvr.clone(), scope.clone());
         let permits = timeout_at(until, self.permits(&id));
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
-        // It pins state as a snapshot does. Refused by memory pressure, a peer begins with a list.
-        let pass =
+        // A transfer retains state as a snapshot does, so it needs the same permit. If memory
+        // pressure refuses the permit, the peer starts with a list.
+        let permit =
             find()?.hub.gate().enter().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
-        // It may have waited: what it is now counts.
+        // The cache may have changed during the wait.
         let offer = find()?;
         let identity = self.identity_of(&wanted, cluster, &offer)?;
         let (ahead, history) = copy(&offer.hub).await?;
         let encoder = Encoder::new(&identity, ahead.store, history, Instant::now());
         let (parts, receiver) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(async move {
-            let _until_the_end = (permits, pass);
+            let _until_the_end = (permits, permit);
             let result = send(encoder, parts, until, &identity).await;
             offer.hub.metrics().transfer(result);
         });
@@ -152,7 +154,8 @@ impl<S: Source> PeerService for Sender<S> {
     }
 }
 
-/// Sends all parts, unless the other side goes away or the time is over; then what is missing tells it.
+/// Sends all parts, until the peer disconnects or the time limit passes. The missing trailer then
+/// tells the receiver that the transfer is incomplete.
 async fn send(
     mut encoder: Encoder,
     parts: mpsc::Sender<Result<TransferResponse, Status>>,
@@ -164,12 +167,12 @@ async fn send(
         let part = part.map_err(|error| Status::internal(error.to_string()));
         let cut_off = match timeout_at(until, parts.send(part)).await {
             Ok(Ok(())) => continue,
-            Ok(Err(_)) => "the peer has gone away",
+            Ok(Err(_)) => "the peer disconnected",
             Err(_) => "it took too long",
         };
         warn!(%resource, scope, "a transfer to a peer was cut off: {cut_off}");
         return Transfer::CutOff;
     }
-    info!(%resource, scope, sent = ?encoder.sent(), "given to a peer");
+    info!(%resource, scope, sent = ?encoder.sent(), "sent to a peer");
     Transfer::Given
 }

@@ -1,4 +1,4 @@
-//! A cache that went over the wire is the one that was sent, and what is not whole is refused.
+//! A received cache equals the sent one, and an incomplete or altered transfer is refused.
 
 use std::{ops::Bound, sync::Arc, time::Duration};
 
@@ -6,11 +6,16 @@ use proptest::{prelude::*, sample::Index};
 use tokio::time::Instant;
 
 use super::*;
-use crate::cache::{CacheWriter, History, HistoryCopy, Record, RingLimits, Store, Update, writer::Change};
+use crate::{
+    cache::{CacheWriter, History, HistoryCopy, Record, RingLimits, Store, Update, writer::Change},
+    upstream::discovery::SchemaFingerprint,
+};
 use kubefan_common::proto::v1alpha1::{TransferResponse, transfer_response::Part};
-use kubefan_model::{ResourceVersion, event::EventType, object::ObjectParser};
+use kubefan_model::{
+    GroupVersionResource, ResourceVersion, Scope, event::EventType, fields::FieldTable, object::ObjectParser,
+};
 
-/// What happens to one of a few objects.
+/// A change to one of a few objects.
 #[derive(Debug, Clone)]
 enum Step {
     Put {
@@ -21,7 +26,7 @@ enum Step {
     Delete {
         name: u8,
     },
-    /// Upstream is listed again, and this many of the objects have gone or changed.
+    /// A relist that finds these objects, with these labels.
     Relist {
         keep: Vec<(u8, u8)>,
     },
@@ -67,7 +72,7 @@ fn limits(records: usize) -> RingLimits {
     }
 }
 
-/// A cache to which something has happened, as a hub holds it.
+/// A cache after some changes, as a hub has it.
 struct Cache {
     store: Store,
     history: History,
@@ -89,16 +94,16 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
         version: commit.version,
     };
     let mut number = 5;
-    let mut held = std::collections::BTreeSet::from([0]);
+    let mut present = std::collections::BTreeSet::from([0]);
     for step in steps {
         number += 2;
         let mut updates = Vec::new();
         match step {
             Step::Put { name, label, filler } => {
-                held.insert(*name);
+                present.insert(*name);
                 updates.push(Update::Event(EventType::Modified, object(*name, *label, *filler, number)));
             }
-            Step::Delete { name } if held.remove(name) => {
+            Step::Delete { name } if present.remove(name) => {
                 updates.push(Update::Event(EventType::Deleted, object(*name, 0, 0, number)));
             }
             Step::Delete { .. } => {}
@@ -109,7 +114,7 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
                     number += 1;
                     updates.push(Update::ListItem(object(*name, *label, 1, number)));
                 }
-                held = keep.keys().copied().collect();
+                present = keep.keys().copied().collect();
                 number += 1;
                 updates.push(Update::ListEnd(version(number)));
             }
@@ -146,8 +151,8 @@ fn decode(
     decoder.finish()
 }
 
-/// Everything that a subscriber could be told.
-fn told(store: &Store, history: &History) -> String {
+/// Everything that a subscriber could receive, as text.
+fn contents(store: &Store, history: &History) -> String {
     let mut lines = vec![format!("{} {}", history.residue().floor(), history.ring().floor())];
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
     let residue = history.residue();
@@ -185,7 +190,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_arrives_is_what_was_sent(
+    fn a_received_cache_equals_the_sent_one(
         steps in steps(),
         records in 1..40_usize,
         entries_max in 1..50_usize,
@@ -197,16 +202,16 @@ proptest! {
             let cache = cache(&steps, records, pack.0, now);
             let parts = parts(&cache, entries_max, chunk_bytes, now);
             let (store, history, mut writer) = restored(decode(parts, limits(records), pack.1).unwrap());
-            assert_eq!(told(&store, &history), told(&cache.store, &cache.history));
+            assert_eq!(contents(&store, &history), contents(&cache.store, &cache.history));
             assert_eq!(writer.version(), Some(cache.version));
-            // It goes on from there.
+            // The writer continues from the received version.
             let next = parser().parse(json(1, 1, 1, cache.version.get() + 1).as_bytes()).unwrap();
             assert!(writer.apply(Update::Event(EventType::Modified, next)).unwrap().is_some());
         });
     }
 
     #[test]
-    fn what_is_cut_off_doubled_reordered_or_altered_is_refused(
+    fn a_truncated_duplicated_reordered_or_altered_transfer_is_refused(
         steps in steps(),
         chunk_bytes in 300..8000_usize,
         at in any::<Index>(),
@@ -230,17 +235,17 @@ proptest! {
                     let mut bytes = prost::Message::encode_to_vec(&parts[at]);
                     let byte = byte.index(bytes.len());
                     bytes[byte] ^= 1;
-                    // What is no message any more is refused by gRPC.
+                    // gRPC itself refuses bytes that are not a message.
                     let Ok(altered) = prost::Message::decode(&*bytes) else { return };
                     parts[at] = altered;
                 }
             }
             match decode(parts, limits(20), false) {
                 Err(_) => {}
-                // A bit that means nothing.
+                // The flipped bit may have no meaning.
                 Ok(same) if how == 4 => {
                     let (store, history, _) = restored(same);
-                    assert_eq!(told(&store, &history), told(&cache.store, &cache.history));
+                    assert_eq!(contents(&store, &history), contents(&cache.store, &cache.history));
                 }
                 Ok(_) => panic!("{how} at {at}"),
             }
@@ -248,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_keeps_less_takes_what_it_keeps(steps in steps(), records in 1..10_usize) {
+    fn a_replica_with_lower_limits_retains_the_newest_records(steps in steps(), records in 1..10_usize) {
         runtime().block_on(async {
             let now = Instant::now();
             let cache = cache(&steps, 60, false, now);
@@ -263,7 +268,7 @@ proptest! {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_in_parts_loses_nothing_that_the_ring_forgets_meanwhile() {
+async fn a_copy_in_parts_loses_nothing_that_the_ring_evicts_meanwhile() {
     let put = |i: usize| Step::Put { name: (i % 5) as u8, label: (i % 3) as u8, filler: 1 };
     let steps: Vec<Step> = (0..80).map(put).collect();
     let now = Instant::now();
@@ -271,7 +276,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_forgets_meanwhile() {
     let known_from = cache.history.oldest();
     let mut copy = HistoryCopy::of(cache.version);
     assert!(cache.history.copy(&mut copy, 10));
-    // Most of what is not copied yet leaves the ring.
+    // The ring evicts most of the records that are not copied yet.
     let mut number = cache.version.get();
     for _ in 0..25 {
         number += 1;
@@ -292,7 +297,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_forgets_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_cache_is_refused_and_so_is_too_much() {
+async fn a_different_cache_and_an_oversized_transfer_are_refused() {
     let now = Instant::now();
     let cache = cache(&[], 10, false, now);
     let other = |change: fn(&mut CacheIdentity)| {
@@ -305,7 +310,7 @@ async fn another_cache_is_refused_and_so_is_too_much() {
     let error = other(|wanted| wanted.cluster = "kube-system uid 2".to_owned());
     assert_eq!(
         error,
-        r#"it holds another cache: the cluster is "kube-system uid 1" there and "kube-system uid 2" here"#
+        r#"the peer has another cache: the cluster is "kube-system uid 1" there and "kube-system uid 2" here"#
     );
     assert!(other(|wanted| wanted.schema = "t".to_owned()).contains("the schema"));
     assert!(other(|wanted| wanted.upstream_field_selector = "a=b".to_owned()).contains("the field selector"));
@@ -317,7 +322,7 @@ async fn another_cache_is_refused_and_so_is_too_much() {
 }
 
 #[test]
-fn a_schema_that_is_not_known_is_the_same_as_none() {
+fn an_unknown_schema_has_no_text() {
     let fields = FieldTable::new(&gvr(), true, &[]);
     let text = |server: Option<&str>, hash: Option<&str>| {
         let (server_version, schema_hash) = (server.map(str::to_owned), hash.map(str::to_owned));
@@ -328,27 +333,27 @@ fn a_schema_that_is_not_known_is_the_same_as_none() {
     assert_ne!(text(Some("v1.35.4"), Some("A")), text(Some("v1.35.5"), Some("A")));
     assert!(text(Some("v1.35.4"), Some("A")).is_some());
     for unknown in [text(None, None), text(Some("v1.35.4"), None), text(None, Some("A"))] {
-        assert_eq!(unknown, None, "so that nobody takes over what was read by another");
+        assert_eq!(unknown, None, "two unknown schemas must not compare as equal");
     }
     assert_eq!(schema_text("Pod", &fields, None), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_entries_that_are_nothing_the_first_is_refused_and_the_others_not_read() {
+async fn decoding_stops_at_the_first_empty_entry() {
     let now = Instant::now();
     let mut parts = parts(&cache(&[], 10, false, now), 10, 1000, now);
-    // An empty entry, and then what is no entry at all.
+    // An empty entry, followed by bytes that are not an entry.
     let content = kubefan_common::encoding::chunk::encode_content(&[0, 0xff]).unwrap();
     parts[1] = TransferResponse { part: Some(Part::Chunk(content)) };
-    let Err(error) = decode(parts, limits(10), false) else { panic!("it was taken") };
-    assert_eq!(error.to_string(), "the transfer is broken: an entry of no known kind");
+    let Err(error) = decode(parts, limits(10), false) else { panic!("it was accepted") };
+    assert_eq!(error.to_string(), "the transfer is broken: an unknown entry");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_is_as_old_here_as_it_is_there() {
+async fn a_record_retains_its_age() {
     let cache = cache(&[Step::Put { name: 1, label: 1, filler: 1 }], 10, false, Instant::now());
     tokio::time::advance(Duration::from_secs(600)).await;
     let now = Instant::now();
     let (_, history, _) = restored(decode(parts(&cache, 10, 1000, now), limits(10), false).unwrap());
-    assert_eq!(history.ring().age(now), Duration::from_secs(600), "it is let go of when it would have been");
+    assert_eq!(history.ring().age(now), Duration::from_secs(600), "it expires when it would have at the sender");
 }

@@ -1,7 +1,9 @@
-//! Mutual TLS between peers: each side shows a certificate and checks the other's against the peers' CA. There is no other way to speak.
+//! Mutual TLS between peers: each side presents a certificate and verifies the other's against the
+//! peers' CA. There is no unencrypted mode.
 //!
-//! A transfer is everything that the cache holds, so whoever has a certificate of this CA may read it all: the CA must be the
-//! replicas' own. The files are read for every connection, which are few, so that rotated ones are used at once.
+//! A transfer contains the whole cache, and any holder of a certificate from this CA may read it.
+//! The CA must therefore be used only for the replicas. The files are read anew for every
+//! connection, so that rotated files take effect at once; connections are rare.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,46 +18,47 @@ use rustls::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-use super::PeerError;
+use super::error::PeerError;
 
-/// Where certificate, key and CA are, all in PEM.
+/// The PEM files of certificate, key and CA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerTls {
-    /// The certificate chain, for both sides: server and client authentication.
+    /// The certificate chain. Its certificate must allow both server and client authentication.
     pub cert_file: PathBuf,
     /// Its private key.
     pub key_file: PathBuf,
-    /// The CA that every peer's certificate is checked against.
+    /// The CA that every peer's certificate is verified against.
     pub ca_file: PathBuf,
 }
 
-struct Read {
+struct PemFiles {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
 }
 
 impl PeerTls {
-    /// Whether the files can be used.
+    /// Checks that the files can be used.
     ///
     /// # Errors
-    /// [`PeerError::Tls`] names what cannot.
+    /// [`PeerError::Tls`] names the file and the problem.
     pub fn check(&self) -> Result<(), PeerError> {
         self.server_config()?;
         self.client_config().map(|_| ())
     }
 
-    /// Takes a connection, if the other side proves to be a peer.
+    /// Accepts a connection from a peer.
     ///
     /// # Errors
-    /// [`PeerError::Tls`] for files that cannot be used, [`PeerError::Connect`] for what the other side does not prove.
+    /// [`PeerError::Tls`] if a file cannot be used, [`PeerError::Connect`] if the handshake fails
+    /// or the other side is not a peer.
     pub async fn accept<T: AsyncRead + AsyncWrite + Unpin>(&self, io: T) -> Result<server::TlsStream<T>, PeerError> {
         let this = self.clone();
         let config = blocking(move || this.server_config()).await?;
         TlsAcceptor::from(Arc::new(config)).accept(io).await.map_err(|error| PeerError::Connect(error.to_string()))
     }
 
-    /// Makes a connection to a peer by its name.
+    /// Connects to a peer whose certificate must be valid for `name`.
     ///
     /// # Errors
     /// As [`Self::accept`].
@@ -72,7 +75,7 @@ impl PeerTls {
     }
 
     fn server_config(&self) -> Result<ServerConfig, PeerError> {
-        let Read { chain, key, roots } = self.read()?;
+        let PemFiles { chain, key, roots } = self.read()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
         let verifier = verifier.map_err(|error| self.unusable(&self.ca_file, error))?;
@@ -85,7 +88,7 @@ impl PeerTls {
     }
 
     fn client_config(&self) -> Result<ClientConfig, PeerError> {
-        let Read { chain, key, roots } = self.read()?;
+        let PemFiles { chain, key, roots } = self.read()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config =
@@ -95,7 +98,7 @@ impl PeerTls {
         Ok(config)
     }
 
-    fn read(&self) -> Result<Read, PeerError> {
+    fn read(&self) -> Result<PemFiles, PeerError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|error| PeerError::Tls(format!("cannot read {}: {error}", path.display())))
         };
@@ -103,7 +106,7 @@ impl PeerTls {
             let read = read(path)?;
             let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read).collect();
             let all = all.map_err(|error| self.unusable(path, error))?;
-            if all.is_empty() { Err(self.unusable(path, "it has no certificate in PEM")) } else { Ok(all) }
+            if all.is_empty() { Err(self.unusable(path, "it contains no PEM certificate")) } else { Ok(all) }
         };
         let (chain, ca) = (certificates(&self.cert_file)?, certificates(&self.ca_file)?);
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key_file)?);
@@ -112,7 +115,7 @@ impl PeerTls {
         for certificate in ca {
             roots.add(certificate).map_err(|error| self.unusable(&self.ca_file, error))?;
         }
-        Ok(Read { chain, key, roots: Arc::new(roots) })
+        Ok(PemFiles { chain, key, roots: Arc::new(roots) })
     }
 
     fn unusable(&self, path: &Path, error: impl std::fmt::Display) -> PeerError {
@@ -120,10 +123,10 @@ impl PeerTls {
     }
 }
 
-/// Files may lie on a disk that is slow.
+/// Runs file reads on the blocking thread pool, because the disk may be slow.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PeerError> + Send + 'static,
 ) -> Result<T, PeerError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(PeerError::Tls("reading the files has failed".to_owned())))
+    done.unwrap_or_else(|_| Err(PeerError::Tls("reading the files failed".to_owned())))
 }

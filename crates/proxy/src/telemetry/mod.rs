@@ -1,6 +1,9 @@
-//! Metrics and logs.
+//! Metrics, logs and process statistics.
 
+mod log_format;
 pub mod metrics;
 pub mod process;
 pub mod requests;
 pub mod tracing;
+
+pub use log_format::LogFormat;

@@ -1,27 +1,27 @@
-//! What the system says about this process, where it says it.
+//! Statistics that the operating system provides about this process.
 
 use std::{
     fs::File,
     io::{self, Read, Seek},
 };
 
-/// Resident memory, as the kernel counts it, read again and again from one file that stays open: where descriptors are short, memory
-/// often is too.
+/// Reads the resident memory of this process. The file stays open between reads, because a process
+/// that is short of memory is often also short of file descriptors.
 pub struct ResidentMemory(File);
 
 impl ResidentMemory {
-    /// The way to it.
+    /// Opens the kernel's status file for this process.
     ///
     /// # Errors
-    /// Where the system has no `/proc`.
+    /// The system has no `/proc`.
     pub fn open() -> io::Result<Self> {
         File::open("/proc/self/status").map(Self)
     }
 
-    /// What it is now, in bytes.
+    /// The resident memory now, in bytes.
     ///
     /// # Errors
-    /// Where it cannot be read this time.
+    /// The file cannot be read, or has no `VmRSS` line.
     pub fn bytes(&mut self) -> io::Result<u64> {
         let mut status = String::new();
         self.0.rewind()?;
@@ -32,7 +32,7 @@ impl ResidentMemory {
     }
 }
 
-/// Resident memory in bytes; `None` where the system has no `/proc`.
+/// Resident memory in bytes; `None` if the system has no `/proc`.
 pub fn resident_bytes() -> Option<u64> {
     ResidentMemory::open().ok()?.bytes().ok()
 }
@@ -41,7 +41,7 @@ pub fn resident_bytes() -> Option<u64> {
 mod tests {
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_the_process_takes_is_known_each_time() {
+    fn resident_memory_is_read_anew_each_time() {
         const MORE_BYTES: usize = 64 << 20;
         let mut memory = super::ResidentMemory::open().unwrap();
         let before = memory.bytes().unwrap();

@@ -1,17 +1,17 @@
-//! The requests that are answered, by whatever protocol: how many, how, and how long they took.
+//! Metrics of answered requests, over gRPC and HTTP: count, result and duration.
 //!
-//! Every label is one of a few, whatever callers send: resources only where they are cached.
+//! Clients must not be able to create label values, so uncached resources share one label.
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use tokio::time::Instant;
 
-/// The label of a resource that is not cached, and of what names none.
+/// The label for resources that are not cached and for requests that name no resource.
 pub const OTHER: &str = "other";
 
-/// By which a request came.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Protocol {
-    /// The contract of this project
+    /// kubefan's gRPC API
     #[default]
     Grpc,
     /// The Kubernetes API
@@ -27,7 +27,7 @@ impl Protocol {
         }
     }
 
-    /// The code of a request whose caller did not wait for the answer.
+    /// The status code for a request whose caller went away before the answer.
     fn cancelled(self) -> &'static str {
         match self {
             Self::Grpc => "CANCELLED",
@@ -36,14 +36,14 @@ impl Protocol {
     }
 }
 
-/// Where an answer is from.
+/// The source of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnsweredBy {
     /// A cache.
     Cache,
-    /// The apiserver: it was passed on.
+    /// The apiserver: the request was forwarded.
     Upstream,
-    /// kubefan itself, which has refused it.
+    /// kubefan, which refused the request.
     Kubefan,
 }
 
@@ -66,19 +66,20 @@ pub struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// Registers them. Fails only if the registry already has one of them.
+    /// Creates and registers the metrics. Fails if the registry already has one of them.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let requests = Opts::new(
             "kubefan_requests_total",
-            "Answered requests, by protocol, verb, resource, status code, and source of the answer.",
+            "Requests answered, by protocol, verb, resource, status code and source of the answer.",
         );
         let in_flight = Opts::new(
             "kubefan_requests_inflight",
-            "Requests being answered, by protocol and verb; watches until they have started.",
+            "Requests being answered now, by protocol and verb; a watch counts until it has started.",
         );
         let duration = HistogramOpts::new(
             "kubefan_request_duration_seconds",
-            "Time from a request to the end of its answer, by protocol, verb, and source of the answer; without watches, logs and sessions.",
+            "Time from a request to the end of its answer, except for watches, logs and sessions, by protocol, verb and \
+             source of the answer.",
         );
         let buckets =
             vec![0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -91,27 +92,36 @@ impl RequestMetrics {
         Ok(Self { requests, in_flight, duration })
     }
 
-    /// A request has come; it counts as under way until the guard is dropped. How long one takes that is `long_running` says nothing.
+    /// Counts a request that arrived. It counts as in flight until the guard is dropped. The
+    /// duration of a `long_running` request is not recorded.
     pub fn begin(&self, protocol: Protocol, verb: &'static str, long_running: bool) -> Counted {
         let in_flight = self.in_flight.with_label_values(&[protocol.as_str(), verb]);
         in_flight.inc();
-        Counted { all: self.clone(), protocol, verb, long_running, begun: Instant::now(), in_flight, answered_by: None }
+        Counted {
+            all: self.clone(),
+            protocol,
+            verb,
+            long_running,
+            started: Instant::now(),
+            in_flight,
+            answered_by: None,
+        }
     }
 }
 
-/// One request.
+/// Counts one request. Dropped without an answer, it counts as cancelled.
 pub struct Counted {
     all: RequestMetrics,
     protocol: Protocol,
     verb: &'static str,
     long_running: bool,
-    begun: Instant,
+    started: Instant,
     in_flight: IntGauge,
     answered_by: Option<AnsweredBy>,
 }
 
 impl Counted {
-    /// Its answer begins.
+    /// Counts the start of the answer.
     pub fn answered(&mut self, resource: &str, code: &str, by: AnsweredBy) {
         self.answered_by = Some(by);
         let labels = [self.protocol.as_str(), self.verb, resource, code, by.as_str()];
@@ -126,7 +136,7 @@ impl Drop for Counted {
             None => self.answered(OTHER, self.protocol.cancelled(), AnsweredBy::Kubefan),
             Some(by) if !self.long_running => {
                 let labels = [self.protocol.as_str(), self.verb, by.as_str()];
-                self.all.duration.with_label_values(&labels).observe(self.begun.elapsed().as_secs_f64());
+                self.all.duration.with_label_values(&labels).observe(self.started.elapsed().as_secs_f64());
             }
             Some(_) => {}
         }

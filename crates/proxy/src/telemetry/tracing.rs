@@ -1,12 +1,16 @@
-//! Log lines: on stderr, for people or as JSON. Nothing that is logged may hold a credential or an object's content.
+//! Sets up logging to stderr, as text or as JSON. Log lines must never contain a credential or the
+//! content of an object.
 
 use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-use crate::config::LogFormat;
+use super::log_format::LogFormat;
 
-/// Starts logging for the whole process; an error says what is wrong with `level`, or that it was started before.
+/// Starts logging for the whole process.
+///
+/// # Errors
+/// `level` is not a valid filter, or logging has already started.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(level).map_err(|error| {
         format!("--log-level {level:?}: {error}; write it like info, or crate::upstream=warn,info for a module")

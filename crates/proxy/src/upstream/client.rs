@@ -1,7 +1,9 @@
-//! Requests to the apiserver: bounded answers for reads, endless ones for watches, and every failure as an [`UpstreamError`].
+//! Requests to the apiserver. Reads have bounded answers, watches have endless ones, and every
+//! failure becomes an [`UpstreamError`].
 //!
-//! The seam below is a `tower` service, so that tests and the simulator can stand in for the network. Every wait has an end: a
-//! read has a deadline over its whole answer, a watch one for its headers and then an idle timeout.
+//! The client works over any `tower` service, so that tests and the simulator can replace the
+//! network. Every wait is limited: a read has a deadline for its whole answer, a watch has one for
+//! its headers and then an idle timeout.
 
 use std::{
     io::Read,
@@ -24,7 +26,7 @@ use tower::ServiceExt;
 
 use super::{
     error::{UpstreamError, shorten},
-    identity::{IdentityMemory, TrustedCa},
+    identity::{IdentityState, TrustedCa},
     lines::{Framing, LineOptions, Lines},
     renewal::Renewal,
     settings::{SettingsError, UpstreamSettings},
@@ -33,26 +35,29 @@ use super::{
 };
 use kubefan_model::Media;
 
-pub use super::transport::{HttpService, UpstreamBody, holding};
+pub use super::{
+    connection::{UpstreamBody, holding},
+    transport::HttpService,
+};
 
-/// The media type of everything that kubefan reads of no cache.
+/// The media type of everything that is read outside a cache.
 const JSON: &str = Media::Json.content_type();
-/// The most that is read of an error's body.
+/// The number of bytes read from an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 
-/// What a request is, by the apiserver's own verbs.
+/// The verb of a request, as the apiserver defines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// One object or document.
     Get,
-    /// A list, or a page of one.
+    /// A list, or one page of a list.
     List,
     /// A watch.
     Watch,
 }
 
 impl Verb {
-    /// As a metric's label.
+    /// The label in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -62,19 +67,20 @@ impl Verb {
     }
 }
 
-/// Hears of every request once its status is known; `None` where there was no answer.
+/// Called for every request once its status is known; `None` if there was no answer.
 pub type UpstreamObserver = Arc<dyn Fn(Verb, Option<StatusCode>) + Send + Sync>;
 
 /// Limits of a client.
 #[derive(Debug, Clone)]
 pub struct UpstreamOptions {
-    /// For a TCP connection with its TLS handshake.
+    /// Time limit for a TCP connection with its TLS handshake.
     pub connect_timeout: Duration,
-    /// For a read with its whole answer, and for the headers of a watch. kube-apiserver's own limit for reads is 60 s.
+    /// Time limit for a read with its whole answer, and for the headers of a watch.
+    /// kube-apiserver's own limit for reads is 60 s.
     pub request_timeout: Duration,
-    /// The longest answer to a read.
+    /// Limit for the answer to a read, in bytes.
     pub body_bytes_max: usize,
-    /// `User-Agent`, which audit logs and flow control show.
+    /// The `User-Agent`, which appears in audit logs and flow control.
     pub user_agent: String,
 }
 
@@ -94,7 +100,7 @@ impl Default for UpstreamOptions {
     }
 }
 
-/// A client of one apiserver. A clone shares connections and credentials.
+/// A client of one apiserver. Clones share connections and credentials.
 #[derive(Clone)]
 pub struct Upstream {
     inner: Arc<Inner>,
@@ -103,22 +109,24 @@ pub struct Upstream {
 
 struct Inner {
     service: ArcSwap<HttpService>,
-    /// Scheme, authority and path prefix, without a closing slash.
+    /// Scheme, authority and path prefix, without a trailing slash.
     base: String,
     server: String,
     options: UpstreamOptions,
     renewal: Renewal,
     trusted_ca: ArcSwap<TrustedCa>,
-    identity: IdentityMemory,
-    /// What it was last warned of where no cached resource was asked for: they are about kubefan itself.
+    identity: IdentityState,
+    /// The last warnings on requests for single documents. They concern kubefan itself, not a
+    /// resource.
     own_warnings: ArcSwap<Warnings>,
 }
 
 impl Upstream {
-    /// A client by kubeconfig or service account.
+    /// Creates a client from a kubeconfig or a service account.
     ///
-    /// When the apiserver later refuses the credentials, the settings are read again, so that rotated client certificates and
-    /// exec plugins are picked up; token files are re-read by themselves.
+    /// If the apiserver later refuses the credentials, the settings are read again, so that rotated
+    /// client certificates and new credentials from exec plugins are used. Token files are always
+    /// re-read.
     pub async fn from_settings(settings: UpstreamSettings, options: UpstreamOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
         let base = transport::request_base(&config)?;
@@ -128,7 +136,8 @@ impl Upstream {
         Ok(Self::new(service, &base, server, options, Some(settings), trusted_ca))
     }
 
-    /// A client by a configuration made elsewhere. Runs an exec plugin where there is one, which blocks.
+    /// Creates a client from a ready configuration. This runs the configuration's exec plugin, if
+    /// any, so it may block.
     pub fn from_config(config: kube_client::Config, options: UpstreamOptions) -> Result<Self, SettingsError> {
         let base = transport::request_base(&config)?;
         let server = transport::server_name(&config.cluster_url);
@@ -136,7 +145,7 @@ impl Upstream {
         Ok(Self::new(service, &base, server, options, None, trusted_ca(&config)))
     }
 
-    /// A client over any HTTP service: for tests and simulation.
+    /// Creates a client over any HTTP service, for tests and simulation.
     pub fn from_service(service: HttpService, base: &Uri, options: UpstreamOptions) -> Self {
         Self::new(service, base, transport::server_name(base), options, None, TrustedCa::default())
     }
@@ -151,13 +160,13 @@ impl Upstream {
     ) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
         let service = ArcSwap::from_pointee(service);
-        let (renewal, identity) = (Renewal::new(settings), IdentityMemory::default());
+        let (renewal, identity) = (Renewal::new(settings), IdentityState::default());
         let (trusted_ca, own_warnings) = (ArcSwap::from_pointee(trusted_ca), ArcSwap::default());
         let inner = Inner { service, base, server, options, renewal, trusted_ca, identity, own_warnings };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
-    /// The same client, with every request told to `observer`.
+    /// Returns the same client, which calls `observer` for every request.
     pub fn with_observer(self, observer: UpstreamObserver) -> Self {
         Self { observer, ..self }
     }
@@ -167,27 +176,27 @@ impl Upstream {
         &self.inner.server
     }
 
-    pub(super) fn identity_memory(&self) -> &IdentityMemory {
+    pub(super) fn identity_state(&self) -> &IdentityState {
         &self.inner.identity
     }
 
-    /// What the server's certificate is checked against now.
+    /// The CA that the server's certificate is verified against now.
     pub(super) fn trusted_ca(&self) -> TrustedCa {
         TrustedCa::clone(&self.inner.trusted_ca.load())
     }
 
-    /// Reads JSON at a path below the server's, such as `/api/v1/pods?limit=500`.
+    /// Reads JSON at a path relative to the server's, such as `/api/v1/pods?limit=500`.
     pub async fn get(&self, verb: Verb, path_and_query: &str) -> Result<Bytes, UpstreamError> {
         Ok(self.get_accept(verb, path_and_query, JSON).await?.into_body())
     }
 
-    /// Reads JSON into a type.
+    /// Reads JSON and deserializes it.
     pub async fn get_json<T: DeserializeOwned>(&self, verb: Verb, path_and_query: &str) -> Result<T, UpstreamError> {
         let body = self.get(verb, path_and_query).await?;
         serde_json::from_slice(&body).map_err(|error| UpstreamError::invalid(format_args!("{path_and_query}: {error}")))
     }
 
-    /// Reads one answer with its headers, asking for the given media types.
+    /// Reads one answer with its headers. `accept` lists the media types.
     pub async fn get_accept(
         &self,
         verb: Verb,
@@ -197,7 +206,7 @@ impl Upstream {
         self.get_limited(verb, path_and_query, accept, self.inner.options.body_bytes_max).await
     }
 
-    /// As [`Self::get_accept`], with a limit of its own.
+    /// As [`Self::get_accept`], with its own limit in bytes.
     pub(super) async fn get_limited(
         &self,
         verb: Verb,
@@ -216,10 +225,10 @@ impl Upstream {
         .await
     }
 
-    /// Reads objects in an encoding, with what is to be known of them.
+    /// Reads objects in an encoding, with the warnings about the resource.
     ///
     /// # Errors
-    /// [`UpstreamError::Refused`] with 406 where the server has no such encoding of them, whatever it answers instead.
+    /// [`UpstreamError::Refused`] with 406 if the server answers in another encoding.
     pub async fn get_media(
         &self,
         verb: Verb,
@@ -232,7 +241,7 @@ impl Upstream {
         Ok((response.into_body(), warnings))
     }
 
-    /// Starts a watch: its body, chunk by chunk, for as long as it lasts.
+    /// Starts a watch, and returns its body as a stream of chunks.
     ///
     /// # Errors
     /// As [`Self::get_media`].
@@ -244,9 +253,9 @@ impl Upstream {
         Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip, warnings })
     }
 
-    /// Starts a watch: its events, one by one, and what is to be known of the resource.
+    /// Starts a watch, and returns its events with the warnings about the resource.
     ///
-    /// How the events are cut out of the body follows from the encoding and from the answer.
+    /// The encoding and the answer's headers determine how the body is split into events.
     ///
     /// # Errors
     /// As [`Self::get_media`].
@@ -266,7 +275,7 @@ impl Upstream {
         Ok((Lines::new(chunks, options), warnings))
     }
 
-    /// What an answer says of the resource that was asked for.
+    /// The warnings in an answer that concern the requested resource.
     fn warnings(&self, headers: &HeaderMap) -> Warnings {
         Warnings::of(headers).without(&self.inner.own_warnings.load())
     }
@@ -287,7 +296,7 @@ impl Upstream {
         result
     }
 
-    /// Sends a request and turns every status but success into an error.
+    /// Sends a request, and turns every status except success into an error.
     async fn send(
         &self,
         verb: Verb,
@@ -299,14 +308,14 @@ impl Upstream {
             .header(header::ACCEPT_ENCODING, "identity")
             .header(header::USER_AGENT, &self.inner.options.user_agent)
             .body(Bytes::new())
-            .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is no path: {error}")))?;
+            .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is not a valid path: {error}")))?;
         let service = HttpService::clone(&self.inner.service.load());
-        let mut told = Told { observer: &self.observer, verb, status: None };
+        let mut observed = ObservedRequest { observer: &self.observer, verb, status: None };
         let response =
             service.oneshot(request).await.map_err(|error| transport::classify(error, &self.inner.server))?;
-        told.status = Some(response.status());
-        drop(told);
-        // A failure may be another's, of a balancer on the way, say, and warns of nothing.
+        observed.status = Some(response.status());
+        drop(observed);
+        // A failure may come from a load balancer, so its lack of warnings means nothing.
         if verb == Verb::Get && response.status().is_success() {
             self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
         }
@@ -316,7 +325,7 @@ impl Upstream {
         let (parts, body) = response.into_parts();
         let body = match self.read(body, ERROR_BODY_BYTES_MAX).await {
             Ok(body) => body,
-            // The status alone says enough.
+            // The status alone is sufficient.
             Err(_) => Bytes::new(),
         };
         Err(UpstreamError::from_response(parts.status, &parts.headers, &body))
@@ -339,7 +348,7 @@ impl Upstream {
         Ok(bytes.freeze())
     }
 
-    /// Reads the settings again and makes new connections with them.
+    /// Reads the settings again, and opens new connections with them.
     async fn renew_credentials(&self) {
         let Some(config) = self.inner.renewal.config().await else { return };
         let service = match config {
@@ -351,11 +360,12 @@ impl Upstream {
         };
         match service {
             Ok((service, trusted_ca)) => {
-                // Before the way that it is for: what comes by it is then compared with this one.
+                // Stored before the service that uses it, so that identity checks over the new
+                // service compare the new CA.
                 self.inner.trusted_ca.store(Arc::new(trusted_ca));
                 self.inner.service.store(Arc::new(service));
             }
-            Err(error) => tracing::warn!(%error, "the credentials could not be read again; the old ones stay"),
+            Err(error) => tracing::warn!(%error, "cannot read the credentials again; the old ones stay in use"),
         }
     }
 }
@@ -367,14 +377,15 @@ fn trusted_ca(config: &kube_client::Config) -> TrustedCa {
     }
 }
 
-/// Tells the observer of a request once, also where nobody waits for its answer any more.
-struct Told<'a> {
+/// Calls the observer when dropped, so exactly once per request, even if the caller stopped
+/// waiting.
+struct ObservedRequest<'a> {
     observer: &'a UpstreamObserver,
     verb: Verb,
     status: Option<StatusCode>,
 }
 
-impl Drop for Told<'_> {
+impl Drop for ObservedRequest<'_> {
     fn drop(&mut self) {
         (self.observer)(self.verb, self.status);
     }
@@ -385,11 +396,11 @@ async fn build_blocking(config: kube_client::Config, options: &UpstreamOptions) 
     let (connect_timeout, user_agent) = (options.connect_timeout, options.user_agent.clone());
     let build = tokio::task::spawn_blocking(move || transport::build(&config, connect_timeout, &user_agent));
     build.await.unwrap_or_else(|_| {
-        Err(SettingsError::Transport { server, message: "the credential plugin did not come back".to_owned() })
+        Err(SettingsError::Transport { server, message: "the task that runs the credential plugin failed".to_owned() })
     })
 }
 
-/// The chunks of a watch.
+/// The chunks of a watch's body.
 pub struct BodyStream {
     body: UpstreamBody,
     server: String,
@@ -415,13 +426,14 @@ impl Stream for BodyStream {
     }
 }
 
-/// Encodes a query: `?limit=500&labelSelector=a%3Db`; empty without pairs.
+/// Encodes a query, such as `?limit=500&labelSelector=a%3Db`. Empty without pairs.
 pub fn encode_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
     if query.is_empty() { query } else { format!("?{query}") }
 }
 
-/// Whether an answer is in the encoding that was asked for. JSON tells by itself, and some servers do not name it.
+/// Checks that an answer has the requested encoding. JSON needs no check: its content identifies
+/// it, and some servers send no media type.
 fn check_media(headers: &HeaderMap, media: Media) -> Result<(), UpstreamError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
@@ -472,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_asks_for_identity_below_the_servers_path() {
+    async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
         let upstream = upstream(UpstreamOptions::default(), |request| async move {
             assert_eq!(request.uri().to_string(), "https://sim.local:6443/prefix/api/v1/pods?limit=5");
             assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
@@ -486,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_request_is_observed_once_with_its_code() {
+    async fn every_request_is_observed_once_with_its_status() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let observer = Arc::clone(&seen);
         let upstream = upstream(UpstreamOptions::default(), |request| async move {
@@ -506,7 +518,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_leaves_known_what_is_about_kubefan_itself() {
+    async fn a_failure_does_not_clear_the_warnings_about_kubefan_itself() {
         const OWN: &str = r#"299 - "your token will expire""#;
         const OTHERS: &str = r#"299 - "v1 Endpoints is deprecated""#;
         let upstream = upstream(UpstreamOptions::default(), |request| async move {
@@ -526,14 +538,14 @@ mod tests {
             let (_, warnings) = upstream.get_media(Verb::List, "/list", Media::Json).await.unwrap();
             let mut headers = HeaderMap::new();
             warnings.put(&mut headers);
-            let told: Vec<_> = headers.get_all(header::WARNING).into_iter().collect();
-            assert_eq!(told, [OTHERS]);
+            let forwarded: Vec<_> = headers.get_all(header::WARNING).into_iter().collect();
+            assert_eq!(forwarded, [OTHERS]);
             upstream.get(Verb::Get, "/down").await.unwrap_err();
         }
     }
 
     #[tokio::test]
-    async fn an_answer_beyond_the_limit_is_not_read() {
+    async fn an_answer_above_the_limit_is_refused() {
         let options = UpstreamOptions { body_bytes_max: 1000, ..UpstreamOptions::default() };
         let upstream = upstream(options, |request| async move {
             let body = if request.uri().path().ends_with("bomb") {
@@ -567,7 +579,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_gives_lines_and_then_the_break() {
+    async fn a_broken_watch_yields_its_lines_and_then_the_error() {
         let upstream = upstream(UpstreamOptions::default(), |_| async move {
             let chunks =
                 [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];

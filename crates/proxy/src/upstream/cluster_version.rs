@@ -1,18 +1,19 @@
-//! How far the cluster is, by a look-up that cannot be behind.
+//! Asks how far the cluster's resource versions have advanced, with a consistent read.
 //!
-//! A watch from a version that an apiserver has not reached is silent, and a replica that has not reached a version may lag or may be
-//! asked for what never was: only this tells one from the other.
+//! An apiserver answers a watch from a version that it has not reached with silence. Either that
+//! replica lags, or the version never existed, for example because etcd was restored. Only a
+//! consistent read distinguishes the two, because it is never behind.
 
 use serde::Deserialize;
 
 use super::{
     client::{Upstream, Verb, encode_query},
     error::UpstreamError,
-    reflector::Target,
+    target::Target,
 };
 use kubefan_model::{ResourceVersion, Scope};
 
-/// A name that no object has; if one has, no harm is done.
+/// A name that no object should have. If one does, the answer is the same.
 const NO_NAME: &str = "kubefan-asks-for-the-version";
 
 #[derive(Deserialize)]
@@ -27,21 +28,23 @@ struct HeadMeta {
 }
 
 impl Upstream {
-    /// The version that the cluster has reached: a consistent list of one name, which is one look-up for the apiserver, and also moves
-    /// its watch cache of the resource, so that bookmarks can follow.
+    /// The version that the cluster has reached. The request is a consistent list of one name: a
+    /// single look-up for the apiserver. It also advances the apiserver's watch cache of the
+    /// resource, so that bookmarks can follow.
     ///
     /// # Errors
-    /// `Refused` where the server does not take the selector; whatever a request can meet.
+    /// `Refused` if the server rejects the selector; otherwise any error of a request.
     pub async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, UpstreamError> {
         let Head { metadata } = self.get_json(Verb::List, &version_path(target, None)).await?;
         metadata.resource_version.parse().map_err(UpstreamError::invalid)
     }
 }
 
-/// The list that tells it, with another parameter perhaps.
+/// The path and query of that list, with an optional further parameter.
 pub(super) fn version_path(target: &Target, with: Option<(&str, &str)>) -> String {
     let Target { gvr, scope, namespaced, field_selector, .. } = target;
-    // In all namespaces a name would be a scan. This one is in every cluster, and no object needs to be in it.
+    // A name selector over all namespaces is a scan. The namespace `default` exists in every
+    // cluster and need not contain objects of the resource.
     let default = Scope::Namespace("default".to_owned());
     let scope = if *namespaced && *scope == Scope::Cluster { &default } else { scope };
     let comma = if field_selector.is_empty() { "" } else { "," };

@@ -1,13 +1,15 @@
-//! What the page of a list and the event of a watch say, in either encoding: all that the reflector has to know of the difference.
+//! Decodes list pages and watch events from JSON, protobuf or Tables.
 //!
-//! Both give the same things: objects in the watch's form, versions, and errors for whatever is not what an apiserver sends.
+//! The reflector need not know the encoding: it always receives objects in the form of watch
+//! events, versions, and errors for anything that an apiserver does not send.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
     error::{Status, UpstreamError},
-    reflector::{ReflectorError, Target},
+    reflector_error::ReflectorError,
+    target::Target,
 };
 use kubefan_model::{
     Media, ResourceVersion,
@@ -20,13 +22,13 @@ use kubefan_model::{
 /// A page of a list.
 pub(super) struct Page {
     pub(super) version: ResourceVersion,
-    /// The token of the page that follows.
+    /// The continue token of the next page.
     pub(super) next: Option<String>,
     pub(super) objects: Vec<Object>,
 }
 
-/// An event of a watch.
-pub(super) enum Told {
+/// A message of a watch.
+pub(super) enum WatchMessage {
     Event(EventType, Object),
     Bookmark { version: ResourceVersion, ends_initial_state: bool },
 }
@@ -73,7 +75,7 @@ struct BookmarkMeta {
     annotations: std::collections::HashMap<String, String>,
 }
 
-/// Reads a page of a list.
+/// Decodes a page of a list.
 pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> Result<Page, ReflectorError> {
     let api_version = target.gvr.api_version();
     let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
@@ -95,13 +97,13 @@ pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
             (meta.resource_version, meta.next, items.into_iter().map(object).collect())
         }
     };
-    // The version first: a page without one is no list, whatever is in it.
+    // The version first: a page without a version is not a list.
     let version = parse_version(&version).map_err(ReflectorError::List)?;
     Ok(Page { version, next: Some(next).filter(|next| !next.is_empty()), objects: objects? })
 }
 
-/// Reads an event of a watch; of an ERROR event, the error.
-pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, ReflectorError> {
+/// Decodes a message of a watch. An ERROR event becomes an error.
+pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMessage, ReflectorError> {
     let (kind, object) = match parser.media() {
         Media::Json | Media::Table => {
             let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
@@ -128,12 +130,12 @@ pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<Told, Re
         }
     };
     match parser.tables() {
-        None => Ok(Told::Event(kind, parser.parse(object)?)),
-        Some(tables) => Ok(Told::Event(kind, parser.parse(only_row(tables, object)?.get().as_bytes())?)),
+        None => Ok(WatchMessage::Event(kind, parser.parse(object)?)),
+        Some(tables) => Ok(WatchMessage::Event(kind, parser.parse(only_row(tables, object)?.get().as_bytes())?)),
     }
 }
 
-/// The row of a Table that is the object of an event.
+/// The single row of an event's Table.
 fn only_row<'a>(tables: &Tables, table: &'a [u8]) -> Result<&'a RawValue, ObjectError> {
     let Document { rows, .. } = tables.read(table)?;
     match rows[..] {
@@ -142,7 +144,7 @@ fn only_row<'a>(tables: &Tables, table: &'a [u8]) -> Result<&'a RawValue, Object
     }
 }
 
-fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<Told, ReflectorError> {
+fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<WatchMessage, ReflectorError> {
     let Some(tables) = parser.tables() else {
         return bookmark_of(parser.media(), object).map_err(ReflectorError::Watch);
     };
@@ -152,7 +154,7 @@ fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<Told, Reflector
     bookmark_of(Media::Json, object.get().as_bytes()).map_err(ReflectorError::Watch)
 }
 
-fn bookmark_of(media: Media, object: &[u8]) -> Result<Told, UpstreamError> {
+fn bookmark_of(media: Media, object: &[u8]) -> Result<WatchMessage, UpstreamError> {
     let (version, ends_initial_state) = match media {
         Media::Json | Media::Table => {
             let BookmarkObject { metadata } = parse(object)?;
@@ -164,7 +166,7 @@ fn bookmark_of(media: Media, object: &[u8]) -> Result<Told, UpstreamError> {
             (parse_version(bookmark.version)?, bookmark.ends_initial_state)
         }
     };
-    Ok(Told::Bookmark { version, ends_initial_state })
+    Ok(WatchMessage::Bookmark { version, ends_initial_state })
 }
 
 fn parse_version(text: &str) -> Result<ResourceVersion, UpstreamError> {

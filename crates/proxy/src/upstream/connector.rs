@@ -1,5 +1,9 @@
-//! An HTTP client that changes nothing on the way: no path is rewritten, no header added, no body read. reqwest, which carries kubefan's
-//! own requests, parses every URL anew, and would so resolve `..` and escape characters that others have signed or meant as they are.
+//! An HTTP client that forwards requests unchanged: it rewrites no path, adds no header and reads
+//! no body.
+//!
+//! The client for kubefan's own requests, reqwest, does not qualify: it parses every URL again,
+//! which resolves `..` and escapes characters. Forwarded paths may be signed and must arrive byte
+//! for byte.
 
 use std::{io, time::Duration};
 
@@ -25,80 +29,79 @@ use kube_client::Config;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 
-use super::transport::{self, UpstreamBody};
+use super::connection::{self, STREAMS_MAX, UpstreamBody};
 
-/// A client for whole requests of others.
-pub(super) type Passage = BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
+/// A client for forwarded requests.
+pub(super) type ForwardService =
+    BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
 
-/// What one response whose reader stalls can make kubefan hold, in bytes: with HTTP/2's own 64 KiB a list would run at a fraction of its
-/// speed.
+/// The HTTP/2 window of one stream: the memory that one stalled response can occupy. With the
+/// default of 64 KiB, lists are many times slower.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// The streams of one connection. kube-apiserver takes 100 (`--http2-max-streams-per-connection`), as most proxies do.
-pub(super) const STREAMS_MAX: usize = 100;
-
-/// So that responses that are not read stop no others.
+/// Room for every stream's window, so that stalled responses do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 
-/// Which HTTP is offered.
+/// The HTTP versions offered to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Versions {
-    /// HTTP/2 where the server takes it.
+pub(super) enum HttpVersions {
+    /// HTTP/2 if the server accepts it, otherwise HTTP/1.1.
     All,
-    /// HTTP/1.1 alone: only there a connection can become something else.
+    /// Only HTTP/1.1, because only its connections can be upgraded to another protocol.
     Http1,
 }
 
-/// Builds a client for the server of a configuration, with its proxy. `tls` says who we are there.
+/// Builds a client for the server of a configuration, through its proxy if it has one. `tls` holds
+/// the client's identity.
 pub(super) fn build(
     config: &Config,
     tls: &ClientConfig,
-    versions: Versions,
+    versions: HttpVersions,
     connect_timeout: Duration,
-) -> Result<Passage, String> {
+) -> Result<ForwardService, String> {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
-    http.set_keepalive(Some(transport::TCP_KEEPALIVE));
+    http.set_keepalive(Some(connection::TCP_KEEPALIVE));
     http.set_connect_timeout(Some(connect_timeout));
     let name = match &config.tls_server_name {
-        Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| "its tls-server-name is no host name")?),
+        Some(name) => Some(ServerName::try_from(name.clone()).map_err(|_| "its tls-server-name is not a host name")?),
         None => None,
     };
-    let way = Way { tls, name, versions, connect_timeout };
-    let Some(proxy) = proxy(config)? else { return Ok(way.client(http)) };
+    let options = ClientOptions { tls, name, versions, connect_timeout };
+    let Some(proxy) = proxy(config)? else { return Ok(options.client(http)) };
     let uri = proxy.uri().clone();
     match uri.scheme_str() {
         Some("http" | "https") => {
-            let to_proxy = https(tls, None, Versions::Http1, http);
+            let to_proxy = https(tls, None, HttpVersions::Http1, http);
             let tunnel = Tunnel::new(uri, to_proxy);
-            Ok(way.client(match proxy.basic_auth() {
+            Ok(options.client(match proxy.basic_auth() {
                 Some(auth) => tunnel.with_auth(auth.clone()),
                 None => tunnel,
             }))
         }
-        // The proxy resolves names, as client-go has it.
+        // The proxy resolves names, as in client-go.
         Some("socks5" | "socks5h") => {
             let socks = SocksV5::new(uri, http);
-            Ok(way.client(match proxy.raw_auth() {
+            Ok(options.client(match proxy.raw_auth() {
                 Some((user, password)) => socks.with_auth(user.to_owned(), password.to_owned()),
                 None => socks,
             }))
         }
-        _ => Err("its proxy-url is no URL of an HTTP or SOCKS5 proxy".to_owned()),
+        _ => Err("its proxy-url is not the URL of an HTTP or SOCKS5 proxy".to_owned()),
     }
 }
 
-/// The proxy that leads to the server, if there is one.
+/// The proxy to use for the server, if any.
 fn proxy(config: &Config) -> Result<Option<Intercept>, String> {
     let Some(url) = &config.proxy_url else { return Ok(None) };
-    let exceptions = match transport::is_of_environment(url) {
+    let exceptions = match connection::is_from_environment(url) {
         true => ["NO_PROXY", "no_proxy"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default(),
         false => String::new(),
     };
     let matcher = |exceptions| Matcher::builder().all(url.to_string()).no(exceptions).build();
     if matcher(String::new()).intercept(&config.cluster_url).is_none() {
-        return Err("its proxy-url is no URL of a proxy".to_owned());
+        return Err("its proxy-url is not the URL of a proxy".to_owned());
     }
     Ok(matcher(exceptions).intercept(&config.cluster_url))
 }
@@ -106,7 +109,7 @@ fn proxy(config: &Config) -> Result<Option<Intercept>, String> {
 fn https<C>(
     tls: &ClientConfig,
     name: Option<ServerName<'static>>,
-    versions: Versions,
+    versions: HttpVersions,
     connector: C,
 ) -> HttpsConnector<C> {
     let mut tls = tls.clone();
@@ -117,21 +120,21 @@ fn https<C>(
         None => builder,
     };
     match versions {
-        Versions::All => builder.enable_all_versions().wrap_connector(connector),
-        Versions::Http1 => builder.enable_http1().wrap_connector(connector),
+        HttpVersions::All => builder.enable_all_versions().wrap_connector(connector),
+        HttpVersions::Http1 => builder.enable_http1().wrap_connector(connector),
     }
 }
 
-/// What does not depend on the kind of proxy.
-struct Way<'a> {
+/// The options that do not depend on the kind of proxy.
+struct ClientOptions<'a> {
     tls: &'a ClientConfig,
     name: Option<ServerName<'static>>,
-    versions: Versions,
+    versions: HttpVersions,
     connect_timeout: Duration,
 }
 
-impl Way<'_> {
-    fn client<C>(self, connector: C) -> Passage
+impl ClientOptions<'_> {
+    fn client<C>(self, connector: C) -> ForwardService
     where
         C: Service<Uri> + Clone + Send + Sync + 'static,
         C::Response: Connection + Read + Write + Send + Unpin + 'static,
@@ -147,15 +150,15 @@ impl Way<'_> {
             .pool_timer(TokioTimer::new())
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_keep_alive_interval(transport::HTTP2_PING_INTERVAL)
-            .http2_keep_alive_timeout(transport::HTTP2_PING_TIMEOUT)
+            .http2_keep_alive_interval(connection::HTTP2_PING_INTERVAL)
+            .http2_keep_alive_timeout(connection::HTTP2_PING_TIMEOUT)
             .build(connector);
         let client = client.map_response(|response| response.map(|body| body.map_err(BoxError::from).boxed_unsync()));
         BoxCloneSyncService::new(client.map_err(BoxError::from))
     }
 }
 
-/// A connection with its TLS handshake, in time.
+/// Limits the time for a connection with its TLS handshake.
 async fn within<T>(
     connect_timeout: Duration,
     connecting: impl Future<Output = Result<T, BoxError>>,

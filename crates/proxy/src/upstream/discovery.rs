@@ -1,7 +1,8 @@
-//! Which resources the apiserver serves, asked and remembered.
+//! Discovery: which resources the apiserver serves, fetched on demand and cached.
 //!
-//! Resources come and go with their CRDs, so a name that is not known is asked for again; but not at every call, or readers of a
-//! misspelt name would flood the apiserver with discovery. One extension apiserver that is down must not hide all others.
+//! Resources appear and disappear with their CRDs, so an unknown name triggers a new request. These
+//! requests are rate limited; otherwise clients with a misspelt name would flood the apiserver with
+//! discovery requests. An unavailable extension apiserver must not hide the other groups.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -21,23 +22,25 @@ use kubefan_model::GroupVersionResource;
 use super::resource_index::{AggregatedDiscovery, LegacyResourceList};
 pub use super::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
 
-/// Aggregated discovery: all groups in two requests. Servers that do not know it answer with the legacy document.
+/// Aggregated discovery returns all groups in two requests. Servers without it answer with the
+/// legacy document.
 const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
-/// The longest discovery document. A cluster with a thousand CRDs has about 2 MiB.
+/// The limit for a discovery document, in bytes. A cluster with a thousand CRDs has about 2 MiB.
 const DOCUMENT_BYTES_MAX: usize = 64 << 20;
-/// Legacy documents asked for at a time.
+/// The number of concurrent requests for legacy documents.
 const LEGACY_CONCURRENCY: usize = 8;
 
-/// How long the documents that tell of changed schemas are shared: every cache asks for the same ones.
+/// How long caches share the documents that reveal schema changes. All caches need the same ones.
 const SCHEMA_DOCUMENTS_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// How long discovery is believed.
+/// The refresh intervals of discovery.
 #[derive(Debug, Clone)]
 pub struct DiscoveryOptions {
-    /// How often [`Discovery::keep_fresh`] asks again.
+    /// The interval of [`Discovery::keep_fresh`].
     pub age_max: Duration,
-    /// After an answer or a failure, so long none is asked for again, whatever the name; longer where the apiserver says so.
+    /// The minimum time between two attempts, successful or not, for any name; longer if the
+    /// apiserver asks for it.
     pub refresh_interval_min: Duration,
 }
 
@@ -47,34 +50,34 @@ impl Default for DiscoveryOptions {
     }
 }
 
-/// Why a name could not be resolved.
+/// Why a name cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     /// The apiserver has no such resource.
     #[error("the apiserver has no resource {name:?}{}; `kubectl api-resources` lists all", suggest(.suggestion))]
     UnknownResource {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
         /// A similar name.
         suggestion: Option<String>,
     },
-    /// The resource is not known, but the group it would be in is down.
-    #[error("the resource {name:?} is not known: API group {}/{}: {}", .failed.group, .failed.version, .failed.message)]
+    /// The resource is unknown, but the group that would contain it is unavailable.
+    #[error("the resource {name:?} is unknown: API group {}/{}: {}", .failed.group, .failed.version, .failed.message)]
     GroupUnavailable {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
-        /// The group that is down.
+        /// The unavailable group.
         failed: FailedGroup,
     },
     /// The resource cannot be listed and watched.
-    #[error("the resource {name:?} cannot be watched; it only takes {}", .verbs.join(", "))]
+    #[error("the resource {name:?} cannot be watched; it supports only {}", .verbs.join(", "))]
     NotWatchable {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
-        /// What it can do.
+        /// Its supported verbs.
         verbs: Vec<String>,
     },
-    /// The apiserver could not be asked.
+    /// The request to the apiserver failed.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
 }
@@ -83,112 +86,116 @@ fn suggest(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map(|name| format!("; did you mean {name:?}?")).unwrap_or_default()
 }
 
-/// What tells that the bytes of objects may change without their versions: another server version, or another schema.
+/// Identifies the server version and the schema. If either changes, the bytes of objects may change
+/// without a new resource version.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SchemaFingerprint {
-    /// `gitVersion` of `/version`; `None` where it may not be read.
+    /// `gitVersion` of `/version`; `None` if kubefan may not read it.
     pub server_version: Option<String>,
-    /// The hash that `/openapi/v3` gives for the group version; `None` where it may not be read or has none.
+    /// The hash in `/openapi/v3` for the group version; `None` if kubefan may not read it, or if
+    /// there is none.
     pub schema_hash: Option<String>,
 }
 
-/// Resolves names, remembering what the apiserver said. Shared by reference.
+/// Resolves resource names from cached discovery documents. Shared by reference.
 ///
-/// A name that is known is answered at once, from what is remembered: readers of what is cached must not wait for an apiserver that
-/// is away. [`Self::keep_fresh`] brings what is remembered up to date.
+/// A known name is answered at once from the cache, because reads of cached resources must not
+/// depend on an available apiserver. [`Self::keep_fresh`] refreshes the cached documents.
 pub struct Discovery {
     upstream: Upstream,
     options: DiscoveryOptions,
-    known: Mutex<Known>,
-    // Held while asking, so that many who ask at once make one request.
-    asking: tokio::sync::Mutex<Option<LastTry>>,
-    // Held while asking, too.
+    cached: Mutex<CachedIndex>,
+    // Locked during a refresh, so that concurrent callers share one request.
+    last_attempt: tokio::sync::Mutex<Option<LastAttempt>>,
+    // Locked during a refresh, as above.
     schema_documents: tokio::sync::Mutex<Option<(Instant, SharedDocuments)>>,
 }
 
 #[derive(Default, Clone)]
-struct Known {
+struct CachedIndex {
     index: Option<Arc<ResourceIndex>>,
-    /// Something in it was said to be gone.
-    doubted: bool,
+    /// A resource in it no longer exists, so the next look-up refreshes.
+    outdated: bool,
 }
 
 type SharedDocuments = Result<Arc<SchemaDocuments>, UpstreamError>;
 
-/// What a [`SchemaFingerprint`] is made of; `None` for what may not be read.
+/// The documents behind a [`SchemaFingerprint`]; `None` for those that kubefan may not read.
 struct SchemaDocuments {
     server: Option<ServerVersion>,
     schemas: Option<OpenApi>,
 }
 
-type LastTry = (Instant, Result<(), UpstreamError>);
+type LastAttempt = (Instant, Result<(), UpstreamError>);
 
 impl Discovery {
-    /// Discovery of one apiserver; nothing is asked yet.
+    /// Discovery of one apiserver. No request is sent yet.
     pub fn new(upstream: Upstream, options: DiscoveryOptions) -> Self {
         Self {
             upstream,
             options,
-            known: Mutex::default(),
-            asking: tokio::sync::Mutex::default(),
+            cached: Mutex::default(),
+            last_attempt: tokio::sync::Mutex::default(),
             schema_documents: tokio::sync::Mutex::default(),
         }
     }
 
-    /// The watchable resource that a name means, by kubectl's rules ([`ResourceIndex::resolve`]).
+    /// The watchable resource for a name, by kubectl's rules ([`ResourceIndex::resolve`]).
     pub async fn resolve(&self, name: &str) -> Result<ResourceInfo, DiscoveryError> {
         self.lookup(name, |index| index.resolve(name)).await
     }
 
-    /// The watchable resource of a full name; an empty version means the preferred one.
+    /// The watchable resource with a full name; an empty version means the preferred one.
     pub async fn find(&self, group: &str, version: &str, resource: &str) -> Result<ResourceInfo, DiscoveryError> {
         let name = [resource, version, group].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
         self.lookup(&name, |index| index.find(group, version, resource)).await
     }
 
-    /// Lets the next look-up ask again: a resource that was known is answered with 404.
+    /// Makes the next look-up refresh the index, because a known resource was answered with 404.
     pub fn doubt(&self) {
-        self.known_mut().doubted = true;
+        self.cached_mut().outdated = true;
     }
 
-    /// Asks again from time to time, for as long as it is polled: names get new meanings with new resources.
+    /// Refreshes the index periodically while it is polled, because new resources can change the
+    /// meaning of a name.
     pub async fn keep_fresh(&self) {
         loop {
             sleep(self.options.age_max).await;
-            let mut last_try = self.asking.lock().await;
-            self.refresh(&mut last_try).await;
+            let mut last_attempt = self.last_attempt.lock().await;
+            self.refresh(&mut last_attempt).await;
         }
     }
 
-    fn known_mut(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cached_mut(&self) -> MutexGuard<'_, CachedIndex> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn lookup<F>(&self, name: &str, find: F) -> Result<ResourceInfo, DiscoveryError>
     where
         F: Fn(&ResourceIndex) -> Result<&ResourceInfo, NoMatch>,
     {
-        let known = || self.known_mut().clone();
-        let answers = |known: &Known| !known.doubted && known.index.as_ref().is_some_and(|index| find(index).is_ok());
-        let mut last_try = None;
-        if !answers(&known()) {
-            let mut asking = self.asking.lock().await;
-            // Whoever held the lock may have learnt it.
-            if !answers(&known()) {
-                self.refresh(&mut asking).await;
+        let cached = || self.cached_mut().clone();
+        let answers =
+            |cached: &CachedIndex| !cached.outdated && cached.index.as_ref().is_some_and(|index| find(index).is_ok());
+        let mut last_attempt = None;
+        if !answers(&cached()) {
+            let mut attempt = self.last_attempt.lock().await;
+            // Another caller may have refreshed the index meanwhile.
+            if !answers(&cached()) {
+                self.refresh(&mut attempt).await;
             }
-            last_try = asking.clone();
+            last_attempt = attempt.clone();
         }
-        let Some(index) = known().index else {
-            return Err(match last_try {
+        let Some(index) = cached().index else {
+            return Err(match last_attempt {
                 Some((_, Err(error))) => error.into(),
                 _ => UpstreamError::invalid("discovery gave no answer").into(),
             });
         };
-        match (find(&index), last_try) {
+        match (find(&index), last_attempt) {
             (Ok(info), _) if info.is_watchable() => Ok(info.clone()),
             (Ok(info), _) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
-            // An old index cannot tell that there is no such resource.
+            // An old index does not prove that the resource does not exist.
             (Err(_), Some((_, Err(error)))) => Err(error.into()),
             (Err(no_match), _) => Err(match no_match.failed.into_iter().next() {
                 Some(failed) if no_match.suggestion.is_none() => {
@@ -199,19 +206,19 @@ impl Discovery {
         }
     }
 
-    async fn refresh(&self, last_try: &mut Option<LastTry>) {
-        let too_soon = |(last, result): &LastTry| {
+    async fn refresh(&self, last_attempt: &mut Option<LastAttempt>) {
+        let too_soon = |(last, result): &LastAttempt| {
             let asked = result.as_ref().err().and_then(UpstreamError::retry_after).unwrap_or_default();
             last.elapsed() < self.options.refresh_interval_min.max(asked)
         };
-        if last_try.as_ref().is_some_and(too_soon) {
+        if last_attempt.as_ref().is_some_and(too_soon) {
             return;
         }
         let result = self.fetch().await;
-        *last_try = Some((Instant::now(), result.as_ref().map(|_| ()).map_err(Clone::clone)));
+        *last_attempt = Some((Instant::now(), result.as_ref().map(|_| ()).map_err(Clone::clone)));
         match result {
-            Ok(index) => *self.known_mut() = Known { index: Some(Arc::new(index)), doubted: false },
-            // What is known stays, for the case that it is all there is.
+            Ok(index) => *self.cached_mut() = CachedIndex { index: Some(Arc::new(index)), outdated: false },
+            // The old index stays in use, because it may be all that is available.
             Err(error) => tracing::debug!(%error, "discovery failed"),
         }
     }
@@ -262,13 +269,15 @@ impl Discovery {
         Ok(self.upstream.get_limited(Verb::Get, path, ACCEPT, DOCUMENT_BYTES_MAX).await?.into_body())
     }
 
-    /// The present fingerprint of a group version's schema. What may not be read is `None`; other failures are errors, so that a
-    /// short outage does not look like a changed schema.
+    /// The current fingerprint of a group version's schema. A document that kubefan may not read
+    /// counts as `None`. Other failures are errors, so that a short outage does not look like a
+    /// schema change.
     pub async fn schema_fingerprint(&self, group: &str, version: &str) -> Result<SchemaFingerprint, UpstreamError> {
         self.fingerprint(group, version, Duration::ZERO).await
     }
 
-    /// As [`Self::schema_fingerprint`], but up to two seconds old: for all caches together it costs one look.
+    /// As [`Self::schema_fingerprint`], but up to two seconds old, so that all caches together
+    /// cause one request.
     pub async fn recent_schema_fingerprint(
         &self,
         group: &str,
@@ -303,24 +312,25 @@ impl Discovery {
 
     async fn fetch_schema_documents(&self) -> Result<SchemaDocuments, UpstreamError> {
         Ok(SchemaDocuments {
-            server: self.get_where_allowed("/version").await?,
-            schemas: self.get_where_allowed("/openapi/v3").await?,
+            server: self.get_if_allowed("/version").await?,
+            schemas: self.get_if_allowed("/openapi/v3").await?,
         })
     }
 
-    /// What the apiserver publishes in OpenAPI v3 of a custom resource, and its discovery does not tell. The defaults for built-in types,
-    /// and where schemas may not be read.
+    /// The facts about a custom resource that OpenAPI v3 has and discovery has not. The default for
+    /// built-in types, and if kubefan may not read the schemas.
     pub async fn custom(&self, gvr: &GroupVersionResource, kind: &str) -> Result<Custom, UpstreamError> {
-        // A CRD's group has a dot; of the built-in groups those without one have the large documents.
+        // The group of a CRD always has a dot. The built-in groups without one have the large
+        // documents.
         if !gvr.group.contains('.') {
             return Ok(Custom::default());
         }
         let path = format!("/openapi/v3/apis/{}/{}", gvr.group, gvr.version);
-        let document: Option<OpenApiSchemas> = self.get_where_allowed(&path).await?;
+        let document: Option<OpenApiSchemas> = self.get_if_allowed(&path).await?;
         Ok(document.map(|document| document.custom(&gvr.group, kind)).unwrap_or_default())
     }
 
-    async fn get_where_allowed<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, UpstreamError> {
+    async fn get_if_allowed<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, UpstreamError> {
         match self.upstream.get_limited(Verb::Get, path, "application/json", DOCUMENT_BYTES_MAX).await {
             Ok(response) => parse(path, response.body()).map(Some),
             Err(UpstreamError::NotFound { .. } | UpstreamError::Forbidden { .. }) => Ok(None),
@@ -395,12 +405,12 @@ impl OpenApi {
     }
 }
 
-/// What a CRD may say of its objects beyond their names.
+/// Facts from a custom resource's schema.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Custom {
     /// The `selectableFields`, such as `.spec.color` (`x-kubernetes-selectable-fields`).
     pub selectable_fields: Vec<String>,
-    /// The `listKind`; `None` where nothing tells it, and it is the kind with `List` after it, as it is by default.
+    /// The `listKind`; `None` if it is unknown. The default is the kind followed by `List`.
     pub list_kind: Option<String>,
 }
 
@@ -447,7 +457,8 @@ struct OpenApiSchema {
     properties: OpenApiProperties,
 }
 
-/// Of all properties, the one that a list has. Others may have one of that name too, of any form.
+/// Only the property that distinguishes a list. Other types may have a property of that name with
+/// any content.
 #[derive(Deserialize, Default)]
 struct OpenApiProperties {
     #[serde(default)]

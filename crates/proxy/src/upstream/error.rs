@@ -1,5 +1,8 @@
-//! What can go wrong upstream, one arm per kind, because each kind has its own way out: relist, wait, back off, or tell the
-//! operator. The texts are shown to users and logged, so they are cut to a length and never hold credentials.
+//! The failures of requests to upstream, one variant per kind, because each kind needs its own
+//! reaction: relist, wait, back off, or report to the operator.
+//!
+//! The texts are shown to users and logged, so their length is limited and they never contain
+//! credentials.
 
 use std::time::Duration;
 
@@ -7,16 +10,16 @@ use serde::Deserialize;
 
 use kubefan_model::{ResourceVersion, protobuf};
 
-/// Longest text taken over from the apiserver or from a library.
+/// The maximum length of a text from the apiserver or a library.
 const MESSAGE_CHARS_MAX: usize = 512;
 
-/// Longest delay taken from `Retry-After`: beyond it a server's word would look like a hang.
+/// The maximum delay accepted from `Retry-After`. A longer one would look like a hang.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// A failed request, or a broken response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
-    /// No connection: refused, no route, no such host.
+    /// No connection: it was refused, there is no route, or the host name does not exist.
     #[error("cannot reach the apiserver at {server}: {message}")]
     Unreachable {
         /// Scheme, host and port.
@@ -29,13 +32,13 @@ pub enum UpstreamError {
     Tls {
         /// Scheme, host and port.
         server: String,
-        /// What was wrong with which side.
+        /// The TLS library's reason.
         message: String,
     },
-    /// No credentials could be had: an exec plugin, an OIDC refresh or a token file failed.
+    /// No credentials are available: an exec plugin, an OIDC refresh or a token file failed.
     #[error("no credentials for the apiserver: {message}")]
     Credentials {
-        /// What failed; never its output.
+        /// The failure, without any program output.
         message: String,
     },
     /// 401.
@@ -57,33 +60,34 @@ pub enum UpstreamError {
         message: String,
     },
     /// 410, as a status or as an ERROR event: the version, or the continue token, is too old.
-    #[error("the version is no longer held upstream (410): {message}")]
+    #[error("upstream no longer has the version (410): {message}")]
     Gone {
         /// The apiserver's message.
         message: String,
     },
-    /// 504 with the cause ResourceVersionTooLarge: the apiserver's cache is behind the version asked for.
+    /// 504 with the cause ResourceVersionTooLarge: the apiserver's cache is behind the requested
+    /// version.
     #[error("the apiserver's cache is behind (504): {message}")]
     VersionTooLarge {
         /// The apiserver's message.
         message: String,
-        /// What the apiserver asks to wait.
+        /// The delay that the apiserver asks for.
         retry_after: Option<Duration>,
     },
-    /// 429, from a cache that is not ready or from priority and fairness.
+    /// 429, from a watch cache that is not ready or from API priority and fairness.
     #[error("the apiserver asks to wait (429): {message}")]
     TooManyRequests {
         /// The apiserver's message.
         message: String,
-        /// What the apiserver asks to wait.
+        /// The delay that the apiserver asks for.
         retry_after: Option<Duration>,
     },
     /// 504, or no complete answer within the request timeout.
     #[error("timed out: {message}")]
     Timeout {
-        /// Who gave up, and after what.
+        /// The side that gave up, and its limit.
         message: String,
-        /// What the apiserver asks to wait.
+        /// The delay that the apiserver asks for.
         retry_after: Option<Duration>,
     },
     /// Any other 5xx.
@@ -93,10 +97,10 @@ pub enum UpstreamError {
         code: u16,
         /// The apiserver's message.
         message: String,
-        /// What the apiserver asks to wait.
+        /// The delay that the apiserver asks for.
         retry_after: Option<Duration>,
     },
-    /// Any other 4xx: the request is not what this apiserver takes.
+    /// Any other 4xx: this apiserver does not accept the request.
     #[error("the apiserver refuses the request ({code}): {message}")]
     Refused {
         /// The HTTP status.
@@ -104,10 +108,11 @@ pub enum UpstreamError {
         /// The apiserver's message.
         message: String,
     },
-    /// Not what a kube-apiserver answers: another content type, a redirect, broken JSON.
-    #[error("not an apiserver's answer: {message}")]
+    /// An answer that a kube-apiserver does not give: another content type, a redirect, broken
+    /// JSON.
+    #[error("not an answer of an apiserver: {message}")]
     InvalidResponse {
-        /// What was wrong.
+        /// The problem.
         message: String,
     },
     /// The connection broke after the request was sent.
@@ -116,36 +121,36 @@ pub enum UpstreamError {
         /// The transport's reason.
         message: String,
     },
-    /// Nothing came for so long that the connection is taken for half-open.
+    /// No data arrived for so long that the connection counts as half-open.
     #[error(
-        "nothing came from the apiserver for {idle_timeout:?}, not even a bookmark; the connection is taken for dead"
+        "nothing arrived from the apiserver for {idle_timeout:?}, not even a bookmark; the connection counts as dead"
     )]
     Idle {
-        /// The limit that passed.
+        /// The idle timeout.
         idle_timeout: Duration,
     },
-    /// A line of a watch is longer than allowed.
+    /// A watch event is larger than the limit.
     #[error("a watch event is longer than {line_bytes_max} bytes")]
     LineTooLong {
-        /// The limit.
+        /// The limit in bytes.
         line_bytes_max: usize,
     },
-    /// A watch ended inside a line.
+    /// A watch ended inside an event.
     #[error("the watch was cut off inside an event, after {partial_bytes} bytes of it")]
     Truncated {
-        /// How much of the line had come.
+        /// The received bytes of the incomplete event.
         partial_bytes: usize,
     },
-    /// A response body is longer than allowed.
+    /// A response body is larger than the limit.
     #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller --page-size helps")]
     TooLarge {
-        /// The limit.
+        /// The limit in bytes.
         body_bytes_max: usize,
     },
 }
 
 impl UpstreamError {
-    /// What the apiserver asks to wait at least; at most five minutes.
+    /// The minimum delay that the apiserver asks for, limited to five minutes.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::VersionTooLarge { retry_after, .. }
@@ -156,14 +161,15 @@ impl UpstreamError {
         }
     }
 
-    /// The oldest version that can be watched from, where the apiserver's watch cache names it: "too old resource version: N (M)".
+    /// The oldest version from which a watch can start, if the apiserver's watch cache names it:
+    /// "too old resource version: N (M)".
     pub fn oldest(&self) -> Option<ResourceVersion> {
         let Self::Gone { message } = self else { return None };
         let (_, versions) = message.split_once("too old resource version: ")?;
         versions.split_once('(')?.1.split_once(')')?.0.parse().ok()
     }
 
-    /// The kind, as a metric's label and a log's field.
+    /// The kind, as a label in metrics and a field in logs.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "unreachable",
@@ -187,8 +193,9 @@ impl UpstreamError {
         }
     }
 
-    /// Reads the error out of a response: its Status where the body is one, else its text. Priority and fairness answers 429
-    /// in plain text, every other part of the apiserver with a Status.
+    /// Converts a failed response: from the Status in its body, or otherwise from its text. API
+    /// priority and fairness sends 429 as plain text; every other part of the apiserver sends a
+    /// Status.
     pub fn from_response(code: http::StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
         let mut status = Status::parse(body)
             .unwrap_or_else(|| Status { message: String::from_utf8_lossy(body).into_owned(), ..Status::default() });
@@ -222,9 +229,9 @@ pub struct Status {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StatusDetails {
-    /// What the apiserver asks to wait.
+    /// The delay that the apiserver asks for.
     pub retry_after_seconds: Option<u64>,
-    /// Why, in parts.
+    /// The causes.
     pub causes: Vec<StatusCause>,
 }
 
@@ -239,7 +246,7 @@ pub struct StatusCause {
 }
 
 impl Status {
-    /// Reads a Status, JSON or protobuf; `None` where the bytes are something else.
+    /// Parses a Status from JSON or protobuf; `None` if the bytes are something else.
     pub fn parse(body: &[u8]) -> Option<Self> {
         if protobuf::is_enveloped(body) {
             return protobuf::Status::read(body).map(Self::from);
@@ -252,7 +259,7 @@ impl Status {
         (kind.kind == "Status").then(|| serde_json::from_slice(body).ok()).flatten()
     }
 
-    /// As client-go decides it: by cause, or by the text that servers before 1.20 sent.
+    /// Recognized as in client-go: by cause, or by the text that servers before 1.20 sent.
     fn is_version_too_large(&self) -> bool {
         self.details
             .causes
@@ -291,7 +298,7 @@ impl From<Status> for UpstreamError {
             (410, _) | (_, "Expired" | "Gone") => Self::Gone { message },
             (429, _) => Self::TooManyRequests { message, retry_after },
             (504, _) if too_large => Self::VersionTooLarge { message, retry_after },
-            (504, _) => Self::Timeout { message: format!("the apiserver says: {message}"), retry_after },
+            (504, _) => Self::Timeout { message: format!("the apiserver reports: {message}"), retry_after },
             (code @ 400..=499, _) => Self::Refused { code, message },
             (code @ 500..=599, _) => Self::Server { code, message, retry_after },
             (code, _) => Self::InvalidResponse { message: format!("status {code}: {message}") },
@@ -299,7 +306,7 @@ impl From<Status> for UpstreamError {
     }
 }
 
-/// One line of bounded length.
+/// The text as one line of limited length.
 pub(crate) fn shorten(text: &str) -> String {
     let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if let Some((cut, _)) = line.char_indices().nth(MESSAGE_CHARS_MAX) {
@@ -316,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_of_429_are_read_with_their_delay() {
+    fn both_forms_of_429_are_parsed_with_their_delay() {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
         let plain = b"Too many requests, please try again later.\n";
@@ -331,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_in_protobuf_says_the_same() {
+    fn a_protobuf_status_gives_the_same_error_as_json() {
         let cause = protobuf::StatusCause { reason: "ResourceVersionTooLarge".into(), ..Default::default() };
         let details = protobuf::StatusDetails { causes: vec![cause], retry_after_seconds: 1, ..Default::default() };
         let status = protobuf::Status {
@@ -350,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn each_code_has_its_arm() {
+    fn each_status_code_maps_to_its_variant() {
         let cases = [
             (400, "refused"),
             (401, "unauthorized"),
@@ -371,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_from_the_future_is_not_a_plain_timeout() {
+    fn a_future_version_is_not_a_plain_timeout() {
         let body = br#"{"kind":"Status","code":504,"reason":"Timeout","message":"Timeout: Too large resource version: 9, current: 5",
             "details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1}}"#;
         let error = UpstreamError::from_response(StatusCode::GATEWAY_TIMEOUT, &HeaderMap::new(), body);
@@ -379,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_version_is_read_where_it_is_named() {
+    fn the_oldest_version_is_parsed_if_the_message_names_it() {
         let gone = |message: &str| UpstreamError::Gone { message: message.to_owned() };
         let oldest = |message: &str| gone(message).oldest().map(ResourceVersion::get);
         assert_eq!(oldest("too old resource version: 5 (120)"), Some(120));
@@ -391,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_is_bounded() {
+    fn the_servers_delay_and_message_are_limited() {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, HeaderValue::from_static("999999999"));
         let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &headers, &vec![b'\n'; 1 << 20]);

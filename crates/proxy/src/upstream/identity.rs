@@ -1,52 +1,43 @@
-//! Which cluster answers: the uid of the namespace kube-system where it may be read, else the CA that its certificate is trusted by.
+//! The identity of the cluster behind the upstream address: the uid of the namespace kube-system if
+//! kubefan may read it, otherwise the CA that signs the serving certificate.
 //!
-//! Versions of two clusters mean nothing to each other, so what another cluster says behind the same address (an address given to a new
-//! cluster, a name that leads elsewhere now) must never be mixed into a cache. The identity is learned once, kept for the life of
-//! the process, and asked again whenever a connection may have broken, before anything that came after it is believed. One question
-//! serves all whose doubt is older than it.
+//! Resource versions of two clusters are not comparable. If the address now leads to another
+//! cluster (a rebuilt cluster, a changed DNS name), its data must never be mixed into an existing
+//! cache. kubefan therefore learns the identity once, retains it for the life of the process, and
+//! checks it again whenever a connection may have broken, before it uses anything received since.
+//! One check serves every caller whose [`Doubt`] is older than the check.
+//!
+//! This file holds the data and the comparison; `identity_check` sends the requests.
 
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Mutex, atomic::AtomicU64},
     time::Duration,
 };
 
-use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::{
-    client::{Upstream, Verb},
-    error::UpstreamError,
-};
+use super::error::UpstreamError;
 
-/// So long a 403 is taken for a passing one where the uid is known: an apiserver that has just started answers 403 until its
-/// authorizer has read its rules.
-const DENIED_GRACE: Duration = Duration::from_secs(30);
-
-const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
-
-/// Why what upstream says is not believed.
+/// Why upstream's answers are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Another cluster answers.
     #[error(
-        "another cluster answers at {server}: {found}, and this cache is of {known}; nothing of it is taken over; when the change \
-         is meant, restart kubefan"
+        "another cluster answers at {server}: {found}, but this cache belongs to {known}; none of its data is used; if the \
+         change is intended, restart kubefan"
     )]
     OtherCluster {
         /// Scheme, host and port.
         server: String,
         /// The identity since the start.
         known: String,
-        /// What was found now.
+        /// The identity found now.
         found: String,
     },
-    /// The question was not answered.
-    #[error("which cluster answers cannot be told: {0}")]
+    /// The identity could not be read.
+    #[error("cannot determine which cluster answers: {0}")]
     Unanswered(#[source] UpstreamError),
 }
 
@@ -59,7 +50,7 @@ impl IdentityError {
         }
     }
 
-    /// What the apiserver asks to wait.
+    /// The delay that the apiserver asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OtherCluster { .. } => None,
@@ -68,16 +59,18 @@ impl IdentityError {
     }
 }
 
-/// A moment after which nothing is believed before upstream was asked again: only a question that began later answers it.
+/// A point in time from which upstream's answers are unconfirmed. Only an identity check that
+/// starts later confirms them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doubt(u64);
+pub struct Doubt(pub(super) u64);
 
-/// The certificates that upstream's is checked against, by their SHA-256; none where the system's are, or where nothing is checked.
+/// The CA certificates that upstream's certificate is verified against, as SHA-256 fingerprints in
+/// hex. Empty if the system's CAs are used, or if verification is off.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedCa(BTreeSet<String>);
 
 impl TrustedCa {
-    /// Of a bundle in DER.
+    /// Fingerprints of a bundle of DER certificates.
     pub fn of(bundle: &[Vec<u8>]) -> Self {
         let fingerprint = |der: &Vec<u8>| {
             let digest = ring::digest::digest(&ring::digest::SHA256, der);
@@ -86,8 +79,13 @@ impl TrustedCa {
         Self(bundle.iter().map(fingerprint).collect())
     }
 
-    /// While a CA is rotated the bundle has both, so one certificate in common is enough.
-    fn goes_with(&self, other: &Self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// During a CA rotation the bundle has the old and the new CA, so one shared certificate is
+    /// enough.
+    fn overlaps(&self, other: &Self) -> bool {
         self == other || self.0.intersection(&other.0).next().is_some()
     }
 }
@@ -102,11 +100,11 @@ impl fmt::Display for TrustedCa {
     }
 }
 
-/// What is known of the cluster.
+/// The facts that identify a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Identity {
-    uid: Option<String>,
-    ca: TrustedCa,
+pub(super) struct Identity {
+    pub(super) uid: Option<String>,
+    pub(super) ca: TrustedCa,
 }
 
 impl fmt::Display for Identity {
@@ -118,122 +116,32 @@ impl fmt::Display for Identity {
     }
 }
 
-/// The memory of one client and its clones.
+/// The identity that a client and its clones share.
 #[derive(Default)]
-pub(super) struct IdentityMemory {
-    /// Questions begun.
-    begun: AtomicU64,
-    /// Held while upstream is asked: who comes meanwhile shares the answer, if it began late enough.
-    asking: tokio::sync::Mutex<Asking>,
-    known: Mutex<Option<Identity>>,
+pub(super) struct IdentityState {
+    pub(super) checks_started: AtomicU64,
+    /// Locked during a check. A caller that waited for the lock shares the result if the check
+    /// started after its doubt.
+    pub(super) check: tokio::sync::Mutex<CheckState>,
+    pub(super) known: Mutex<Option<Identity>>,
 }
 
 #[derive(Default)]
-struct Asking {
-    /// The last question, and its answer.
-    last: Option<(u64, Result<(), IdentityError>)>,
-    denied_since: Option<Instant>,
+pub(super) struct CheckState {
+    /// The number of the last check, and its result.
+    pub(super) last: Option<(u64, Result<(), IdentityError>)>,
+    pub(super) denied_since: Option<Instant>,
 }
 
-#[derive(Deserialize)]
-struct Namespace {
-    metadata: Metadata,
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    #[serde(default)]
-    uid: String,
-}
-
-impl Upstream {
-    /// Something may have broken: what comes from here on is to be confirmed.
-    pub fn doubt(&self) -> Doubt {
-        Doubt(self.identity_memory().begun.load(Ordering::SeqCst))
-    }
-
-    /// Whether the cluster that answers is still the one of the first time, by a question that began after the doubt.
-    pub async fn confirm(&self, doubt: Doubt) -> Result<(), IdentityError> {
-        let memory = self.identity_memory();
-        let mut asking = memory.asking.lock().await;
-        if let Some((question, answer)) = &asking.last
-            && *question > doubt.0
-        {
-            return answer.clone();
-        }
-        let question = memory.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let answer = self.ask(&mut asking.denied_since).await;
-        asking.last = Some((question, answer.clone()));
-        answer
-    }
-
-    /// The identity in use, for people; `None` before the first answer.
-    pub fn identity(&self) -> Option<String> {
-        self.known().as_ref().map(ToString::to_string)
-    }
-
-    /// The identity where there is something to tell clusters apart by; `None` also before the first answer.
-    pub fn proven_identity(&self) -> Option<String> {
-        self.known().as_ref().filter(|known| known.uid.is_some() || !known.ca.0.is_empty()).map(ToString::to_string)
-    }
-
-    /// A name for the cluster that is the same for every replica, and for good: the uid of the namespace kube-system. A CA is none: it is
-    /// replaced now and then, and may sign for many clusters.
-    pub fn cluster(&self) -> Option<String> {
-        self.known().as_ref().and_then(|known| known.uid.clone())
-    }
-
-    fn known(&self) -> std::sync::MutexGuard<'_, Option<Identity>> {
-        self.identity_memory().known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn ask(&self, denied_since: &mut Option<Instant>) -> Result<(), IdentityError> {
-        let uid = match self.get_json::<Namespace>(Verb::Get, KUBE_SYSTEM).await {
-            Ok(namespace) => Some(namespace.metadata.uid).filter(|uid| !uid.is_empty()),
-            Err(error @ (UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. })) => {
-                let had_uid = self.known().as_ref().is_some_and(|known| known.uid.is_some());
-                let since = *denied_since.get_or_insert_with(Instant::now);
-                let denied = matches!(error, UpstreamError::Forbidden { .. });
-                if had_uid && !(denied && since.elapsed() >= DENIED_GRACE) {
-                    return Err(IdentityError::Unanswered(error));
-                }
-                None
-            }
-            Err(error) => return Err(IdentityError::Unanswered(error)),
-        };
-        if uid.is_some() {
-            *denied_since = None;
-        }
-        let found = Identity { uid, ca: self.trusted_ca() };
-        let mut known = self.known();
-        match compare(known.as_ref(), &found) {
-            true => {
-                if known.as_ref().is_none_or(|known| known.uid != found.uid) {
-                    tracing::info!(server = self.server(), identity = %found, "the cluster is known by");
-                }
-                *known = Some(found);
-                Ok(())
-            }
-            false => Err(IdentityError::OtherCluster {
-                server: self.server().to_owned(),
-                known: known.as_ref().map(ToString::to_string).unwrap_or_default(),
-                found: match &found.uid {
-                    Some(_) => found.to_string(),
-                    None => found.ca.to_string(),
-                },
-            }),
-        }
-    }
-}
-
-/// Whether what was found may be the cluster that is known. The uid decides where both have one; else the CA does.
-fn compare(known: Option<&Identity>, found: &Identity) -> bool {
+/// Whether `found` may be the known cluster. The uid decides if both have one, otherwise the CA.
+pub(super) fn is_same_cluster(known: Option<&Identity>, found: &Identity) -> bool {
     let Some(known) = known else { return true };
     match (&known.uid, &found.uid) {
         (Some(known), Some(found)) => known == found,
-        // A uid that can no longer be read is given up for a CA only where there is one to tell clusters apart by.
-        (Some(_), None) => !found.ca.0.is_empty() && known.ca.goes_with(&found.ca),
-        (None, _) => known.ca.goes_with(&found.ca),
+        // If the uid has become unreadable, the CA replaces it, but only if a CA is configured:
+        // without one, nothing would distinguish two clusters.
+        (Some(_), None) => !found.ca.is_empty() && known.ca.overlaps(&found.ca),
+        (None, _) => known.ca.overlaps(&found.ca),
     }
 }
 
@@ -247,23 +155,23 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_decides_and_else_the_ca() {
-        let same = |known: &Identity, found: &Identity| compare(Some(known), found);
+    fn the_uid_identifies_a_cluster_and_otherwise_the_ca() {
+        let same = |known: &Identity, found: &Identity| is_same_cluster(Some(known), found);
         let a = identity(Some("a"), &["ca"]);
         assert!(same(&a, &identity(Some("a"), &["new ca"])), "the CA was replaced");
         assert!(!same(&a, &identity(Some("b"), &["ca"])), "one CA may sign for many clusters");
         assert!(same(&a, &identity(None, &["ca"])));
         assert!(!same(&a, &identity(None, &["other"])));
-        assert!(!same(&identity(Some("a"), &[]), &identity(None, &[])), "nothing speaks for it");
+        assert!(!same(&identity(Some("a"), &[]), &identity(None, &[])), "no CA, so nothing confirms it");
         let by_ca = identity(None, &["old"]);
-        assert!(same(&by_ca, &identity(None, &["old", "new"])), "a rotation has both for a while");
-        assert!(same(&by_ca, &identity(Some("a"), &["old"])), "a right that was granted later");
+        assert!(same(&by_ca, &identity(None, &["old", "new"])), "a rotation trusts both for a while");
+        assert!(same(&by_ca, &identity(Some("a"), &["old"])), "permission to read the uid was granted later");
         assert!(!same(&by_ca, &identity(Some("a"), &["new"])));
-        assert!(same(&identity(None, &[]), &identity(None, &[])), "nothing can be told, and nothing speaks against it");
+        assert!(same(&identity(None, &[]), &identity(None, &[])), "neither has an identity, so nothing contradicts it");
     }
 
     #[test]
-    fn people_see_what_is_used() {
+    fn an_identity_prints_the_uid_or_the_ca_fingerprints() {
         assert_eq!(identity(Some("4f1"), &["ca"]).to_string(), "kube-system uid 4f1");
         let text = identity(None, &["a", "b"]).to_string();
         assert!(text.starts_with("serving CA sha256:") && text.contains(" and 1 more (the namespace"), "{text}");

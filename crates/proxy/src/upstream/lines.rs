@@ -1,8 +1,11 @@
-//! Cuts a response body into events: a watch is one JSON document per line, or one protobuf message behind each length.
+//! Splits a watch's body into events: one JSON document per line, or one protobuf message after
+//! each length prefix.
 //!
-//! It guards against what a broken or hostile peer can send: a line without end (limit), a cut inside a line (error, never a
-//! half object), silence on a dead connection (idle timeout), and gzip members that were not asked for (Kubernetes 1.37 gzips
-//! watches with one member per event, and decoders that stop after the first member lose the rest in silence).
+//! It guards against a broken or hostile server. An endless line meets a limit. A body that ends
+//! inside a line is an error and never yields half an object. A silent connection ends after the
+//! idle timeout. Concatenated gzip members are supported: Kubernetes 1.37 compresses watches with
+//! one member per event, and a decoder that stops after the first member would lose the rest
+//! silently.
 
 use std::{
     collections::VecDeque,
@@ -17,33 +20,36 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::UpstreamError;
 
-/// The longest line by default. etcd takes requests of up to 1.5 MiB (and is at times set to several times that); JSON may
-/// need up to twice the bytes of the protobuf that etcd holds, and an event may carry no more than one object.
+/// The default limit for a line. etcd accepts requests of up to 1.5 MiB, and some clusters raise
+/// that several times. JSON can need twice the bytes of the protobuf in etcd, and an event contains
+/// at most one object.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// How the events of a watch are told apart.
+/// How the events of a watch are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Framing {
-    /// Each on a line.
+    /// One event per line.
     #[default]
     Lines,
-    /// Each behind its length in four bytes, the highest first (apimachinery's `util/framer`).
+    /// A four-byte big-endian length before each event (apimachinery's `util/framer`).
     Lengths,
 }
 
-/// The bytes of a length.
+/// The size of a length prefix.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// Limits for [`Lines`].
 #[derive(Debug, Clone, Copy)]
 pub struct LineOptions {
-    /// The longest line, without its newline, and the longest message. Also the most that is buffered.
+    /// The limit in bytes for a line without its newline, or for a message. It also limits what is
+    /// buffered.
     pub line_bytes_max: usize,
-    /// The longest silence; `None` for a body that has a deadline of its own.
+    /// The time without data after which the connection counts as dead; `None` for a body with its
+    /// own deadline.
     pub idle_timeout: Option<Duration>,
-    /// Whether the body is gzip, by its `Content-Encoding`.
+    /// Whether the body is gzip, according to its `Content-Encoding`.
     pub gzip: bool,
-    /// How events are told apart.
+    /// How events are separated.
     pub framing: Framing,
 }
 
@@ -53,20 +59,20 @@ impl Default for LineOptions {
     }
 }
 
-/// The lines of a stream of chunks.
+/// The lines, or length-prefixed messages, of a stream of chunks.
 ///
-/// A line that lies in one chunk is a slice of it, not a copy: who keeps a line keeps its chunk. Blank lines are skipped. What is said of
-/// lines holds for messages behind their lengths too.
+/// A line that lies within one chunk is a slice of it, not a copy, so retaining a line retains its
+/// chunk. Blank lines are skipped.
 pub struct Lines<S> {
     chunks: S,
     options: LineOptions,
-    /// Made with the first chunk: an empty body has no gzip header either.
+    /// Created with the first chunk, because an empty body has no gzip header.
     gunzip: Option<MultiGzDecoder<Vec<u8>>>,
-    /// What has come and was not yet looked at.
+    /// Received chunks that are not examined yet.
     ready: VecDeque<Bytes>,
-    /// The start of a line whose end has not come.
+    /// The start of an incomplete line.
     partial: BytesMut,
-    heard: Instant,
+    last_data: Instant,
     ended: bool,
 }
 
@@ -74,7 +80,7 @@ impl<S> Lines<S>
 where
     S: Stream<Item = Result<Bytes, UpstreamError>> + Unpin,
 {
-    /// Lines of `chunks`.
+    /// Splits `chunks` into lines.
     pub fn new(chunks: S, options: LineOptions) -> Self {
         Self {
             chunks,
@@ -82,14 +88,15 @@ where
             options,
             ready: VecDeque::new(),
             partial: BytesMut::new(),
-            heard: Instant::now(),
+            last_data: Instant::now(),
             ended: false,
         }
     }
 
-    /// The next line without its newline; `None` at a clean end. After an error there is nothing more to be had.
+    /// The next line without its newline; `None` at a clean end. After an error, it must not be
+    /// called again.
     ///
-    /// Safe to cancel: what was read stays here.
+    /// Cancel-safe.
     pub async fn next_line(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         loop {
             let ready = match self.options.framing {
@@ -107,7 +114,7 @@ where
             }
             match self.next_chunk().await? {
                 Some(chunk) => {
-                    self.heard = Instant::now();
+                    self.last_data = Instant::now();
                     self.accept(chunk)?;
                 }
                 None => {
@@ -120,7 +127,7 @@ where
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         let Some(idle_timeout) = self.options.idle_timeout else { return self.chunks.next().await.transpose() };
-        match timeout_at(self.heard + idle_timeout, self.chunks.next()).await {
+        match timeout_at(self.last_data + idle_timeout, self.chunks.next()).await {
             Ok(chunk) => chunk.transpose(),
             Err(_) => Err(UpstreamError::Idle { idle_timeout }),
         }
@@ -132,7 +139,8 @@ where
             return Ok(());
         }
         let gunzip = self.gunzip.get_or_insert_with(|| MultiGzDecoder::new(Vec::new()));
-        // In small steps, so that a chunk that inflates a thousandfold meets the limit before it fills the memory.
+        // In small steps, so that a chunk that inflates a thousandfold meets the limit before it
+        // fills memory.
         for step in chunk.chunks(1024) {
             gunzip.write_all(step).and_then(|()| gunzip.flush()).map_err(broken_gzip)?;
             let inflated = std::mem::take(gunzip.get_mut());
@@ -157,7 +165,8 @@ where
         Ok(())
     }
 
-    /// The next whole line of what has come. What follows the last newline moves to `partial`, so no byte is searched twice.
+    /// The next complete line. The bytes after the last newline move to `partial`, so that no byte
+    /// is searched twice.
     fn take_ready(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         while let Some(chunk) = self.ready.front_mut() {
             let Some(newline) = memchr::memchr(b'\n', chunk) else {
@@ -185,8 +194,8 @@ where
         Ok(None)
     }
 
-    /// The next whole message of what has come, without its length. One that is too long is refused when its length is read, before
-    /// any of it is kept.
+    /// The next complete message, without its length. A message above the limit is refused as soon
+    /// as its length is known, before any of it is buffered.
     fn take_message(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         let limit = self.options.line_bytes_max;
         while let Some(chunk) = self.ready.front_mut() {
@@ -218,7 +227,8 @@ where
     }
 }
 
-/// How long the message at the begin of these bytes is, its length included; `None` where that cannot be told yet.
+/// The size of the first message in these bytes, including its length prefix; `None` if the prefix
+/// is incomplete.
 fn message_len(bytes: &[u8], line_bytes_max: usize) -> Result<Option<usize>, UpstreamError> {
     let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
@@ -304,7 +314,7 @@ mod tests {
             let body: Vec<u8> = messages.iter().flat_map(framed).collect();
             let options = LineOptions { framing: Framing::Lengths, ..LineOptions::default() };
             prop_assert_eq!(run(collect(split(&body, &sizes), options)).unwrap(), messages.clone());
-            // What is cut off is an error, unless it is cut between two.
+            // A cut body is an error, unless the cut lies between two messages.
             let cut = &body[..body.len().saturating_sub(cut)];
             let ends: Vec<_> = messages.iter().scan(0, |end, message| { *end += 4 + message.len(); Some(*end) }).collect();
             let whole = cut.is_empty() || ends.contains(&cut.len());
@@ -312,7 +322,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_in_the_name_of_gzip_is_an_error_or_lines_but_no_panic(body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn invalid_gzip_never_panics(body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = run(collect(split(&body, &[7]), LineOptions { gzip: true, ..LineOptions::default() }));
         }
     }
@@ -325,13 +335,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_gzip_member_is_passed_on_as_it_comes() {
+    async fn each_gzip_member_yields_its_line_without_waiting_for_the_next() {
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let chunks = tokio_stream::wrappers::ReceiverStream::new(receiver);
         let mut lines = Lines::new(chunks, LineOptions { gzip: true, ..LineOptions::default() });
         for line in ["{\"first\":1}", "{\"second\":2}"] {
             sender.send(Ok(Bytes::from(members(&[line.as_bytes().to_vec()])))).await.unwrap();
-            assert_eq!(lines.next_line().await.unwrap().unwrap(), line, "before the next member comes");
+            assert_eq!(lines.next_line().await.unwrap().unwrap(), line, "before the next member arrives");
         }
     }
 
@@ -346,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_without_end_meets_the_limit() {
+    async fn an_endless_line_meets_the_limit() {
         let options = LineOptions { line_bytes_max: 100, ..LineOptions::default() };
         let endless = vec![Bytes::from_static(&[b'x'; 60]); 1000];
         assert_eq!(collect(endless, options).await, Err(UpstreamError::LineTooLong { line_bytes_max: 100 }));
@@ -365,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_ends_with_idle_and_a_cancelled_wait_does_not_start_it_over() {
+    async fn silence_ends_with_idle_and_cancelled_waits_do_not_extend_it() {
         let chunks = stream::iter([Ok(Bytes::from_static(b"{}\n"))]).chain(stream::pending());
         let idle_timeout = Duration::from_secs(90);
         let mut lines = Lines::new(chunks, LineOptions { idle_timeout: Some(idle_timeout), ..LineOptions::default() });

@@ -1,7 +1,8 @@
-//! The metadata of all objects at one version, page by page: what a cache is compared with.
+//! Lists the metadata of all objects at one version, page by page, to compare a cache with it.
 //!
-//! Names and versions alone spare the network and the reader most of the objects; the apiserver reads them all the same. Every page is checked to be of the version
-//! asked for, because a list of another version would make differences where there are none.
+//! Names and versions spare the network and the reader most of the object data, although the
+//! apiserver still reads whole objects. Every page must have the requested version, because another
+//! version would show differences that do not exist.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +14,15 @@ use super::{
 };
 use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
 
-/// As `kubectl` and client-go's metadata client ask; a server that does not know it answers with full objects.
+/// The media types that client-go's metadata client requests. A server without
+/// PartialObjectMetadata answers with full objects.
 const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-/// How an answer of kubefan's cache is told from one of an apiserver (RFC 9211).
+/// The response header that marks an answer from a kubefan's cache (RFC 9211).
 const CACHE_STATUS: (&str, &str) = ("cache-status", "kubefan");
 /// Objects per page.
 const PAGE_OBJECTS: &str = "500";
 
-/// What is listed.
+/// The objects to list.
 #[derive(Debug, Clone)]
 pub struct MetadataTarget {
     /// The resource.
@@ -33,11 +35,11 @@ pub struct MetadataTarget {
     pub field_selector: String,
 }
 
-/// A list under way.
+/// A paged list in progress.
 pub struct MetadataPages {
     upstream: Upstream,
     target: MetadataTarget,
-    /// `None` until the first page of a list at any version tells.
+    /// `None` before the first page of a consistent list.
     version: Option<ResourceVersion>,
     next: Next,
     is_cached: bool,
@@ -83,9 +85,10 @@ struct ItemMeta {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// What of an object's metadata tells it from its other versions, and from others of its name.
+/// The metadata that distinguishes an object from its other versions and from other objects of the
+/// same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct ObjectMetadata {
     /// Namespace and name.
     pub key: ObjectKey,
     /// `metadata.resourceVersion`.
@@ -97,22 +100,23 @@ pub struct Told {
 }
 
 impl MetadataPages {
-    /// A list that has not begun.
+    /// A list at exactly `version`. No request is sent yet.
     pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
         Self { upstream, target, version: Some(version), next: Next::First, is_cached: false }
     }
 
-    /// The same at whatever version the cluster has reached.
+    /// A consistent list, at the version that the cluster has reached. No request is sent yet.
     pub fn consistent(upstream: Upstream, target: MetadataTarget) -> Self {
         Self { upstream, target, version: None, next: Next::First, is_cached: false }
     }
 
-    /// The version of the list; `None` before the first page of a list at whatever version.
+    /// The version of the list; `None` before the first page of a consistent list.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
     }
 
-    /// Whether the last page came out of a kubefan's cache, and so is no word of the apiserver's.
+    /// Whether the last page came from a kubefan's cache, which makes it useless as a check against
+    /// the apiserver.
     pub fn is_cached(&self) -> bool {
         self.is_cached
     }
@@ -120,20 +124,21 @@ impl MetadataPages {
     /// The next page, in key order; `None` after the last.
     ///
     /// # Errors
-    /// `Gone` where the version is no longer held upstream, `VersionTooLarge` where it is not reached yet; whatever a request can meet.
+    /// `Gone` if upstream no longer has the version, `VersionTooLarge` if upstream has not reached
+    /// it; otherwise any error of a request.
     pub async fn next(&mut self) -> Result<Option<Vec<(ObjectKey, ResourceVersion)>>, UpstreamError> {
         let page = self.next_told().await?;
-        Ok(page.map(|page| page.into_iter().map(|Told { key, version, .. }| (key, version)).collect()))
+        Ok(page.map(|page| page.into_iter().map(|ObjectMetadata { key, version, .. }| (key, version)).collect()))
     }
 
     /// As [`Self::next`], with the objects' uids and labels.
     ///
     /// # Errors
     /// As [`Self::next`].
-    pub async fn next_told(&mut self) -> Result<Option<Vec<Told>>, UpstreamError> {
+    pub async fn next_told(&mut self) -> Result<Option<Vec<ObjectMetadata>>, UpstreamError> {
         let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
         let version = self.version.map(|version| version.to_string()).unwrap_or_default();
-        let place: &[_] = match &self.next {
+        let position: &[_] = match &self.next {
             Next::First if version.is_empty() => &[],
             Next::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
             Next::Continue(token) => &[("continue", token.as_str())],
@@ -141,7 +146,7 @@ impl MetadataPages {
         };
         let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector)];
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
-        let query = [("limit", PAGE_OBJECTS)].into_iter().chain(place.iter().copied()).chain(selectors);
+        let query = [("limit", PAGE_OBJECTS)].into_iter().chain(position.iter().copied()).chain(selectors);
         let path = gvr.collection_path(scope) + &encode_query(query);
         let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
         let (header, cache) = CACHE_STATUS;
@@ -151,13 +156,18 @@ impl MetadataPages {
             self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
         } else if metadata.resource_version != version {
             let got = metadata.resource_version;
-            return Err(UpstreamError::invalid(format_args!("a list at version {got:?}; asked for exactly {version}")));
+            return Err(UpstreamError::invalid(format_args!("a list at version {got:?} instead of exactly {version}")));
         }
         self.next = if metadata.next.is_empty() { Next::End } else { Next::Continue(metadata.next) };
         let item = |Item { metadata }: Item| {
             let ItemMeta { name, namespace, resource_version, uid, labels } = metadata;
             let version = resource_version.parse().map_err(UpstreamError::invalid)?;
-            Ok(Told { key: ObjectKey::new(&namespace, &name), version, uid, labels: labels.unwrap_or_default() })
+            Ok(ObjectMetadata {
+                key: ObjectKey::new(&namespace, &name),
+                version,
+                uid,
+                labels: labels.unwrap_or_default(),
+            })
         };
         items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
     }

@@ -1,8 +1,9 @@
-//! Requests of others on their way to the apiserver, unread and unchanged.
+//! Passthrough: forwards clients' requests to the apiserver unread and unchanged.
 //!
-//! The hazard is an identity that leaks: whoever may speak to kubefan must not act upstream as kubefan. So the connections here are not
-//! those of kubefan's own requests, and where callers act as themselves they are made from a configuration without any credential in it,
-//! client certificate included.
+//! The hazard is a leaked identity: a client of kubefan must not act upstream as kubefan. These
+//! connections are therefore separate from those of kubefan's own requests. If clients authenticate
+//! as themselves, the connections are built from a configuration without any credentials, including
+//! client certificates.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,132 +18,138 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::{BoxError, ServiceExt, service_fn};
 
 use super::{
-    connector::{self, Passage, STREAMS_MAX, Versions},
+    connection::{STREAMS_MAX, UpstreamBody},
+    connector::{self, ForwardService, HttpVersions},
     error::{UpstreamError, shorten},
     renewal::Renewal,
     settings::{SettingsError, UpstreamSettings},
-    transport::{self, UpstreamBody},
+    transport,
 };
 
-/// With whose credentials requests go on.
+/// Whose credentials a forwarded request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credentials {
-    /// Those that each request carries; none of kubefan's.
+    /// Only the client's credentials, from the request.
     Caller,
-    /// kubefan's; none of those that a request carries.
+    /// Only kubefan's credentials. Those in the request are removed.
     Own,
 }
 
-/// Limits of what is passed on.
+/// Options of passthrough.
 #[derive(Debug, Clone)]
 pub struct PassthroughOptions {
-    /// With whose credentials.
+    /// Whose credentials requests carry.
     pub credentials: Credentials,
-    /// Requests at a time.
+    /// The limit on concurrent requests.
     pub requests_max: usize,
-    /// For a connection with its TLS handshake.
+    /// Time limit for a connection with its TLS handshake.
     pub connect_timeout: Duration,
 }
 
-/// The way to an apiserver for requests of others.
+/// Forwards requests to one apiserver.
 pub struct Passthrough {
-    service: ArcSwap<Passage>,
-    base: Base,
+    service: ArcSwap<ForwardService>,
+    base: BaseUrl,
     server: String,
     options: PassthroughOptions,
     renewal: Renewal,
     all: Arc<Semaphore>,
-    /// Those of requests that last: they leave some for all others, a renewal of a lease among them.
-    lasting: Arc<Semaphore>,
-    /// The places of each connection: with more requests than it takes they would wait for each other, watches for hours.
+    /// Permits of long-running requests. They leave some permits for short requests, such as the
+    /// renewal of a lease.
+    long_running: Arc<Semaphore>,
+    /// The stream permits of each connection. Requests beyond the server's limit would wait for
+    /// each other, and for watches that means hours.
     connections: Vec<Arc<Semaphore>>,
 }
 
-/// Requests that last leave one place of so many to those that do not.
+/// One permit in this many is reserved for short requests.
 const SHORT_SHARE: usize = 5;
 
-/// Where every request goes, whatever it names.
-struct Base {
+/// The destination of every request, regardless of the host that the request names.
+struct BaseUrl {
     scheme: Scheme,
     /// Without user info.
     authority: Authority,
-    /// Without a closing slash.
+    /// Without a trailing slash.
     prefix: String,
 }
 
-/// A place among the requests that are passed on; it is to be held until the response has ended.
+/// The permit of a forwarded request. It must be held until the response has ended.
 pub struct Place {
     route: Route,
     _all: OwnedSemaphorePermit,
-    _lasting: Option<OwnedSemaphorePermit>,
+    _long_running: Option<OwnedSemaphorePermit>,
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// The client that carries a request.
+/// The HTTP client for a request.
 #[derive(Debug, Clone, Copy)]
 enum Route {
-    /// The one with this number.
+    /// The shared client with this index.
     Shared(usize),
-    /// A connection of its own, which may become something else.
+    /// A separate connection, which can be upgraded to another protocol.
     Upgrade,
 }
 
 impl Passthrough {
-    /// The way that kubeconfig or service account name.
+    /// Creates the connections from a kubeconfig or a service account.
     pub async fn from_settings(settings: UpstreamSettings, options: PassthroughOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
         let server = transport::server_name(&config.cluster_url);
-        let base = Base::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
+        let base = BaseUrl::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
             server: server.clone(),
-            message: "its URL names no host".to_owned(),
+            message: "its URL has no host".to_owned(),
         })?;
         let service = ArcSwap::from_pointee(build(config, &options).await?);
         let all = Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS)));
-        let lasting = options.requests_max - options.requests_max / SHORT_SHARE;
-        let lasting = Arc::new(Semaphore::new(lasting.min(Semaphore::MAX_PERMITS)));
+        let long_running = options.requests_max - options.requests_max / SHORT_SHARE;
+        let long_running = Arc::new(Semaphore::new(long_running.min(Semaphore::MAX_PERMITS)));
         let connections = connections(&options);
         let connections = (0..connections).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
         let renewal = Renewal::new(Some(settings));
-        Ok(Self { service, base, server, options, renewal, all, lasting, connections })
+        Ok(Self { service, base, server, options, renewal, all, long_running, connections })
     }
 
-    /// With whose credentials requests go on.
+    /// Whose credentials requests carry.
     pub fn credentials(&self) -> Credentials {
         self.options.credentials
     }
 
-    /// Requests at a time.
+    /// The limit on concurrent requests.
     pub fn requests_max(&self) -> usize {
         self.options.requests_max
     }
 
-    /// A place for one request, for one that is to become something else on a connection of its own; `None` where there are too many, or
-    /// too many that last, such as this one.
+    /// Acquires a permit for one request. `is_upgrade` requests get a separate connection.
+    /// Long-running requests (`lasts`, and all upgrades) have a lower limit. `None` if a limit is
+    /// reached.
     pub fn place(&self, is_upgrade: bool, lasts: bool) -> Option<Place> {
         let all = self.all.clone().try_acquire_owned().ok()?;
-        let lasting = match lasts || is_upgrade {
-            true => Some(self.lasting.clone().try_acquire_owned().ok()?),
+        let long_running = match lasts || is_upgrade {
+            true => Some(self.long_running.clone().try_acquire_owned().ok()?),
             false => None,
         };
         if is_upgrade {
-            return Some(Place { route: Route::Upgrade, _all: all, _lasting: lasting, _connection: None });
+            return Some(Place { route: Route::Upgrade, _all: all, _long_running: long_running, _connection: None });
         }
         let free = |connection: &Arc<Semaphore>| connection.clone().try_acquire_owned().ok();
-        let free = self.connections.iter().enumerate().find_map(|(number, places)| Some((number, free(places)?)));
-        // There are places for all; only one that moved while we looked can have hidden from us.
+        let free = self.connections.iter().enumerate().find_map(|(number, permits)| Some((number, free(permits)?)));
+        // The connections together have enough permits. A search can miss one only if it was
+        // released behind the search's position.
         let (number, connection) = free.map_or((0, None), |(number, permit)| (number, Some(permit)));
-        Some(Place { route: Route::Shared(number), _all: all, _lasting: lasting, _connection: connection })
+        Some(Place { route: Route::Shared(number), _all: all, _long_running: long_running, _connection: connection })
     }
 
-    /// Sends a request: method, path, query, headers and body as they are, but for the host and the credentials.
+    /// Sends a request. Method, path, query, headers and body stay unchanged, except for the host
+    /// and the credentials.
     pub async fn send(
         &self,
         place: &Place,
         mut request: http::Request<UpstreamBody>,
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
-        let invalid = |_| UpstreamError::invalid("the path cannot be put behind the server's");
+        let invalid = |_| UpstreamError::invalid("the path cannot be appended to the server's");
         *request.uri_mut() = self.base.join(request.uri()).map_err(invalid)?;
-        // The connection decides.
+        // The connection determines the actual version.
         *request.version_mut() = Version::HTTP_11;
         request.headers_mut().remove(header::HOST);
         if self.options.credentials == Credentials::Own {
@@ -150,8 +157,8 @@ impl Passthrough {
         }
         request.extensions_mut().clear();
         request.extensions_mut().insert(place.route);
-        let service = Passage::clone(&self.service.load());
-        let sent = carry(service, request).await.map_err(|error| transport::classify(error, &self.server));
+        let service = ForwardService::clone(&self.service.load());
+        let sent = forward(service, request).await.map_err(|error| transport::classify(error, &self.server));
         let refused = match &sent {
             Ok(response) => {
                 self.options.credentials == Credentials::Own && response.status() == StatusCode::UNAUTHORIZED
@@ -164,7 +171,7 @@ impl Passthrough {
         sent
     }
 
-    /// Reads the settings again and makes new connections with them.
+    /// Reads the settings again, and opens new connections with them.
     async fn renew(&self) {
         let Some(config) = self.renewal.config().await else { return };
         let service = match config {
@@ -173,12 +180,12 @@ impl Passthrough {
         };
         match service {
             Ok(service) => self.service.store(Arc::new(service)),
-            Err(error) => tracing::warn!(%error, "the way upstream could not be read again; the old one stays"),
+            Err(error) => tracing::warn!(%error, "cannot read the upstream settings again; the old ones stay in use"),
         }
     }
 }
 
-impl Base {
+impl BaseUrl {
     fn of(url: &Uri) -> Option<Self> {
         let authority = url.authority()?.as_str();
         let authority = authority.rsplit('@').next()?.parse().ok()?;
@@ -186,7 +193,7 @@ impl Base {
         Some(Self { scheme, authority, prefix: url.path().trim_end_matches('/').to_owned() })
     }
 
-    /// Where a request goes. Path and query stay as they are, to the byte.
+    /// The full URL of a request. Path and query stay the same, byte for byte.
     fn join(&self, uri: &Uri) -> Result<Uri, InvalidUri> {
         let path = match uri.path_and_query() {
             Some(path) if self.prefix.is_empty() => path.clone(),
@@ -197,25 +204,26 @@ impl Base {
         parts.scheme = Some(self.scheme.clone());
         parts.authority = Some(self.authority.clone());
         parts.path_and_query = Some(path);
-        // Cannot fail: all three are there.
+        // Cannot fail, because all three parts are set.
         Ok(Uri::from_parts(parts).unwrap_or_default())
     }
 }
 
-/// Not within an `async fn`: the compiler could not tell that what it waits for is `Send`.
-fn carry(
-    service: Passage,
+/// A separate function, because the compiler cannot prove that the future inside an `async fn` is
+/// `Send`.
+fn forward(
+    service: ForwardService,
     request: http::Request<UpstreamBody>,
 ) -> BoxFuture<'static, Result<http::Response<UpstreamBody>, BoxError>> {
     service.oneshot(request).boxed()
 }
 
-/// How many connections it may take.
+/// The number of shared connections.
 fn connections(options: &PassthroughOptions) -> usize {
     options.requests_max.div_ceil(STREAMS_MAX)
 }
 
-/// Removes whatever could make the apiserver take a request for somebody else's.
+/// Removes every header by which the apiserver could attribute the request to another user.
 fn remove_credentials(headers: &mut HeaderMap) {
     let is_identity =
         |name: &str| name == "authorization" || name.starts_with("impersonate-") || name.starts_with("x-remote-");
@@ -225,24 +233,24 @@ fn remove_credentials(headers: &mut HeaderMap) {
     }
 }
 
-/// The same server, and nobody in particular.
+/// The same server, without any credentials.
 fn anonymous(mut config: Config) -> Config {
     config.auth_info = AuthInfo::default();
     config.headers.clear();
     config
 }
 
-async fn build(config: Config, options: &PassthroughOptions) -> Result<Passage, SettingsError> {
+async fn build(config: Config, options: &PassthroughOptions) -> Result<ForwardService, SettingsError> {
     let server = transport::server_name(&config.cluster_url);
     let options = options.clone();
-    // A credential plugin may have to run.
+    // This may run a credential plugin.
     let build = tokio::task::spawn_blocking(move || build_blocking(config, &options));
     build.await.unwrap_or_else(|_| {
-        Err(SettingsError::Transport { server, message: "the credential plugin did not come back".to_owned() })
+        Err(SettingsError::Transport { server, message: "the task that runs the credential plugin failed".to_owned() })
     })
 }
 
-fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Passage, SettingsError> {
+fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<ForwardService, SettingsError> {
     let config = match options.credentials {
         Credentials::Caller => anonymous(config),
         Credentials::Own => config,
@@ -251,9 +259,9 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Passag
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let tls = transport::tls_config(&config).map_err(failed)?;
     let client = |versions| connector::build(&config, &tls, versions, options.connect_timeout).map_err(failed);
-    let shared = (0..connections(options)).map(|_| client(Versions::All)).collect::<Result<Arc<[_]>, _>>()?;
-    let upgrade = client(Versions::Http1)?;
-    let routed = service_fn(move |request: http::Request<UpstreamBody>| {
+    let shared = (0..connections(options)).map(|_| client(HttpVersions::All)).collect::<Result<Arc<[_]>, _>>()?;
+    let upgrade = client(HttpVersions::Http1)?;
+    let route = service_fn(move |request: http::Request<UpstreamBody>| {
         let client = match request.extensions().get() {
             Some(Route::Upgrade) => upgrade.clone(),
             Some(Route::Shared(number)) => shared.get(*number).unwrap_or(&upgrade).clone(),
@@ -262,8 +270,8 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Passag
         client.oneshot(request)
     });
     match options.credentials {
-        Credentials::Caller => Ok(Passage::new(routed)),
-        Credentials::Own => transport::authenticated(&config, routed),
+        Credentials::Caller => Ok(ForwardService::new(route)),
+        Credentials::Own => transport::authenticated(&config, route),
     }
 }
 
@@ -272,11 +280,11 @@ mod tests {
     use super::*;
 
     fn join(base: &str, path: &'static str) -> String {
-        Base::of(&base.parse().unwrap()).unwrap().join(&path.parse().unwrap()).unwrap().to_string()
+        BaseUrl::of(&base.parse().unwrap()).unwrap().join(&path.parse().unwrap()).unwrap().to_string()
     }
 
     #[test]
-    fn paths_go_on_to_the_byte() {
+    fn paths_are_forwarded_byte_for_byte() {
         for path in [
             "/api/v1/pods",
             "/api/v1/../x/%2e%2E/./y//z/",
@@ -291,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_names_an_identity_is_left() {
+    fn every_identity_header_is_removed() {
         let mut headers = HeaderMap::new();
         for name in
             ["authorization", "impersonate-user", "impersonate-extra-scopes", "x-remote-user", "accept", "x-request-id"]
@@ -306,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_borrows_nothing_from_the_configuration() {
+    fn an_anonymous_configuration_has_no_credentials() {
         let mut config = Config::new(Uri::from_static("https://h:6443"));
         config.auth_info.client_certificate_data = Some("certificate".to_owned());
         config.auth_info.username = Some("kubefan".to_owned());

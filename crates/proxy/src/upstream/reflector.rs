@@ -1,8 +1,75 @@
-//! One list and watch of one resource and scope, as a state machine with one step function.
+//! Lists and watches one resource in one scope: a state machine with a single step function.
 //!
-//! The parser decides whether it is read as JSON, as protobuf or as tables. It gives [`Update`]s in upstream's order and knows nothing of caches or subscribers. Where it stands is a value of `State`;
-//! every failure leaves it in the state that the next step can go on from, so that retrying is the caller's only decision. The
-//! rules are those of client-go's reflector (`tools/cache/reflector.go`).
+//! # The problem
+//!
+//! A list gives the state at one version, and a watch gives the changes after it. Either can fail
+//! at any moment, and the failures differ: some lose nothing, some make the known version useless,
+//! and some look like a quiet resource. Nested loops with a retry at each level hide which failure
+//! leads where. Here the position is one value of `State`. [`Reflector::step`] sends one request or
+//! reads one event, and every failure sets the state from which the next step continues. The
+//! caller's only decision is when to call `step` again.
+//!
+//! # The states
+//!
+//! | State | What is known | The next step |
+//! |---|---|---|
+//! | `Empty` | nothing usable | starts a watch-list or a paged list |
+//! | `Paging` | part of a list | requests the next page |
+//! | `WatchListing` | part of a watch-list | reads one initial event |
+//! | `Listed` | everything up to a version | opens a watch from that version |
+//! | `Watching` | everything up to a version | reads one event or bookmark |
+//!
+//! ```text
+//!    ┌──────────── the version or an object is lost ────────────┐
+//!    ▼                                                          │
+//!  Empty ──▶ Paging ───── last page ─────▶ Listed ── opened ──▶ Watching
+//!    │                                       ▲                  │ ▲
+//!    │                                       └── ended, broken ─┘ │
+//!    └─────▶ WatchListing ── bookmark ends the initial events ────┘
+//! ```
+//!
+//! A step takes the state out and leaves `Empty` in its place. A step that fails without setting
+//! another state therefore restarts the list. That is the right default, because half a list is
+//! useless: objects deleted before it would never be noticed.
+//!
+//! # The failures
+//!
+//! Each failure has a single arm in the code, and leads to one state:
+//!
+//! - A failed page or watch-list leads to `Empty`. The relist retains the reason of the list it
+//!   replaces.
+//! - A continue token that expires (410 between pages) leads to `Empty`, and the next list is a
+//!   single response without pages, because that cannot expire. client-go's pager does the same.
+//! - A server that refuses `sendInitialEvents` (400 or 422) leads to `Paging`, and watch-lists are
+//!   not tried again. An initial event above the size limit also ends the use of watch-lists,
+//!   because a page may be larger, and so does a message that a watch-list cannot contain, because
+//!   the server ignores the parameter. Both lead to `Empty`.
+//! - A watch-list that fails otherwise leads to `Empty`, and the next list is a paged one. Some
+//!   servers never complete a watch-list: etcd without progress notifications, for example.
+//! - A watch that ends normally, falls silent or breaks leads to `Listed` at the last version.
+//!   Nothing is lost, so the next watch continues from there. A connection can be half open or the
+//!   resource quiet; if the former, opening the next watch fails.
+//! - A watch that ends within a second without a new version also leads to `Listed`, but as an
+//!   error, so that the caller backs off. Otherwise a broken server would be asked in a tight loop.
+//! - A watch from an expired version (410, as a response or as an ERROR event) leads to `Empty`:
+//!   events are missing, and only a list reveals their result.
+//! - An event above the size limit, or one that cannot be parsed, leads to `Empty`. To skip it
+//!   would lose a change, and a new watch would receive it again.
+//! - 403 and 404 on a watch lead to `Empty`, because nothing is known about the time until access
+//!   or the resource returns.
+//!
+//! # Doubt
+//!
+//! A new watch can fail without any error: an apiserver answers a watch from a version that it has
+//! not reached with silence. If etcd was restored from a backup, the cluster's versions went back,
+//! and the watch would stay silent while the cache serves state that no longer exists. A watch that
+//! replaces an earlier one therefore starts in doubt: the step first asks for the cluster's version
+//! with a consistent read. A lower version than the known one becomes [`Update::WentBack`] and
+//! leads to `Empty`. An equal version proves that the cache is fresh.
+//!
+//! Other rules follow client-go's reflector (`tools/cache/reflector.go`). The reflector emits
+//! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
+//! the encoding: JSON, protobuf or Tables.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -13,75 +80,60 @@ use tokio::time::Instant;
 use super::{
     client::{BodyStream, Upstream, Verb, encode_query},
     cluster_version::version_path,
-    codec::{Page, Told, read_event, read_page},
+    codec::{Page, WatchMessage, read_event, read_page},
     error::UpstreamError,
     lines::{LineOptions, Lines},
+    reflector_error::WATCH_SHORT,
     warnings::Warnings,
 };
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
-use kubefan_model::{
-    GroupVersionResource, Media, ResourceVersion, Scope,
-    event::EventType,
-    object::{ObjectError, ObjectParser},
-};
+use kubefan_model::{Media, ResourceVersion, event::EventType, object::ObjectParser};
 
-/// What is listed and watched.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// The resource.
-    pub gvr: GroupVersionResource,
-    /// Its kind, which list items lack.
-    pub kind: String,
-    /// Whether its objects have a namespace.
-    pub namespaced: bool,
-    /// The whole cluster, or one namespace.
-    pub scope: Scope,
-    /// Narrows what is cached; empty for everything.
-    pub field_selector: String,
-}
+pub use super::{reflector_error::ReflectorError, target::Target};
 
-/// How it is done.
+/// Options of a reflector.
 #[derive(Debug, Clone, Copy)]
 pub struct ReflectorOptions {
     /// Objects per page of a list.
     pub page_size: u32,
-    /// Whether the initial state is asked for as a watch (`sendInitialEvents`), where the server has it.
+    /// Whether to request the initial state as a watch-list (`sendInitialEvents`), if the server
+    /// supports it.
     pub watch_list: bool,
-    /// The longest silence of a watch; bookmarks come about once a minute while the cluster's version moves.
+    /// The time without data after which a watch counts as dead. Bookmarks arrive about once a
+    /// minute while the cluster's version advances.
     pub upstream_idle_timeout: Duration,
-    /// The longest event, in bytes.
+    /// The limit for one event, in bytes.
     pub line_bytes_max: usize,
 }
 
-/// How long a watch is asked to last: a random time between this and its double, as client-go asks.
+/// The requested duration of a watch: a random time between this and twice this, as in client-go.
 const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
-/// How long a watch for a look at the past is asked to last: the least that is closed with a bookmark, which tells that no event is missing
-/// (the apiserver sends it two seconds before the end, and looks for those that are due once a second or so).
+/// The requested duration of a backfill watch. It is the shortest that the apiserver closes with a
+/// bookmark, which proves that no event is missing: the apiserver sends that bookmark two seconds
+/// before the end, and checks for due bookmarks about once a second.
 const BACKFILL_WATCH_SECONDS: u64 = 3;
-/// A watch that ends sooner than this and has brought nothing new is a fault, not a timeout: without this a broken server would be
-/// asked in a tight loop (`VeryShortWatchError` in client-go, which a bookmark that says nothing new gets past).
-const WATCH_SHORT: Duration = Duration::from_secs(1);
-
-/// Why a list begins when the cluster's version is below the one reached.
+/// The reason for a relist when the cluster's version is below the known one.
 const REWRITTEN: &str = "rewritten";
 
-/// Where the reflector stands.
+/// The position of the reflector. The documentation of this module describes the transitions.
 enum State {
-    /// Nothing is known, or what is known is too old: list.
+    /// Nothing usable is known. The next step lists, for `reason`.
     Empty { reason: &'static str },
-    /// In the middle of a paged list, begun because of `reason`.
+    /// In a paged list, started for `reason`. `next` is the continue token, and `version` the
+    /// version of the first page.
     Paging { reason: &'static str, next: Option<String>, version: Option<ResourceVersion> },
-    /// Receiving the initial state as a watch, begun because of `reason`.
+    /// In the initial events of a watch-list, started for `reason`.
     WatchListing { reason: &'static str, watch: OpenWatch },
-    /// Everything up to `version` was told; the next step watches from there. In doubt it first asks how far the cluster is: from a
-    /// version that upstream has not reached a watch would be silent, not refused.
+    /// Everything up to `version` was emitted. The next step opens a watch from there. If
+    /// `in_doubt`, it first asks for the cluster's version.
     Listed { version: ResourceVersion, in_doubt: bool },
-    /// Watching.
+    /// A watch is open, and everything up to `version` was emitted.
     Watching { watch: OpenWatch, version: ResourceVersion },
 }
 
 impl State {
-    /// Why a list has to begin if this state is lost: what began it is still the reason.
+    /// The reason for the relist if this state is lost. A list that is lost passes its own reason
+    /// on.
     fn relist_reason(&self) -> &'static str {
         match self {
             Self::Empty { reason } | Self::Paging { reason, .. } | Self::WatchListing { reason, .. } => reason,
@@ -93,69 +145,34 @@ impl State {
 struct OpenWatch {
     lines: Lines<BodyStream>,
     opened: Instant,
-    /// It has brought a version beyond the one it started from.
-    moved: bool,
-    _counted: UpstreamWatchGuard,
+    /// Whether it has brought a version beyond its start.
+    advanced: bool,
+    _guard: UpstreamWatchGuard,
 }
 
-/// What a step gave.
+/// The result of a step.
 pub enum Step {
-    /// Something for the cache; `received` is when its line was read.
+    /// An update for the cache.
     Update {
-        /// What upstream said.
+        /// The update.
         update: Update,
-        /// When; for the begin of a list, when it was asked for.
+        /// The time at which its line was read; for the start of a list, the time of the request.
         received: Instant,
     },
-    /// A watch was opened: upstream is reachable and answers.
+    /// A watch was opened, so upstream is reachable and answers.
     Watching {
-        /// As of then, a consistent read has found the cluster at the version from which the watch goes on.
+        /// The time of a consistent read that found the cluster at the watch's starting version, if
+        /// there was one. The cache was fresh then.
         proven_at: Option<Instant>,
     },
-    /// The watch ended as agreed, or was silent for too long; the next step opens another.
+    /// The watch ended normally, or was silent for too long. The next step opens another.
     Ended {
-        /// Which of the two, as a metric's label: `timeout` or `idle`.
+        /// The label in metrics: `timeout` for a normal end, or `idle`.
         reason: &'static str,
     },
 }
 
-/// Why a step failed. The phase is named, because it tells what was not reached.
-#[derive(Debug, thiserror::Error)]
-pub enum ReflectorError {
-    /// Listing failed.
-    #[error("list: {0}")]
-    List(#[source] UpstreamError),
-    /// Opening or reading a watch failed.
-    #[error("watch: {0}")]
-    Watch(#[source] UpstreamError),
-    /// An object could not be read.
-    #[error("upstream sent a broken object: {0}")]
-    Object(#[from] ObjectError),
-    /// The watch ended at once and brought nothing new.
-    #[error("the watch ended within {WATCH_SHORT:?} and brought nothing new")]
-    VeryShortWatch,
-}
-
-impl ReflectorError {
-    /// The upstream error, where it was one.
-    pub fn upstream(&self) -> Option<&UpstreamError> {
-        match self {
-            Self::List(error) | Self::Watch(error) => Some(error),
-            Self::Object(_) | Self::VeryShortWatch => None,
-        }
-    }
-
-    /// The label in metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::List(error) | Self::Watch(error) => error.reason(),
-            Self::Object(_) => "broken_object",
-            Self::VeryShortWatch => "very_short_watch",
-        }
-    }
-}
-
-/// One standing list and watch.
+/// A list and watch of one [`Target`].
 pub struct Reflector<R> {
     upstream: Upstream,
     target: Target,
@@ -164,25 +181,28 @@ pub struct Reflector<R> {
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
     random: R,
     state: State,
-    /// What the last answer said of the resource.
+    /// The warnings in the last answer.
     warnings: Warnings,
-    /// Read but not yet given out.
+    /// Updates that were read but not yet returned.
     ready: VecDeque<(Update, Instant)>,
-    /// The server has refused `sendInitialEvents`, or an object is too long for a line.
+    /// Watch-lists are not tried again: the server refused or ignored `sendInitialEvents`, or an
+    /// object is too long for a line.
     watch_list_refused: bool,
-    /// Receiving the initial state as a watch has failed: the next state comes by a list, or a server that cannot do the former
-    /// (etcd without progress notifications, an extension apiserver that ignores the wish) would never be read.
-    list_next: bool,
-    /// The server does not take the question how far the cluster is; then only its lists tell that versions went back.
-    question_refused: bool,
-    /// A page expired under way: the next list is asked for in one piece.
+    /// The last watch-list failed, so the next list is paged. Otherwise a server that never
+    /// completes a watch-list (etcd without progress notifications, an extension apiserver that
+    /// ignores the parameter) would never be read.
+    next_is_paged: bool,
+    /// The server refuses the query for the cluster's version. Then only lists reveal that versions
+    /// went back.
+    version_query_refused: bool,
+    /// A continue token expired, so the next list has no pages.
     unpaged: bool,
-    /// It only reads what came after this version, and has no standing watch.
+    /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
 }
 
 impl<R: Rng> Reflector<R> {
-    /// A reflector that begins with a list. `open_watch` counts a watch for as long as its guard lives.
+    /// A reflector that starts with a list. `open_watch` counts a watch until its guard is dropped.
     pub fn new(
         upstream: Upstream,
         target: Target,
@@ -202,93 +222,96 @@ impl<R: Rng> Reflector<R> {
             warnings: Warnings::default(),
             ready: VecDeque::new(),
             watch_list_refused: false,
-            list_next: false,
-            question_refused: false,
+            next_is_paged: false,
+            version_query_refused: false,
             unpaged: false,
             backfills_from: None,
         }
     }
 
-    /// The same for a short look at the past: it reads what came after `version`, where the state at that version comes first if it is
-    /// asked for. Whoever uses it lets go of it after any error.
+    /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
+    /// state at that version if `with_state`. Drop the reflector after any error.
     pub fn backfilling(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: "backfill" },
             false => State::Listed { version, in_doubt: false },
         };
-        // Only a list gives the state of an older version.
+        // Only a list can return the state at an older version.
         self.watch_list_refused = true;
         self.backfills_from = Some(version);
         self
     }
 
-    /// Forgets what is known: the next step lists, because of `reason`.
+    /// Discards the known state. The next step lists, for `reason`.
     pub fn relist(&mut self, reason: &'static str) {
         self.ready.clear();
         self.state = State::Empty { reason };
     }
 
-    /// Forgets what was read after `version`: the next step goes on from there.
+    /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn go_on_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.state = State::Listed { version, in_doubt: true };
     }
 
-    /// What upstream warns of whoever reads the resource.
+    /// Upstream's warnings for readers of the resource.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings
     }
 
-    /// Whether the next step reads on in the watch that is open: nothing else is under way.
+    /// Whether the next step reads from the open watch, because no update is pending.
     pub fn is_watching(&self) -> bool {
         matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
     }
 
-    /// Takes it that nothing has changed up to `version`: what follows goes on from there.
+    /// Advances the resume version, after a proof that no events lie in between.
     pub fn nothing_until(&mut self, reached: ResourceVersion) {
         if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
             *version = reached.max(*version);
         }
     }
 
-    /// Does one step: a request, or one line of a watch. After an error the next step goes on from the last state that is
-    /// known to be good. Not cancel-safe: drop the reflector if a step is dropped.
+    /// Performs one step: one request, or one line of a watch. After an error the next step
+    /// continues from the last valid state.
+    ///
+    /// Not cancel-safe: drop the reflector if a step is dropped.
     pub async fn step(&mut self) -> Result<Step, ReflectorError> {
         if let Some((update, received)) = self.ready.pop_front() {
             return Ok(Step::Update { update, received });
         }
         let lost = State::Empty { reason: self.state.relist_reason() };
         match std::mem::replace(&mut self.state, lost) {
-            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.list_next => {
-                self.begin_watch_list(reason).await
+            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged => {
+                self.start_watch_list(reason).await
             }
             State::Empty { reason } => {
                 self.state = State::Paging { reason, next: None, version: None };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
             }
             State::Paging { reason, next, version } => self.page(reason, next, version).await,
-            State::WatchListing { reason, watch } => self.watch_list(reason, watch).await,
-            State::Listed { version, in_doubt } => self.begin_watch(version, in_doubt).await,
-            State::Watching { watch, version } => self.watch(watch, version).await,
+            State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
+            State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,
+            State::Watching { watch, version } => self.read_watch(watch, version).await,
         }
     }
 
-    async fn begin_watch_list(&mut self, reason: &'static str) -> Result<Step, ReflectorError> {
+    async fn start_watch_list(&mut self, reason: &'static str) -> Result<Step, ReflectorError> {
         let query = [
             ("watch", "1"),
             ("sendInitialEvents", "true"),
             ("resourceVersionMatch", "NotOlderThan"),
             ("allowWatchBookmarks", "true"),
         ];
-        let begun = Instant::now();
+        let asked_at = Instant::now();
         match self.open(&query).await {
             Ok(watch) => {
                 self.state = State::WatchListing { reason, watch };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: begun })
+                Ok(Step::Update { update: Update::ListBegin { reason }, received: asked_at })
             }
-            // A server without the feature refuses the parameter (422), or the request (400) if it is older than the parameter.
+            // A server without the feature refuses the parameter (422), or the request (400) if it
+            // predates the parameter.
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {
-                tracing::info!(resource = %self.target.gvr, message, "upstream has no WatchList; listing instead");
+                tracing::info!(resource = %self.target.gvr, message, "upstream does not support WatchList; listing instead");
                 self.watch_list_refused = true;
                 self.state = State::Paging { reason, next: None, version: None };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
@@ -297,37 +320,37 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    /// Any failure before the bookmark that ends the initial state means to begin again: half a state is none.
-    async fn watch_list(&mut self, reason: &'static str, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
-        // Unless this line turns out to be a good one.
-        self.list_next = true;
+    /// Reads one initial event. Any failure before the bookmark that ends them restarts the list,
+    /// because half a state is useless.
+    async fn read_watch_list(&mut self, reason: &'static str, mut watch: OpenWatch) -> Result<Step, ReflectorError> {
+        // Reset below if this line is valid.
+        self.next_is_paged = true;
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => return Err(ReflectorError::List(ended_early())),
             Err(error) => {
-                // A list's page may be longer than a line: only a list gets past this object.
+                // A page may be longer than a line, so a paged list can return this object.
                 self.watch_list_refused |= matches!(error, UpstreamError::LineTooLong { .. });
                 return Err(ReflectorError::List(error));
             }
         };
         let received = Instant::now();
         let update = match read_event(&self.parser, &line).map_err(ReflectorError::into_list)? {
-            Told::Event(EventType::Added, object) => Update::ListItem(object),
-            Told::Bookmark { version, ends_initial_state: true } => {
-                self.list_next = false;
+            WatchMessage::Event(EventType::Added, object) => Update::ListItem(object),
+            WatchMessage::Bookmark { version, ends_initial_state: true } => {
+                self.next_is_paged = false;
                 self.state = State::Watching { watch, version };
                 self.ready.push_back((Update::ListEnd(version), received));
                 return Ok(Step::Watching { proven_at: None });
             }
-            // A server that ignores the parameters would send the state without an end, or events of a plain watch.
-            Told::Event(..) | Told::Bookmark { .. } => {
+            // A server that ignores the parameters sends the state without an end, or the events of
+            // a plain watch.
+            WatchMessage::Event(..) | WatchMessage::Bookmark { .. } => {
                 self.watch_list_refused = true;
-                return Err(ReflectorError::List(UpstreamError::invalid(
-                    "initial state was asked for as a watch; got events",
-                )));
+                return Err(ReflectorError::List(UpstreamError::invalid("the server ignores sendInitialEvents")));
             }
         };
-        self.list_next = false;
+        self.next_is_paged = false;
         self.state = State::WatchListing { reason, watch };
         Ok(Step::Update { update, received })
     }
@@ -338,24 +361,25 @@ impl<R: Rng> Reflector<R> {
         mut next: Option<String>,
         mut version: Option<ResourceVersion>,
     ) -> Result<Step, ReflectorError> {
-        // Until there is something to give: with a selector a page may be empty and not the last.
+        // Loops until there is an update: with a selector, a page can be empty without being the
+        // last.
         loop {
-            let asked = next;
-            let body = self.get_page(asked.as_deref()).await.map_err(ReflectorError::List)?;
+            let token = next;
+            let body = self.get_page(token.as_deref()).await.map_err(ReflectorError::List)?;
             let received = Instant::now();
             let Page { version: page_version, next: following, objects } =
                 read_page(&self.parser, &self.target, &body)?;
             let list_version = *version.get_or_insert(page_version);
             self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
             next = following;
-            // It would be asked for without end.
-            if next.is_some() && next == asked {
-                let error = UpstreamError::invalid("a page of a list is followed by itself");
+            // A repeated token would loop forever.
+            if next.is_some() && next == token {
+                let error = UpstreamError::invalid("a page's continue token leads to the same page");
                 self.ready.clear();
                 return Err(ReflectorError::List(error));
             }
             if next.is_none() {
-                (self.unpaged, self.list_next) = (false, false);
+                (self.unpaged, self.next_is_paged) = (false, false);
                 self.ready.push_back((Update::ListEnd(list_version), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
@@ -383,7 +407,8 @@ impl<R: Rng> Reflector<R> {
             body
         });
         if let Err(error) = &result {
-            // The pages' version was compacted under way: one unpaged list cannot expire (client-go's pager does the same).
+            // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
+            // (client-go's pager does the same).
             let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
             if expired {
                 self.unpaged = true;
@@ -393,23 +418,25 @@ impl<R: Rng> Reflector<R> {
         result
     }
 
-    async fn begin_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
+    async fn start_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
         let mut proven_at = None;
-        // What is looked at in the past is behind what the cache itself was told.
-        if in_doubt && !self.question_refused && self.backfills_from.is_none() {
+        // A backfill needs no check: it starts behind the cache's own version.
+        if in_doubt && !self.version_query_refused && self.backfills_from.is_none() {
             let asked_at = Instant::now();
             match self.cluster_version().await? {
                 Ok(reached) if reached < version => {
-                    // Unlike a watch, a consistent read is never behind, whichever apiserver answers it.
+                    // Unlike a watch, a consistent read is never behind, whichever apiserver
+                    // answers.
                     self.state = State::Empty { reason: REWRITTEN };
                     return Ok(Step::Update { update: Update::WentBack { reached }, received: asked_at });
                 }
                 Ok(reached) => proven_at = (reached == version).then_some(asked_at),
                 Err(UpstreamError::Refused { message, .. }) => {
-                    tracing::warn!(resource = %self.target.gvr, message, "upstream does not tell the cluster's version");
-                    self.question_refused = true;
+                    tracing::warn!(resource = %self.target.gvr, message, "upstream refuses the query for the cluster's version");
+                    self.version_query_refused = true;
                 }
-                // Where this may not be asked, the watch itself tells what is wrong, if anything is.
+                // If kubefan may not read this, the watch itself reports the problem, if there is
+                // one.
                 Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => {}
                 Err(error) => return Err(self.watch_failed(version, error)),
             }
@@ -436,8 +463,8 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    /// How far the cluster is. In a table that also tells whether the columns are still those of the rows that are held: a quiet watch
-    /// would not.
+    /// Asks for the cluster's version. For Tables, the answer also shows whether the columns have
+    /// changed since the cached rows were read, which a quiet watch would not show.
     async fn cluster_version(&mut self) -> Result<Result<ResourceVersion, UpstreamError>, ReflectorError> {
         let media = self.parser.media();
         if media != Media::Table {
@@ -449,16 +476,17 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    async fn watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) -> Result<Step, ReflectorError> {
+    async fn read_watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) -> Result<Step, ReflectorError> {
         let line = match watch.lines.next_line().await {
             Ok(Some(line)) => line,
             Ok(None) => {
                 self.state = State::Listed { version, in_doubt: true };
-                let short = !watch.moved && watch.opened.elapsed() < WATCH_SHORT;
+                let short = !watch.advanced && watch.opened.elapsed() < WATCH_SHORT;
                 return if short { Err(ReflectorError::VeryShortWatch) } else { Ok(Step::Ended { reason: "timeout" }) };
             }
-            // A half-open connection, or a resource that is quiet: an apiserver sends no bookmark before the version has moved beyond
-            // the one that the watch began with. If it is the former, opening the next watch fails.
+            // Either the connection is half open, or the resource is quiet: an apiserver sends no
+            // bookmark until the version has advanced beyond the watch's start. In the first case,
+            // opening the next watch fails.
             Err(UpstreamError::Idle { .. }) => {
                 self.state = State::Listed { version, in_doubt: true };
                 return Ok(Step::Ended { reason: "idle" });
@@ -467,26 +495,27 @@ impl<R: Rng> Reflector<R> {
         };
         let received = Instant::now();
         let (reached, update) = match read_event(&self.parser, &line) {
-            Ok(Told::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
-            Ok(Told::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
+            Ok(WatchMessage::Event(kind, object)) => (object.version(), Update::Event(kind, object)),
+            Ok(WatchMessage::Bookmark { version, .. }) => (version, Update::Bookmark(version)),
             Err(ReflectorError::Watch(error)) => return Err(self.watch_failed(version, error)),
             Err(error) => {
-                // Going on after it would lose a change; the same line would come again: only a list gets past it.
+                // Skipping the object would lose a change, and a new watch would send it again.
+                // Only a list helps.
                 self.state = State::Empty { reason: "broken_object" };
                 return Err(error);
             }
         };
-        watch.moved |= reached > version;
-        // A bookmark may be older than what was told; going back to it would repeat events.
+        watch.advanced |= reached > version;
+        // A bookmark may be older than the last event. Going back to it would repeat events.
         self.state = State::Watching { watch, version: version.max(reached) };
         Ok(Step::Update { update, received })
     }
 
-    /// Goes on from the last version, unless that is too old.
+    /// Continues from the last version, unless the error made it useless.
     fn watch_failed(&mut self, version: ResourceVersion, error: UpstreamError) -> ReflectorError {
         self.state = match &error {
             UpstreamError::Gone { .. } => State::Empty { reason: "expired" },
-            // The event would come again as long.
+            // A new watch would send the same event again.
             UpstreamError::LineTooLong { .. } => State::Empty { reason: "line_too_long" },
             UpstreamError::NotFound { .. } => State::Empty { reason: "not_found" },
             UpstreamError::Forbidden { .. } => State::Empty { reason: "forbidden" },
@@ -503,7 +532,7 @@ impl<R: Rng> Reflector<R> {
         };
         let (lines, warnings) = self.upstream.watch(&self.path(query), self.parser.media(), options).await?;
         self.warnings = warnings;
-        Ok(OpenWatch { lines, opened: Instant::now(), moved: false, _counted: (self.open_watch)() })
+        Ok(OpenWatch { lines, opened: Instant::now(), advanced: false, _guard: (self.open_watch)() })
     }
 
     fn path(&self, query: &[(&str, &str)]) -> String {
@@ -511,15 +540,6 @@ impl<R: Rng> Reflector<R> {
         let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
         gvr.collection_path(scope)
             + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
-    }
-}
-
-impl ReflectorError {
-    fn into_list(self) -> Self {
-        match self {
-            Self::Watch(error) => Self::List(error),
-            other => other,
-        }
     }
 }
 

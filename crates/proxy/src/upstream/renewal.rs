@@ -1,5 +1,7 @@
-//! Reads the settings again when the apiserver does not accept what they gave: a client certificate, a CA or a credential may have been
-//! replaced. Not more often than every [`INTERVAL`], because every request that is refused asks for it.
+//! Reads the settings again after the apiserver refuses kubefan's credentials: a client
+//! certificate, a CA or a token may have been replaced.
+//!
+//! Every refused request triggers this, so the settings are read at most once per [`INTERVAL`].
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -11,22 +13,23 @@ use tokio::time::Instant;
 
 use super::settings::{SettingsError, UpstreamSettings};
 
-/// The settings are read again at most this often.
+/// The minimum time between two reads.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Where the settings are, and when they were last read again.
+/// The settings' source, and the time of the last read.
 pub(super) struct Renewal {
     settings: Option<UpstreamSettings>,
     last: Mutex<Option<Instant>>,
 }
 
 impl Renewal {
-    /// Of these settings; `None`: there is nothing to read again.
+    /// `settings` is `None` if there is nothing to read again.
     pub(super) fn new(settings: Option<UpstreamSettings>) -> Self {
         Self { settings, last: Mutex::new(None) }
     }
 
-    /// The settings as they are now; `None` where there are none, or they have just been read.
+    /// The current settings; `None` if there is no source, or if they were read less than
+    /// [`INTERVAL`] ago.
     pub(super) async fn config(&self) -> Option<Result<Config, SettingsError>> {
         let settings = self.settings.as_ref()?;
         let now = Instant::now();

@@ -1,62 +1,64 @@
-//! What the apiserver serves, and which resource a name means. Pure: documents in, an index out, and kubectl's rules to look
-//! up names in it (RESTMapper and shortcut expander of client-go's `restmapper`), so that `kubefan watch po` and `kubectl get po`
-//! mean the same.
+//! An index of the resources that the apiserver serves, and the rules that find one by name.
+//!
+//! Pure data: discovery documents are the input, and names are resolved by kubectl's rules
+//! (RESTMapper and shortcut expander in client-go's `restmapper`), so that `kubefan watch po` and
+//! `kubectl get po` mean the same resource.
 
 use serde::Deserialize;
 
 use kubefan_model::GroupVersionResource;
 
-/// One resource the apiserver serves in one version.
+/// A resource in one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceInfo {
     /// Its full name.
     pub gvr: GroupVersionResource,
-    /// Such as `Pod`.
+    /// The kind, such as `Pod`.
     pub kind: String,
-    /// Such as `pod`.
+    /// The singular name, such as `pod`.
     pub singular: String,
-    /// Such as `po`.
+    /// Short names, such as `po`.
     pub short_names: Vec<String>,
-    /// Such as `all`.
+    /// Categories, such as `all`.
     pub categories: Vec<String>,
     /// Whether objects have a namespace.
     pub namespaced: bool,
-    /// Such as `list` and `watch`.
+    /// Supported verbs, such as `list` and `watch`.
     pub verbs: Vec<String>,
 }
 
 impl ResourceInfo {
-    /// Whether it can be cached: listed and watched.
+    /// Whether it can be listed and watched, and therefore cached.
     pub fn is_watchable(&self) -> bool {
         ["list", "watch"].iter().all(|verb| self.verbs.iter().any(|has| has == verb))
     }
 }
 
-/// A group version whose resources could not be learned: its extension apiserver is down.
+/// A group version whose resources are unknown, because its extension apiserver is unavailable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedGroup {
     /// API group.
     pub group: String,
     /// API version.
     pub version: String,
-    /// Why.
+    /// The error.
     pub message: String,
 }
 
-/// All resources, in the order in which names are preferred: the core group, then groups as the server orders them, within a
-/// group the preferred version first.
+/// All resources in order of preference: the core group first, then groups in the server's order;
+/// within a group, the preferred version first.
 #[derive(Debug, Clone, Default)]
 pub struct ResourceIndex {
     resources: Vec<ResourceInfo>,
     failed: Vec<FailedGroup>,
 }
 
-/// A name that means no resource.
+/// The result for a name that matches no resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoMatch {
-    /// A similar name that does mean one.
+    /// A similar name of an existing resource.
     pub suggestion: Option<String>,
-    /// The group versions that are down and might have had it.
+    /// The unavailable group versions that might contain it.
     pub failed: Vec<FailedGroup>,
 }
 
@@ -78,13 +80,13 @@ impl ResourceIndex {
         }
     }
 
-    /// Adds the document of one group version, as servers before 1.26 give it.
+    /// Adds the document of one group version, as servers before 1.26 send it.
     pub fn add_legacy(&mut self, group: &str, version: &str, document: &LegacyResourceList) {
         let resources = document.resources.iter().filter(|resource| !resource.name.contains('/'));
         self.resources.extend(resources.map(|resource| resource.info(group, version)));
     }
 
-    /// Notes that a group version could not be asked.
+    /// Records a group version that did not answer.
     pub fn add_failed(&mut self, failed: FailedGroup) {
         self.failed.push(failed);
     }
@@ -94,9 +96,9 @@ impl ResourceIndex {
         &self.resources
     }
 
-    /// The resource a name means by kubectl's rules: plural, singular, kind or short name, alone or followed by `.group` or
-    /// `.version.group`, in any case. An exact group goes before the start of one (`ingresses.networking`), full names before
-    /// short ones.
+    /// Finds a resource by kubectl's rules: by plural, singular, kind or short name, alone or
+    /// followed by `.group` or `.version.group`, ignoring case. An exact group takes precedence
+    /// over a prefix (`ingresses.networking`), and full names take precedence over short names.
     pub fn resolve(&self, name: &str) -> Result<&ResourceInfo, NoMatch> {
         let name = name.to_lowercase();
         let mut parts = name.splitn(3, '.');
@@ -114,7 +116,7 @@ impl ResourceIndex {
         found.ok_or_else(|| self.no_match(&name))
     }
 
-    /// The resource of a full name; an empty version means the preferred one.
+    /// Finds a resource by its full name; an empty version means the preferred one.
     pub fn find(&self, group: &str, version: &str, resource: &str) -> Result<&ResourceInfo, NoMatch> {
         let wanted = |gvr: &GroupVersionResource| {
             gvr.group == group && (version.is_empty() || gvr.version == version) && gvr.resource == resource
@@ -143,13 +145,14 @@ impl ResourceIndex {
             let names = [info.gvr.resource.as_str(), info.singular.as_str()].into_iter();
             names.chain(info.short_names.iter().map(String::as_str)).map(move |known| (known, info))
         });
-        // Two mistakes at most, and never so many that nothing of a short name is left.
+        // At most two typing errors, and fewer than half of the characters, so that short names do
+        // not match everything.
         let near = names
             .map(|(known, info)| (strsim::damerau_levenshtein(resource, known), info))
             .filter(|(distance, _)| *distance <= 2 && *distance * 2 < resource.chars().count())
             .min_by_key(|(distance, _)| *distance);
         let failed: Vec<FailedGroup> = self.failed.iter().filter(down).cloned().collect();
-        // A name in a group that is down is most likely right.
+        // A name in an unavailable group is probably right.
         let guess = group.is_empty() || failed.is_empty();
         NoMatch { suggestion: near.filter(|_| guess).map(|(_, info)| info.gvr.to_string()), failed }
     }
@@ -187,7 +190,7 @@ struct AggregatedVersion {
 #[serde(default, rename_all = "camelCase")]
 struct AggregatedResource {
     resource: String,
-    // Null in what some extension apiservers give.
+    // Null in the documents of some extension apiservers.
     response_kind: Option<ResponseKind>,
     scope: String,
     singular_resource: String,
@@ -250,7 +253,7 @@ impl LegacyResource {
     }
 }
 
-/// Older servers leave the singular of built-in resources empty; it is the kind in small letters.
+/// Older servers leave the singular of built-in resources empty; it is the kind in lower case.
 fn singular(given: &str, kind: &str) -> String {
     if given.is_empty() { kind.to_lowercase() } else { given.to_owned() }
 }
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_kubectl_takes_means_the_same_here() {
+    fn names_resolve_as_in_kubectl() {
         let index = index();
         let cases = [
             ("pods", "/v1 pods"),
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_name_is_found_as_it_stands_and_an_empty_version_is_the_preferred_one() {
+    fn a_full_name_is_found_and_an_empty_version_means_the_preferred_one() {
         let index = index();
         assert_eq!(index.find("example.com", "", "widgets").unwrap().gvr.version, "v1");
         assert_eq!(index.find("example.com", "v1beta1", "widgets").unwrap().gvr.version, "v1beta1");
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_gets_a_suggestion_and_nonsense_none() {
+    fn a_typing_error_gets_a_suggestion_and_nonsense_does_not() {
         let index = index();
         assert_eq!(index.resolve("pds").unwrap_err().suggestion.as_deref(), Some("pods"));
         assert_eq!(index.resolve("deployment.app").unwrap().gvr.resource, "deployments");
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_down_is_named_only_to_those_who_may_mean_it() {
+    fn an_unavailable_group_is_reported_only_for_names_that_it_may_contain() {
         let index = index();
         assert_eq!(index.resolve("podmetrics.metrics.k8s.io").unwrap_err().failed.len(), 1);
         assert_eq!(index.resolve("podmetrics").unwrap_err().failed[0].group, "metrics.k8s.io");
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn legacy_documents_give_the_same_resources() {
+    fn legacy_documents_yield_the_same_resources() {
         let document = serde_json::json!({"groupVersion": "v1", "resources": [
             {"name": "pods", "singularName": "", "namespaced": true, "kind": "Pod", "verbs": ["list", "watch"], "shortNames": ["po"]},
             {"name": "pods/status", "singularName": "", "namespaced": true, "kind": "Pod", "verbs": ["get"]},

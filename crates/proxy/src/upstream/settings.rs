@@ -1,7 +1,8 @@
-//! Where the apiserver is and who we are there: a kubeconfig by kubectl's rules, or the pod's service account.
+//! Finds the apiserver's address and kubefan's credentials: in a kubeconfig, by kubectl's rules, or
+//! from the pod's service account.
 //!
-//! kube-client reads and merges the files. What is added here are errors that name the file and the way out, and that hold no
-//! piece of the file: a YAML error with its snippet would put a token into the log.
+//! kube-client reads and merges the files. This module adds errors that name the file and a remedy,
+//! and that never quote the file: a YAML error with a snippet could put a token into the log.
 
 use std::{
     env,
@@ -15,12 +16,12 @@ use kube_client::{
 
 use super::error::shorten;
 
-/// How to find the apiserver; all unset means as kubectl finds it.
+/// How to find the apiserver. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamSettings {
-    /// This file only, instead of `$KUBECONFIG` (a list) or `~/.kube/config`.
+    /// Only this file, instead of the files in `$KUBECONFIG` or `~/.kube/config`.
     pub kubeconfig: Option<PathBuf>,
-    /// This context, instead of the current one.
+    /// This context instead of the current one.
     pub context: Option<String>,
 }
 
@@ -30,9 +31,9 @@ pub enum SettingsError {
     /// A kubeconfig could not be read or used.
     #[error("cannot use kubeconfig {files}: {message}")]
     Kubeconfig {
-        /// The files it was read from.
+        /// The files that were read.
         files: String,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         message: String,
     },
     /// There is neither a kubeconfig nor a service account.
@@ -43,10 +44,10 @@ pub enum SettingsError {
         /// The files that do not exist.
         looked_at: String,
     },
-    /// In a pod, but its service account cannot be used.
+    /// kubefan runs in a pod, but the pod's service account cannot be used.
     #[error("cannot use the pod's service account: {message}; is automountServiceAccountToken off?")]
     InCluster {
-        /// What is missing.
+        /// The missing file or variable.
         message: String,
     },
     /// The TLS, proxy or credential settings cannot be used.
@@ -54,13 +55,13 @@ pub enum SettingsError {
     Transport {
         /// Scheme, host and port.
         server: String,
-        /// What is wrong.
+        /// The problem.
         message: String,
     },
 }
 
 impl UpstreamSettings {
-    /// Reads the configuration. The files are small; reading them blocks for that long.
+    /// Reads the configuration. The small files are read with blocking I/O.
     pub async fn load(&self) -> Result<Config, SettingsError> {
         let files = self.files();
         let shown = show(&files);
@@ -68,7 +69,7 @@ impl UpstreamSettings {
             files: shown.clone(),
             message: explain(error, kubeconfig),
         };
-        // As kubectl does, a file that is not there is passed over, but not one that was asked for by flag.
+        // Like kubectl, this skips files that do not exist, except one given by flag.
         let present: Vec<&PathBuf> = files.iter().filter(|path| self.kubeconfig.is_some() || path.exists()).collect();
         if present.is_empty() {
             return self.service_account(shown);
@@ -130,7 +131,7 @@ fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
         }
         KubeconfigError::LoadContext(name) => format!("there is no context {name:?}; {}", contexts()),
         KubeconfigError::LoadClusterOfContext(name) => {
-            format!("its context names the cluster {name:?}, which is not there")
+            format!("its context names the cluster {name:?}, which does not exist")
         }
         other => other.to_string(),
     };
@@ -155,20 +156,20 @@ mod tests {
         - name: b\n  context: {cluster: gone, user: u}\n";
 
     #[tokio::test]
-    async fn a_context_that_is_not_there_is_named_with_those_that_are() {
+    async fn the_error_for_a_missing_context_lists_the_existing_ones() {
         let (_dir, settings) = settings(TWO, Some("prod"));
         let error = settings.load().await.unwrap_err().to_string();
         assert!(error.contains("there is no context \"prod\"; it has the contexts a, b"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_good_file_is_read() {
+    async fn a_valid_file_is_read() {
         let (_dir, settings) = settings(TWO, None);
         assert_eq!(settings.load().await.unwrap().cluster_url.to_string(), "https://h:6443/");
     }
 
     #[tokio::test]
-    async fn a_broken_file_is_named_without_quoting_its_secrets() {
+    async fn the_error_for_invalid_yaml_names_the_file_but_quotes_no_secret() {
         let (_dir, settings) = settings(&TWO.replace("{token: very-secret}", "{token: very-secret"), None);
         let error = settings.load().await.unwrap_err().to_string();
         assert!(error.contains("config: not a kubeconfig: bad YAML at line"), "{error}");
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_not_there_is_named() {
+    async fn the_error_for_a_missing_file_names_it() {
         let settings = UpstreamSettings { kubeconfig: Some("/does/not/exist".into()), context: None };
         let error = settings.load().await.unwrap_err().to_string();
         assert!(error.starts_with("cannot use kubeconfig /does/not/exist: No such file"), "{error}");

@@ -1,6 +1,8 @@
-//! A bearer token in a file that is replaced before it runs out, as a pod's service account token is.
+//! A bearer token in a file that is replaced before the token expires, like a pod's service account
+//! token.
 //!
-//! kube-client has this too, but it sends the file's closing newline along, which is no header value; client-go cuts it.
+//! kube-client can read such files too, but it sends the trailing newline, which is not valid in a
+//! header. client-go trims it.
 
 use std::{
     fs, io,
@@ -13,10 +15,11 @@ use http::HeaderValue;
 use kube_client::client::AuthError;
 use tokio::time::Instant;
 
-/// As client-go: a token is read again after a minute. A kubelet replaces it at 80 % of its life, of ten minutes at least.
+/// The time after which the file is read again, as in client-go. A kubelet replaces a token at 80 %
+/// of its lifetime, which is at least ten minutes.
 const READ_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The token of one file.
+/// The token in one file.
 pub(super) struct TokenFile {
     path: PathBuf,
     cached: Mutex<Option<(HeaderValue, Instant)>>,
@@ -27,8 +30,8 @@ impl TokenFile {
         Self { path, cached: Mutex::new(None) }
     }
 
-    /// The `Authorization` header. A file that cannot be read any more leaves the last token in use: some setups remove it on
-    /// purpose once it was read.
+    /// The `Authorization` header. If the file can no longer be read, the last token stays in use,
+    /// because some setups delete the file after it was read.
     pub(super) fn header(&self) -> Result<HeaderValue, AuthError> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = |(_, read): &&(HeaderValue, Instant)| read.elapsed() < READ_INTERVAL;
@@ -62,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_replaced_token_is_used_within_a_minute_and_the_last_one_when_the_file_goes() {
+    async fn a_replaced_token_is_used_within_a_minute_and_survives_deletion_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let file = TokenFile::new(path.clone());

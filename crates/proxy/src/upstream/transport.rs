@@ -1,11 +1,13 @@
-//! The HTTP client under [`super::Upstream`]: reqwest, with the TLS configuration and the credentials that kube-client makes of a
-//! kubeconfig. A half-open connection must not look like a quiet resource, so HTTP/2 PINGs and TCP keepalive are on.
+//! The HTTP client under [`super::Upstream`]: reqwest with the TLS configuration and credentials
+//! that kube-client derives from a kubeconfig.
+//!
+//! A half-open connection must not look like a quiet resource, so HTTP/2 PINGs and TCP keepalive
+//! are on.
 
 use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
-use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use hyper_util::client::legacy;
 use kube_client::{
     Config,
@@ -16,48 +18,32 @@ use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
+    connection::{self, UpstreamBody},
     error::{UpstreamError, shorten},
     pool::Pool,
     settings::SettingsError,
     token_file::TokenFile,
 };
 
-/// A response body as it comes.
-pub type UpstreamBody = UnsyncBoxBody<Bytes, BoxError>;
-
-/// A body that keeps something (its request's place, a count of what is under way) until it is dropped.
-pub fn holding<B: http_body::Body>(
-    body: B,
-    held: impl Send + 'static,
-) -> impl http_body::Body<Data = B::Data, Error = B::Error> {
-    body.map_err(move |error| {
-        let _held = &held;
-        error
-    })
-}
-
-/// What stands between kubefan and the apiserver: reqwest in production, a simulated network in simulation.
+/// The HTTP service for requests to the apiserver: reqwest in production, a simulated network in
+/// simulation.
 pub type HttpService = BoxCloneSyncService<http::Request<Bytes>, http::Response<UpstreamBody>, BoxError>;
 
-/// As client-go: after so long without a frame, a PING.
-pub(super) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// As client-go: after so long without its answer, the connection is dead.
-pub(super) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
-/// TCP keepalive, for HTTP/1.1.
-pub(super) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// One list page or watch may have so much under way; with HTTP/2's own 64 KiB a list runs at a fraction of its speed.
+/// The window of one stream, for a list page or a watch. With HTTP/2's default of 64 KiB, lists are
+/// many times slower.
 const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// All streams of the connection together. More than one stream's, so that one that is not read does not stop the others.
+/// The window of the connection. It is larger than one stream's, so that one unread stream does not
+/// block the others.
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 
-/// Scheme, host and port: what errors and logs show. A URL's user info is left out.
+/// Scheme, host and port, for errors and logs. The URL's user info is omitted.
 pub(super) fn server_name(uri: &Uri) -> String {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
 }
 
-/// Builds the client. Runs an exec plugin where the kubeconfig has one, so call it where blocking is allowed.
+/// Builds the client. This runs the kubeconfig's exec plugin, if any, so it may block.
 pub(super) fn build(
     config: &Config,
     connect_timeout: Duration,
@@ -65,10 +51,10 @@ pub(super) fn build(
 ) -> Result<HttpService, SettingsError> {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    // Once: an exec plugin is not to run again for one more connection.
+    // Built once, so that another connection does not run the exec plugin again.
     let tls = tls_config(config).map_err(failed)?;
-    let (of, user_agent) = (config.clone(), user_agent.to_owned());
-    let pool = Pool::new(move || client(&of, tls.clone(), connect_timeout, &user_agent)).map_err(failed)?;
+    let (config_copy, user_agent) = (config.clone(), user_agent.to_owned());
+    let pool = Pool::new(move || client(&config_copy, tls.clone(), connect_timeout, &user_agent)).map_err(failed)?;
     let pool = Arc::new(pool);
     let send = service_fn(move |request: http::Request<reqwest::Body>| {
         let pool = pool.clone();
@@ -82,7 +68,8 @@ pub(super) fn build(
     ))
 }
 
-/// Gives every request the credentials of a configuration. Those that it comes with are written over.
+/// Adds the credentials of a configuration to every request, and overwrites any that the request
+/// already has.
 pub(super) fn authenticated<B, S>(
     config: &Config,
     service: S,
@@ -100,8 +87,9 @@ where
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let (config, token_file) = take_token_file(config);
     let auth = config.auth_layer().map_err(|error| failed(explain_auth(&error)))?;
-    let headers =
-        config.extra_headers_layer().map_err(|_| failed("the impersonation settings are no headers".to_owned()))?;
+    let headers = config
+        .extra_headers_layer()
+        .map_err(|_| failed("the impersonation settings are not valid headers".to_owned()))?;
     let send = service_fn(move |mut request: http::Request<B>| {
         let (service, token) = (service.clone(), token_file.as_ref().map(|file| file.header()));
         async move {
@@ -115,7 +103,8 @@ where
     Ok(BoxCloneSyncService::new(service))
 }
 
-/// Takes over the token file from kube-client ([`TokenFile`] says why). As in client-go it goes before an inline token.
+/// Takes the token file away from kube-client ([`TokenFile`] says why). It takes precedence over an
+/// inline token, as in client-go.
 fn take_token_file(config: &Config) -> (Config, Option<Arc<TokenFile>>) {
     let mut config = config.clone();
     let other = config.auth_info.auth_provider.is_some() || config.auth_info.username.is_some();
@@ -138,18 +127,22 @@ fn client(
         .user_agent(user_agent)
         .connect_timeout(connect_timeout)
         .tcp_nodelay(true)
-        .tcp_keepalive(TCP_KEEPALIVE)
+        .tcp_keepalive(connection::TCP_KEEPALIVE)
         .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
-        .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
-        .http2_keep_alive_timeout(HTTP2_PING_TIMEOUT)
-        // A redirect would carry the credentials to another host.
+        .http2_keep_alive_interval(connection::HTTP2_PING_INTERVAL)
+        .http2_keep_alive_timeout(connection::HTTP2_PING_TIMEOUT)
+        // A redirect would send the credentials to another host.
         .redirect(redirect::Policy::none())
         .retry(reqwest::retry::never())
         .no_proxy();
     if let Some(url) = &config.proxy_url {
-        let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is no URL of a proxy".to_owned())?;
-        builder = builder.proxy(if is_of_environment(url) { proxy.no_proxy(NoProxy::from_env()) } else { proxy });
+        let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
+        builder = builder.proxy(if connection::is_from_environment(url) {
+            proxy.no_proxy(NoProxy::from_env())
+        } else {
+            proxy
+        });
     }
     if config.tls_server_name.is_some() {
         if config.proxy_url.is_some() {
@@ -161,31 +154,24 @@ fn client(
     builder.build().map_err(|error| root_cause(&error))
 }
 
-/// Whether a proxy is the environment's. NO_PROXY belongs to that; a kubeconfig's own proxy-url is meant as it stands.
-pub(super) fn is_of_environment(proxy_url: &Uri) -> bool {
-    let names = ["HTTPS_PROXY", "https_proxy"];
-    let mut urls = names.iter().filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok());
-    urls.any(|url| url == *proxy_url)
-}
-
-/// How TLS is spoken with the apiserver. Runs an exec plugin where there is one.
+/// The TLS configuration for the apiserver. This runs the kubeconfig's exec plugin, if any.
 pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
     config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
-        // The cause alone would not name the file.
+        // The innermost error would not name the file.
         other => find::<KubeconfigError>(other).map_or_else(|| root_cause(other), ToString::to_string),
     })
 }
 
-/// The URL that requests are sent to. With `tls-server-name` its host is that name, because reqwest checks the certificate
-/// against the URL; [`ResolveAs`] then leads to the real host.
+/// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
+/// certificate against the URL; [`ResolveAs`] then resolves the name to the real host.
 pub(super) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
     let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
     let mut parts = config.cluster_url.clone().into_parts();
     let port = parts.authority.as_ref().and_then(|authority| authority.port_u16()).unwrap_or(443);
     let invalid = || SettingsError::Transport {
         server: server_name(&config.cluster_url),
-        message: "its tls-server-name is no host name".to_owned(),
+        message: "its tls-server-name is not a host name".to_owned(),
     };
     if name.parse::<std::net::IpAddr>().is_ok() {
         return Err(invalid());
@@ -210,7 +196,7 @@ impl dns::Resolve for ResolveAs {
     }
 }
 
-/// What a failed call means.
+/// Classifies a failed request.
 pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
     let server = || server.to_owned();
     let error: &(dyn Error + 'static) = &*error;
@@ -236,7 +222,8 @@ pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
     if connecting { UpstreamError::Unreachable { server: server(), message } } else { UpstreamError::Reset { message } }
 }
 
-/// Finds an error of one type in a chain; an `io::Error` hides the one it wraps from `source`.
+/// Finds an error of one type in a chain. `io::Error` needs a special case, because its `source`
+/// skips the error that it wraps.
 fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -249,14 +236,15 @@ fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a 
     None
 }
 
-/// The innermost error's text. The outer ones would repeat the URL, and with it a proxy's or a server's user info.
+/// The text of the innermost error. The outer ones would repeat the URL, and with it the user info
+/// of a proxy or server.
 pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
         root = source;
     }
     match root.downcast_ref::<reqwest::Error>() {
-        // With nothing below it, a reqwest error would print its URL.
+        // A reqwest error without a source would print its URL.
         Some(error) if error.is_timeout() => "timed out".to_owned(),
         Some(_) => "the request could not be sent".to_owned(),
         None => shorten(&root.to_string()),
@@ -270,16 +258,17 @@ fn explain_auth(error: &kube_client::Error) -> String {
     }
 }
 
-/// Says what failed and leaves out what a credential plugin printed, which may be the credential.
+/// Describes the failure without the output of a credential plugin, which may contain the
+/// credential.
 fn describe_auth(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } => format!("the exec credential plugin failed: {}", out.status),
         AuthError::AuthExecStart(source) => format!("the exec credential plugin could not be started: {source}"),
-        AuthError::AuthExecParse(_) => "the exec credential plugin printed no ExecCredential".to_owned(),
-        AuthError::ParseTokenKey(_) => "the credential command printed no JSON".to_owned(),
+        AuthError::AuthExecParse(_) => "the exec credential plugin did not print an ExecCredential".to_owned(),
+        AuthError::ParseTokenKey(_) => "the credential command did not print JSON".to_owned(),
         AuthError::ReadTokenFile(source, path) => format!("token file {}: {source}", path.display()),
         AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
-            "the token or password is no header value".to_owned()
+            "the token or password is not a valid header value".to_owned()
         }
         other => other.to_string(),
     }
@@ -290,20 +279,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_servers_name_holds_no_user_info() {
+    fn a_server_name_omits_user_info() {
         let uri: Uri = "https://admin:secret@h.example:6443/k8s/clusters/a".parse().unwrap();
         assert_eq!(server_name(&uri), "https://h.example:6443");
     }
 
     #[test]
-    fn what_a_credential_plugin_printed_is_not_repeated() {
+    fn errors_omit_the_output_of_a_credential_plugin() {
         let output = std::process::Command::new("sh").args(["-c", "echo token-abc; exit 3"]).output().unwrap();
         let error = AuthError::AuthExecRun { cmd: "plugin --password abc".to_owned(), out: Box::new(output) };
         assert_eq!(describe_auth(&error), "the exec credential plugin failed: exit status: 3");
     }
 
     #[test]
-    fn a_refused_connection_is_told_from_a_broken_one() {
+    fn a_refused_connection_differs_from_a_broken_one() {
         let refused: BoxError = io::Error::from(io::ErrorKind::ConnectionRefused).into();
         assert_eq!(classify(refused, "https://h").reason(), "unreachable");
         let broken: BoxError = io::Error::from(io::ErrorKind::BrokenPipe).into();

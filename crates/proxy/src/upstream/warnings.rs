@@ -1,37 +1,40 @@
-//! What an apiserver warns of in an answer: `Warning` headers, as `endpoints/filters/warning.go` of the apiserver writes them.
+//! The `Warning` headers in an answer, as the apiserver's `endpoints/filters/warning.go` writes
+//! them.
 //!
-//! What it says of a resource (deprecated, say) is kept with the cache and told to its readers. The hazard is what it says of kubefan's own
-//! credentials in the same headers, which is nobody else's business: that it says in every answer, whatever was asked for.
+//! Warnings about a resource, such as its deprecation, are stored with the cache and forwarded to
+//! its readers. Warnings about kubefan's own credentials arrive in the same headers, with every
+//! answer, and must not reach other clients.
 
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
 
-/// The warnings that are kept of one answer. An apiserver gives one or two, and truncates what is more than 4 KiB in all.
+/// The maximum number of warnings stored from one answer. An apiserver sends one or two, and
+/// truncates them at 4 KiB in total.
 const WARNINGS_MAX: usize = 16;
-/// Their bytes, together.
+/// The maximum total size of the stored warnings, in bytes.
 const WARNING_BYTES_MAX: usize = 8 << 10;
-/// The code of all that Kubernetes writes, and the only one that its clients show. Of the others, those that are about a cache on the way do
-/// not outlive it (RFC 7234, 5.5).
+/// The only code that Kubernetes writes and its clients show. Most other codes concern an HTTP
+/// cache on the way and must not be stored (RFC 7234, 5.5).
 const CODE: &[u8] = b"299 ";
 
-/// The warnings of an answer, in its order and in its words.
+/// The warnings of an answer, in order and unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Warnings(Arc<[HeaderValue]>);
 
 impl Warnings {
-    /// Those of an answer, as far as there is room for them.
+    /// Extracts the warnings of an answer, up to the limits.
     pub fn of(headers: &HeaderMap) -> Self {
         let mut bytes = 0;
         let all = headers.get_all(header::WARNING).into_iter().filter(|value| value.as_bytes().starts_with(CODE));
-        let kept = all.take(WARNINGS_MAX).take_while(|value| {
+        let stored = all.take(WARNINGS_MAX).take_while(|value| {
             bytes += value.len();
             bytes <= WARNING_BYTES_MAX
         });
-        Self(kept.cloned().collect())
+        Self(stored.cloned().collect())
     }
 
-    /// Those that are not among `others`.
+    /// The warnings that are not in `others`.
     pub fn without(self, others: &Self) -> Self {
         if !self.0.iter().any(|warning| others.0.contains(warning)) {
             return self;
@@ -39,7 +42,7 @@ impl Warnings {
         Self(self.0.iter().filter(|warning| !others.0.contains(warning)).cloned().collect())
     }
 
-    /// Adds them to the headers of another answer.
+    /// Appends the warnings to the headers of another answer.
     pub fn put(&self, headers: &mut HeaderMap) {
         for warning in &*self.0 {
             headers.append(header::WARNING, warning.clone());
@@ -62,20 +65,20 @@ mod tests {
     }
 
     #[test]
-    fn warnings_go_on_as_they_came() {
+    fn warnings_are_forwarded_unchanged() {
         let (first, second) = (r#"299 - "v1 Endpoints is deprecated in v1.33+""#, r#"299 agent "more\"""#);
         let warnings = Warnings::of(&headers(&[first, "110 - \"stale\"", second]));
         assert_eq!(put(&warnings), [first, second]);
         assert_eq!(
             put(&warnings.without(&Warnings::of(&headers(&[first])))),
             [second],
-            "what is said of kubefan itself"
+            "a warning about kubefan itself is left out"
         );
         assert_eq!(Warnings::of(&HeaderMap::new()), Warnings::default());
     }
 
     #[test]
-    fn they_are_bounded_in_count_and_bytes() {
+    fn warnings_are_limited_in_count_and_bytes() {
         let many: Vec<_> = (0..100).map(|number| format!("299 - \"{number}\"")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         assert_eq!(put(&Warnings::of(&headers(&many))).len(), WARNINGS_MAX);

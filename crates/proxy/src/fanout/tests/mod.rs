@@ -63,7 +63,8 @@ impl Cache {
         let fields = FieldTable::new(&gvr, true, &[]);
         let all = Arc::new(Metrics::new(Registry::new()).unwrap());
         let gate = GateLimits { snapshots_max: 10, snapshot_queue_timeout: Duration::from_secs(10) };
-        let (gate, metrics) = (Gate::new(gate, all.gate()), all.cache(&gvr, &Scope::Cluster, Media::Json));
+        let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
+        let gate = Gate::new(gate, all.gate());
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
         let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);

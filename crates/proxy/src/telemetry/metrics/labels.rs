@@ -1,26 +1,27 @@
-//! The values of labels: what there is to tell apart, each set closed, so that a counter of every value is there from the start.
+//! The closed sets of label values. A closed set allows every counter to exist from the start.
 
-/// Why a request was not passed on.
+/// Why a request was refused instead of forwarded upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// There are too many.
+    /// Too many requests are being forwarded (`--passthrough-max`).
     Limit,
-    /// A client certificate is all that the caller has.
+    /// The caller authenticates only by client certificate, which cannot be forwarded.
     Certificate,
-    /// It wants to become something else, and may not.
+    /// The request asks for a protocol upgrade, and upgrades are off (`--passthrough-upgrades`).
     Upgrade,
-    /// It is not of this machine, and would have been passed on as kubefan's own.
+    /// The request names another host or comes from another host's web page, and would be forwarded
+    /// with kubefan's credentials.
     Foreign,
-    /// It is for a proxy of another kind.
+    /// The method is one for an HTTP proxy, such as CONNECT.
     Method,
-    /// It would have been passed on as kubefan, where its caller wants to be somebody else.
+    /// The request impersonates another user, but would be forwarded with kubefan's credentials.
     Impersonation,
-    /// It was passed on by this very process before.
+    /// This process has already forwarded the request once.
     Loop,
 }
 
 impl Refused {
-    /// Every label.
+    /// Every value.
     pub const ALL: [Self; 7] =
         [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method, Self::Impersonation, Self::Loop];
 
@@ -44,20 +45,20 @@ pub enum ConnectionEnd {
     Closed,
     /// The peer broke the protocol.
     Error,
-    /// Nothing was asked for on it.
+    /// No request arrived for too long.
     Idle,
-    /// TLS or HTTP did not come about.
+    /// The TLS or HTTP handshake failed.
     Handshake,
-    /// The peer did not answer.
+    /// The peer did not answer a keepalive.
     Keepalive,
     /// kubefan is shutting down.
     Draining,
-    /// There were too many.
+    /// The limit on connections was reached (`--connections-max`).
     Refused,
 }
 
 impl ConnectionEnd {
-    /// Every label.
+    /// Every value.
     pub const ALL: [Self; 7] =
         [Self::Closed, Self::Error, Self::Idle, Self::Handshake, Self::Keepalive, Self::Draining, Self::Refused];
 
@@ -74,20 +75,20 @@ impl ConnectionEnd {
     }
 }
 
-/// How a request to go on from a version was answered.
+/// How a request to resume from a version was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resume {
-    /// From the ring.
+    /// With the events after the version, from the ring.
     Ring,
-    /// By a catch-up, from the state and the residue.
+    /// With a catch-up, from the current state and the conflated history.
     Residue,
-    /// By events that were read again from upstream.
+    /// With events read again from upstream.
     Backfill,
-    /// By a snapshot, because nothing led on.
+    /// With a snapshot, because history cannot resume from the version.
     Restart,
-    /// The events are no longer held.
+    /// Refused: history cannot resume from the version.
     Expired,
-    /// The version is not reached yet.
+    /// Refused: this cache has not reached the version yet.
     Future,
 }
 
@@ -108,12 +109,12 @@ impl Resume {
     }
 }
 
-/// What became of a subscription that had fallen behind the events that are held.
+/// What happened to a subscription that fell behind the retained events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lag {
-    /// It went on with a catch-up.
+    /// It continued with a catch-up.
     CatchUp,
-    /// It started over with a snapshot.
+    /// It restarted with a snapshot.
     Restart,
     /// It ended.
     Expired,
@@ -135,9 +136,9 @@ impl Lag {
 /// How the transfer of a cache to a peer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// All was sent.
+    /// The whole cache was sent.
     Given,
-    /// The peer went away, or took too long.
+    /// The peer disconnected or took too long.
     CutOff,
 }
 
@@ -154,16 +155,16 @@ impl Transfer {
     }
 }
 
-/// How an attempt to take over a cache from a peer ended.
+/// How an attempt to start a cache from a peer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmStart {
-    /// It was taken over.
+    /// The cache started from the peer's data.
     Warm,
     /// There is no other replica.
     Alone,
-    /// No replica gave it whole.
+    /// No replica sent the whole cache.
     Failed,
-    /// Upstream did not confirm what was given.
+    /// Upstream did not confirm the received data.
     Unconfirmed,
     /// It took too long.
     Timeout,
@@ -185,14 +186,14 @@ impl WarmStart {
     }
 }
 
-/// What a self-check has found.
+/// The result of a self-check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SelfCheck {
-    /// The cache is what upstream has.
+    /// The cache matches upstream.
     Equal,
-    /// It is not.
+    /// The cache differs from upstream.
     Different,
-    /// Upstream no longer holds the version of the cache.
+    /// Upstream no longer has the version of the cache.
     Expired,
     /// Upstream could not be read.
     Failed,
@@ -212,18 +213,19 @@ impl SelfCheck {
     }
 }
 
-/// How upstream's word was had that a cache is fresh, or in which way not.
+/// How a cache was proved fresh, or why it was not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// The cache was at the cluster's version already.
     Held,
-    /// Its own watch brought it there.
+    /// The cache's own watch brought it to the cluster's version.
     CaughtUp,
-    /// A bookmark has moved it there.
+    /// A bookmark moved it to the cluster's version.
     Bookmark,
-    /// It is behind, and nobody had the time, or no bookmark came, or that of an apiserver that is behind too.
+    /// The cache is behind: it did not catch up in time, no bookmark arrived, or the bookmark came
+    /// from an apiserver that is behind as well.
     Behind,
-    /// Upstream could not be asked, or the cache is not watched just now.
+    /// Upstream did not answer, or the cache has no open watch.
     Failed,
 }
 
@@ -242,14 +244,14 @@ impl Proof {
     }
 }
 
-/// What a watch upstream is for.
+/// The purpose of an upstream watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchPurpose {
-    /// The one that feeds the cache.
+    /// Feeds the cache.
     Standing,
-    /// A short one, for events from before the cache began.
+    /// A short watch for events from before the cache started.
     Backfill,
-    /// A short one, for a bookmark that proves a cache to be fresh.
+    /// A short watch for a bookmark that proves a cache fresh.
     Probe,
 }
 

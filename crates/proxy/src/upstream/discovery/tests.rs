@@ -1,4 +1,4 @@
-//! Discovery against a server that answers by path from a map.
+//! Tests of discovery against a server that answers from a map of paths.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,11 +10,11 @@ use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 use super::*;
 use crate::upstream::client::UpstreamOptions;
 
-/// A server that answers by path from a map that the test may change, and counts requests for `/apis`.
+/// Answers by path from a map that the test can change, and counts requests for `/apis`.
 #[derive(Clone, Default)]
 struct Server {
     documents: Arc<Mutex<std::collections::BTreeMap<String, Value>>>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl Server {
@@ -26,7 +26,7 @@ impl Server {
         let server = self.clone();
         let service = service_fn(move |request: http::Request<Bytes>| {
             let path = request.uri().path().to_owned();
-            server.asked.fetch_add(usize::from(path == "/apis"), Ordering::Relaxed);
+            server.requests.fetch_add(usize::from(path == "/apis"), Ordering::Relaxed);
             let document = server.documents.lock().unwrap().get(&path).cloned();
             let code = match &document {
                 None => 404,
@@ -65,7 +65,7 @@ fn server() -> Server {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_made_while_running_is_found_and_a_misspelt_one_does_not_flood() {
+async fn a_new_resource_is_found_and_unknown_names_do_not_flood_the_apiserver() {
     let server = server();
     let discovery = server.discovery();
     assert!(discovery.resolve("pods").await.is_ok());
@@ -73,14 +73,14 @@ async fn a_resource_made_while_running_is_found_and_a_misspelt_one_does_not_floo
         let error = discovery.resolve("widgets").await.unwrap_err();
         assert_eq!(error.to_string(), "the apiserver has no resource \"widgets\"; `kubectl api-resources` lists all");
     }
-    assert_eq!(server.asked.load(Ordering::Relaxed), 1);
+    assert_eq!(server.requests.load(Ordering::Relaxed), 1);
     server.set("/apis", aggregated("example.com", &["widgets"]));
     tokio::time::advance(Duration::from_secs(2)).await;
     assert_eq!(discovery.resolve("widgets").await.unwrap().gvr.group, "example.com");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_went_is_known_until_it_is_said_to_be_gone() {
+async fn a_deleted_resource_stays_known_until_it_is_reported_missing() {
     let server = server();
     let discovery = server.discovery();
     assert!(discovery.resolve("pods").await.is_ok());
@@ -92,7 +92,7 @@ async fn a_resource_that_went_is_known_until_it_is_said_to_be_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_apiserver_that_is_down_leaves_what_is_known_and_says_why_it_knows_no_more() {
+async fn known_names_survive_an_outage_and_unknown_names_report_it() {
     let server = server();
     let discovery = server.discovery();
     assert!(discovery.resolve("pods").await.is_ok());
@@ -106,7 +106,7 @@ async fn an_apiserver_that_is_down_leaves_what_is_known_and_says_why_it_knows_no
 }
 
 #[tokio::test]
-async fn a_legacy_server_is_understood_and_one_broken_group_hides_no_other() {
+async fn legacy_documents_are_understood_and_one_unavailable_group_hides_no_other() {
     let server = Server::default();
     let resources = |name: &str| json!({"resources": [{"name": name, "kind": name, "namespaced": true, "verbs": ["list", "watch"]}]});
     server.set("/api", json!({"kind": "APIVersions", "versions": ["v1"]}));
@@ -128,13 +128,13 @@ async fn a_legacy_server_is_understood_and_one_broken_group_hides_no_other() {
     assert!(
         error
             .to_string()
-            .starts_with("the resource \"nodes.metrics.k8s.io\" is not known: API group metrics.k8s.io/v1beta1"),
+            .starts_with("the resource \"nodes.metrics.k8s.io\" is unknown: API group metrics.k8s.io/v1beta1"),
         "{error}"
     );
 }
 
 #[tokio::test]
-async fn a_changed_schema_changes_the_fingerprint_and_what_is_forbidden_is_none() {
+async fn a_changed_schema_changes_the_fingerprint_and_a_forbidden_document_is_none() {
     let server = server();
     let discovery = server.discovery();
     assert_eq!(discovery.schema_fingerprint("", "v1").await.unwrap(), SchemaFingerprint::default());
@@ -150,7 +150,7 @@ async fn a_changed_schema_changes_the_fingerprint_and_what_is_forbidden_is_none(
 }
 
 #[tokio::test]
-async fn a_custom_resource_names_its_lists_and_the_fields_it_is_selected_by() {
+async fn a_schema_reveals_the_list_kind_and_the_selectable_fields() {
     let of = |kind: &str| json!([{ "group": "example.com", "version": "v1", "kind": kind }]);
     let items =
         |name: &str| json!({ "items": { "items": { "$ref": format!("#/components/schemas/{name}") } }, "kind": {} });

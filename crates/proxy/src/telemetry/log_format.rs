@@ -1,0 +1,13 @@
+//! The format of log lines, for the configuration and for [`super::tracing`].
+
+use serde::Deserialize;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}

@@ -1,0 +1,42 @@
+//! Settings and the body type that both HTTP clients share: `transport` for kubefan's own requests
+//! and `connector` for forwarded ones.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use tower::BoxError;
+
+/// A streamed response body.
+pub type UpstreamBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Wraps a body so that `held`, such as a permit or a metric's guard, is dropped together with it.
+pub fn holding<B: http_body::Body>(
+    body: B,
+    held: impl Send + 'static,
+) -> impl http_body::Body<Data = B::Data, Error = B::Error> {
+    body.map_err(move |error| {
+        let _held = &held;
+        error
+    })
+}
+
+/// The time without a frame after which a PING is sent, as in client-go.
+pub(super) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+/// The time without an answer to the PING after which the connection counts as dead, as in
+/// client-go.
+pub(super) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// TCP keepalive, for HTTP/1.1.
+pub(super) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// The number of concurrent streams on one connection. kube-apiserver accepts 100
+/// (`--http2-max-streams-per-connection`), and so do most proxies.
+pub(super) const STREAMS_MAX: usize = 100;
+
+/// Whether the proxy comes from the environment. NO_PROXY applies only then; a `proxy-url` in a
+/// kubeconfig has no exceptions.
+pub(super) fn is_from_environment(proxy_url: &Uri) -> bool {
+    let names = ["HTTPS_PROXY", "https_proxy"];
+    let mut urls = names.iter().filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok());
+    urls.any(|url| url == *proxy_url)
+}

@@ -1,0 +1,54 @@
+//! Why a reflector's step failed.
+
+use std::time::Duration;
+
+use super::error::UpstreamError;
+use kubefan_model::object::ObjectError;
+
+/// A watch that ends earlier than this without a new version is an error, so that the caller backs
+/// off. Otherwise a broken server would be asked in a tight loop. This corresponds to client-go's
+/// `VeryShortWatchError`, but a bookmark without a new version does not suppress it.
+pub(super) const WATCH_SHORT: Duration = Duration::from_secs(1);
+
+/// Why a step failed. The variants name the phase that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReflectorError {
+    /// Listing failed.
+    #[error("list: {0}")]
+    List(#[source] UpstreamError),
+    /// Opening or reading a watch failed.
+    #[error("watch: {0}")]
+    Watch(#[source] UpstreamError),
+    /// An object could not be parsed.
+    #[error("upstream sent a broken object: {0}")]
+    Object(#[from] ObjectError),
+    /// The watch ended at once, without a new version.
+    #[error("the watch ended within {WATCH_SHORT:?} without a new version")]
+    VeryShortWatch,
+}
+
+impl ReflectorError {
+    /// The upstream error, if there is one.
+    pub fn upstream(&self) -> Option<&UpstreamError> {
+        match self {
+            Self::List(error) | Self::Watch(error) => Some(error),
+            Self::Object(_) | Self::VeryShortWatch => None,
+        }
+    }
+
+    /// The label in metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::List(error) | Self::Watch(error) => error.reason(),
+            Self::Object(_) => "broken_object",
+            Self::VeryShortWatch => "very_short_watch",
+        }
+    }
+
+    pub(super) fn into_list(self) -> Self {
+        match self {
+            Self::Watch(error) => Self::List(error),
+            other => other,
+        }
+    }
+}
