@@ -229,7 +229,12 @@ impl NamedService for Service {
 async fn reflect(upstream: Upstream, hub: Arc<Hub>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let parser = Arc::new(ObjectParser::new(&FieldTable::new(&gvr, true, &[])));
-    let metrics = Arc::new(Metrics::new(prometheus::Registry::new())?).cache(&gvr, &Scope::Cluster, Media::Json);
+    let metrics = Arc::new(Metrics::new(prometheus::Registry::new())?).cache(
+        &gvr,
+        &Scope::Cluster,
+        Media::Json,
+        &kubefan_proxy::fanout::StreamEnd::ALL,
+    );
     let target =
         Target { gvr, kind: "Pod".to_owned(), scope: Scope::Cluster, namespaced: true, field_selector: String::new() };
     let options = ReflectorOptions {

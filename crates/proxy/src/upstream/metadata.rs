@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{
+use crate::upstream::{
     client::{Upstream, Verb, encode_query},
     error::UpstreamError,
 };

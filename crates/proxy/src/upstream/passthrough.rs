@@ -17,13 +17,15 @@ use kube_client::{Config, config::AuthInfo};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::{BoxError, ServiceExt, service_fn};
 
-use super::{
-    connection::{STREAMS_MAX, UpstreamBody},
-    connector::{self, ForwardService, HttpVersions},
+use crate::upstream::{
     error::{UpstreamError, shorten},
-    renewal::Renewal,
-    settings::{SettingsError, UpstreamSettings},
-    transport,
+    transport::{
+        self,
+        connection::{STREAMS_MAX, UpstreamBody},
+        connector::{self, ForwardService, HttpVersions},
+        renewal::Renewal,
+        settings::{SettingsError, UpstreamSettings},
+    },
 };
 
 /// Whose credentials a forwarded request carries.

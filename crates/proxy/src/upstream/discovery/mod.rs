@@ -4,6 +4,8 @@
 //! requests are rate limited; otherwise clients with a misspelt name would flood the apiserver with
 //! discovery requests. An unavailable extension apiserver must not hide the other groups.
 
+pub mod resource_index;
+
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,14 +15,14 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{
+use crate::upstream::{
     client::{Upstream, Verb},
     error::UpstreamError,
 };
 use kubefan_model::GroupVersionResource;
 
-use super::resource_index::{AggregatedDiscovery, LegacyResourceList};
-pub use super::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
+use crate::upstream::discovery::resource_index::{AggregatedDiscovery, LegacyResourceList};
+pub use crate::upstream::discovery::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
 
 /// Aggregated discovery returns all groups in two requests. Servers without it answer with the
 /// legacy document.

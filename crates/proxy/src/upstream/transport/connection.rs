@@ -23,19 +23,19 @@ pub fn holding<B: http_body::Body>(
 }
 
 /// The time without a frame after which a PING is sent, as in client-go.
-pub(super) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+pub(in crate::upstream) const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// The time without an answer to the PING after which the connection counts as dead, as in
 /// client-go.
-pub(super) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
+pub(in crate::upstream) const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// TCP keepalive, for HTTP/1.1.
-pub(super) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+pub(in crate::upstream) const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The number of concurrent streams on one connection. kube-apiserver accepts 100
 /// (`--http2-max-streams-per-connection`), and so do most proxies.
-pub(super) const STREAMS_MAX: usize = 100;
+pub(in crate::upstream) const STREAMS_MAX: usize = 100;
 
 /// Whether the proxy comes from the environment. NO_PROXY applies only then; a `proxy-url` in a
 /// kubeconfig has no exceptions.
-pub(super) fn is_from_environment(proxy_url: &Uri) -> bool {
+pub(in crate::upstream) fn is_from_environment(proxy_url: &Uri) -> bool {
     let names = ["HTTPS_PROXY", "https_proxy"];
     let mut urls = names.iter().filter_map(|name| std::env::var(name).ok()?.parse::<Uri>().ok());
     urls.any(|url| url == *proxy_url)

@@ -6,10 +6,9 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{
+use crate::upstream::{
     error::{Status, UpstreamError},
-    reflector_error::ReflectorError,
-    target::Target,
+    reflector::{error::ReflectorError, target::Target},
 };
 use kubefan_model::{
     Media, ResourceVersion,
@@ -20,15 +19,15 @@ use kubefan_model::{
 };
 
 /// A page of a list.
-pub(super) struct Page {
-    pub(super) version: ResourceVersion,
+pub(in crate::upstream) struct Page {
+    pub(in crate::upstream) version: ResourceVersion,
     /// The continue token of the next page.
-    pub(super) next: Option<String>,
-    pub(super) objects: Vec<Object>,
+    pub(in crate::upstream) next: Option<String>,
+    pub(in crate::upstream) objects: Vec<Object>,
 }
 
 /// A message of a watch.
-pub(super) enum WatchMessage {
+pub(in crate::upstream) enum WatchMessage {
     Event(EventType, Object),
     Bookmark { version: ResourceVersion, ends_initial_state: bool },
 }
@@ -76,7 +75,11 @@ struct BookmarkMeta {
 }
 
 /// Decodes a page of a list.
-pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> Result<Page, ReflectorError> {
+pub(in crate::upstream) fn read_page(
+    parser: &ObjectParser,
+    target: &Target,
+    body: &[u8],
+) -> Result<Page, ReflectorError> {
     let api_version = target.gvr.api_version();
     let object = |item: &[u8]| parser.from_list_item(item, &target.kind, &api_version);
     if let Some(tables) = parser.tables() {
@@ -103,7 +106,7 @@ pub(super) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
 }
 
 /// Decodes a message of a watch. An ERROR event becomes an error.
-pub(super) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMessage, ReflectorError> {
+pub(in crate::upstream) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMessage, ReflectorError> {
     let (kind, object) = match parser.media() {
         Media::Json | Media::Table => {
             let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;

@@ -18,7 +18,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::error::UpstreamError;
+use crate::upstream::error::UpstreamError;
 
 /// Why upstream's answers are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +62,7 @@ impl IdentityError {
 /// A point in time from which upstream's answers are unconfirmed. Only an identity check that
 /// starts later confirms them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doubt(pub(super) u64);
+pub struct Doubt(pub(in crate::upstream) u64);
 
 /// The CA certificates that upstream's certificate is verified against, as SHA-256 fingerprints in
 /// hex. Empty if the system's CAs are used, or if verification is off.
@@ -79,7 +79,7 @@ impl TrustedCa {
         Self(bundle.iter().map(fingerprint).collect())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::upstream) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -102,9 +102,9 @@ impl fmt::Display for TrustedCa {
 
 /// The facts that identify a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Identity {
-    pub(super) uid: Option<String>,
-    pub(super) ca: TrustedCa,
+pub(in crate::upstream) struct Identity {
+    pub(in crate::upstream) uid: Option<String>,
+    pub(in crate::upstream) ca: TrustedCa,
 }
 
 impl fmt::Display for Identity {
@@ -118,23 +118,23 @@ impl fmt::Display for Identity {
 
 /// The identity that a client and its clones share.
 #[derive(Default)]
-pub(super) struct IdentityState {
-    pub(super) checks_started: AtomicU64,
+pub(in crate::upstream) struct IdentityState {
+    pub(in crate::upstream) checks_started: AtomicU64,
     /// Locked during a check. A caller that waited for the lock shares the result if the check
     /// started after its doubt.
-    pub(super) check: tokio::sync::Mutex<CheckState>,
-    pub(super) known: Mutex<Option<Identity>>,
+    pub(in crate::upstream) check: tokio::sync::Mutex<CheckState>,
+    pub(in crate::upstream) known: Mutex<Option<Identity>>,
 }
 
 #[derive(Default)]
-pub(super) struct CheckState {
+pub(in crate::upstream) struct CheckState {
     /// The number of the last check, and its result.
-    pub(super) last: Option<(u64, Result<(), IdentityError>)>,
-    pub(super) denied_since: Option<Instant>,
+    pub(in crate::upstream) last: Option<(u64, Result<(), IdentityError>)>,
+    pub(in crate::upstream) denied_since: Option<Instant>,
 }
 
 /// Whether `found` may be the known cluster. The uid decides if both have one, otherwise the CA.
-pub(super) fn is_same_cluster(known: Option<&Identity>, found: &Identity) -> bool {
+pub(in crate::upstream) fn is_same_cluster(known: Option<&Identity>, found: &Identity) -> bool {
     let Some(known) = known else { return true };
     match (&known.uid, &found.uid) {
         (Some(known), Some(found)) => known == found,

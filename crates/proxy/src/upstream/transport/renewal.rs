@@ -11,26 +11,26 @@ use std::{
 use kube_client::Config;
 use tokio::time::Instant;
 
-use super::settings::{SettingsError, UpstreamSettings};
+use crate::upstream::transport::settings::{SettingsError, UpstreamSettings};
 
 /// The minimum time between two reads.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 /// The settings' source, and the time of the last read.
-pub(super) struct Renewal {
+pub(in crate::upstream) struct Renewal {
     settings: Option<UpstreamSettings>,
     last: Mutex<Option<Instant>>,
 }
 
 impl Renewal {
     /// `settings` is `None` if there is nothing to read again.
-    pub(super) fn new(settings: Option<UpstreamSettings>) -> Self {
+    pub(in crate::upstream) fn new(settings: Option<UpstreamSettings>) -> Self {
         Self { settings, last: Mutex::new(None) }
     }
 
     /// The current settings; `None` if there is no source, or if they were read less than
     /// [`INTERVAL`] ago.
-    pub(super) async fn config(&self) -> Option<Result<Config, SettingsError>> {
+    pub(in crate::upstream) async fn config(&self) -> Option<Result<Config, SettingsError>> {
         let settings = self.settings.as_ref()?;
         let now = Instant::now();
         {

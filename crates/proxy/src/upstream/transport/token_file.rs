@@ -20,19 +20,19 @@ use tokio::time::Instant;
 const READ_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The token in one file.
-pub(super) struct TokenFile {
+pub(in crate::upstream) struct TokenFile {
     path: PathBuf,
     cached: Mutex<Option<(HeaderValue, Instant)>>,
 }
 
 impl TokenFile {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(in crate::upstream) fn new(path: PathBuf) -> Self {
         Self { path, cached: Mutex::new(None) }
     }
 
     /// The `Authorization` header. If the file can no longer be read, the last token stays in use,
     /// because some setups delete the file after it was read.
-    pub(super) fn header(&self) -> Result<HeaderValue, AuthError> {
+    pub(in crate::upstream) fn header(&self) -> Result<HeaderValue, AuthError> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = |(_, read): &&(HeaderValue, Instant)| read.elapsed() < READ_INTERVAL;
         if let Some((header, _)) = cached.as_ref().filter(fresh) {

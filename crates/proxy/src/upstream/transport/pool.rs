@@ -12,7 +12,7 @@ use reqwest::{Body, Client};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::BoxError;
 
-use super::connection::{self, UpstreamBody};
+use crate::upstream::transport::connection::{self, UpstreamBody};
 
 /// Concurrent requests on one connection. The remaining streams are a reserve for requests that
 /// this side has ended and the server has not.
@@ -23,7 +23,7 @@ type ClientFactory = dyn Fn() -> Result<Client, String> + Send + Sync;
 /// Clients of one server. A new client is created when all are full. The first client with a free
 /// permit is used, so that the later ones fall idle and their connections close (reqwest's
 /// `pool_idle_timeout`).
-pub(super) struct Pool {
+pub(in crate::upstream) struct Pool {
     create: Box<ClientFactory>,
     members: Mutex<Vec<Member>>,
 }
@@ -42,7 +42,9 @@ impl Member {
 
 impl Pool {
     /// A pool of clients that `create` creates, starting with one.
-    pub(super) fn new(create: impl Fn() -> Result<Client, String> + Send + Sync + 'static) -> Result<Self, String> {
+    pub(in crate::upstream) fn new(
+        create: impl Fn() -> Result<Client, String> + Send + Sync + 'static,
+    ) -> Result<Self, String> {
         let pool = Self { create: Box::new(create), members: Mutex::default() };
         drop(pool.acquire()?);
         Ok(pool)
@@ -61,7 +63,10 @@ impl Pool {
     }
 
     /// Sends a request. It occupies a permit until the body of its response is dropped.
-    pub(super) async fn send(&self, request: http::Request<Body>) -> Result<http::Response<UpstreamBody>, BoxError> {
+    pub(in crate::upstream) async fn send(
+        &self,
+        request: http::Request<Body>,
+    ) -> Result<http::Response<UpstreamBody>, BoxError> {
         let (client, permit) = self.acquire()?;
         let response = http::Response::<Body>::from(client.execute(request.try_into()?).await?);
         Ok(response.map(|body| connection::holding(body.map_err(BoxError::from), permit).boxed_unsync()))

@@ -18,7 +18,7 @@ use flate2::write::MultiGzDecoder;
 use futures::{Stream, StreamExt};
 use tokio::time::{Instant, timeout_at};
 
-use super::error::UpstreamError;
+use crate::upstream::error::UpstreamError;
 
 /// The default limit for a line. etcd accepts requests of up to 1.5 MiB, and some clusters raise
 /// that several times. JSON can need twice the bytes of the protobuf in etcd, and an event contains

@@ -9,10 +9,12 @@ use std::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::{
-    client::{Upstream, Verb},
+use crate::upstream::{
+    client::{
+        Upstream, Verb,
+        identity::{Doubt, Identity, IdentityError, is_same_cluster},
+    },
     error::UpstreamError,
-    identity::{Doubt, Identity, IdentityError, is_same_cluster},
 };
 
 /// How long a 403 counts as temporary once the uid is known: an apiserver that has just started

@@ -5,6 +5,11 @@
 //! network. Every wait is limited: a read has a deadline for its whole answer, a watch has one for
 //! its headers and then an idle timeout.
 
+pub mod identity;
+mod identity_check;
+pub mod lines;
+pub mod warnings;
+
 use std::{
     io::Read,
     pin::Pin,
@@ -24,20 +29,24 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tower::ServiceExt;
 
-use super::{
+use crate::upstream::{
+    client::{
+        identity::{IdentityState, TrustedCa},
+        lines::{Framing, LineOptions, Lines},
+        warnings::Warnings,
+    },
     error::{UpstreamError, shorten},
-    identity::{IdentityState, TrustedCa},
-    lines::{Framing, LineOptions, Lines},
-    renewal::Renewal,
-    settings::{SettingsError, UpstreamSettings},
-    transport,
-    warnings::Warnings,
+    transport::{
+        self,
+        renewal::Renewal,
+        settings::{SettingsError, UpstreamSettings},
+    },
 };
 use kubefan_model::Media;
 
-pub use super::{
+pub use crate::upstream::transport::{
+    HttpService,
     connection::{UpstreamBody, holding},
-    transport::HttpService,
 };
 
 /// The media type of everything that is read outside a cache.
@@ -176,12 +185,12 @@ impl Upstream {
         &self.inner.server
     }
 
-    pub(super) fn identity_state(&self) -> &IdentityState {
+    pub(in crate::upstream) fn identity_state(&self) -> &IdentityState {
         &self.inner.identity
     }
 
     /// The CA that the server's certificate is verified against now.
-    pub(super) fn trusted_ca(&self) -> TrustedCa {
+    pub(in crate::upstream) fn trusted_ca(&self) -> TrustedCa {
         TrustedCa::clone(&self.inner.trusted_ca.load())
     }
 
@@ -207,7 +216,7 @@ impl Upstream {
     }
 
     /// As [`Self::get_accept`], with its own limit in bytes.
-    pub(super) async fn get_limited(
+    pub(in crate::upstream) async fn get_limited(
         &self,
         verb: Verb,
         path_and_query: &str,

@@ -71,25 +71,34 @@
 //! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
 //! the encoding: JSON, protobuf or Tables.
 
+mod cluster_version;
+pub(super) mod codec;
+mod error;
+mod target;
+
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use rand::{Rng, RngExt};
 use tokio::time::Instant;
 
-use super::{
-    client::{BodyStream, Upstream, Verb, encode_query},
-    cluster_version::version_path,
-    codec::{Page, WatchMessage, read_event, read_page},
+use crate::upstream::{
+    client::{
+        BodyStream, Upstream, Verb, encode_query,
+        lines::{LineOptions, Lines},
+        warnings::Warnings,
+    },
     error::UpstreamError,
-    lines::{LineOptions, Lines},
-    reflector_error::WATCH_SHORT,
-    warnings::Warnings,
+    reflector::{
+        cluster_version::version_path,
+        codec::{Page, WatchMessage, read_event, read_page},
+        error::WATCH_SHORT,
+    },
 };
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
 use kubefan_model::{Media, ResourceVersion, event::EventType, object::ObjectParser};
 
-pub use super::{reflector_error::ReflectorError, target::Target};
+pub use crate::upstream::reflector::{error::ReflectorError, target::Target};
 
 /// Options of a reflector.
 #[derive(Debug, Clone, Copy)]

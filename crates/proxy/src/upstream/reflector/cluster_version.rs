@@ -6,10 +6,10 @@
 
 use serde::Deserialize;
 
-use super::{
+use crate::upstream::{
     client::{Upstream, Verb, encode_query},
     error::UpstreamError,
-    target::Target,
+    reflector::target::Target,
 };
 use kubefan_model::{ResourceVersion, Scope};
 
@@ -41,7 +41,7 @@ impl Upstream {
 }
 
 /// The path and query of that list, with an optional further parameter.
-pub(super) fn version_path(target: &Target, with: Option<(&str, &str)>) -> String {
+pub(in crate::upstream) fn version_path(target: &Target, with: Option<(&str, &str)>) -> String {
     let Target { gvr, scope, namespaced, field_selector, .. } = target;
     // A name selector over all namespaces is a scan. The namespace `default` exists in every
     // cluster and need not contain objects of the resource.

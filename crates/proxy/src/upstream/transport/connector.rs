@@ -29,10 +29,10 @@ use kube_client::Config;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 
-use super::connection::{self, STREAMS_MAX, UpstreamBody};
+use crate::upstream::transport::connection::{self, STREAMS_MAX, UpstreamBody};
 
 /// A client for forwarded requests.
-pub(super) type ForwardService =
+pub(in crate::upstream) type ForwardService =
     BoxCloneSyncService<http::Request<UpstreamBody>, http::Response<UpstreamBody>, BoxError>;
 
 /// The HTTP/2 window of one stream: the memory that one stalled response can occupy. With the
@@ -44,7 +44,7 @@ const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 
 /// The HTTP versions offered to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HttpVersions {
+pub(in crate::upstream) enum HttpVersions {
     /// HTTP/2 if the server accepts it, otherwise HTTP/1.1.
     All,
     /// Only HTTP/1.1, because only its connections can be upgraded to another protocol.
@@ -53,7 +53,7 @@ pub(super) enum HttpVersions {
 
 /// Builds a client for the server of a configuration, through its proxy if it has one. `tls` holds
 /// the client's identity.
-pub(super) fn build(
+pub(in crate::upstream) fn build(
     config: &Config,
     tls: &ClientConfig,
     versions: HttpVersions,

@@ -4,6 +4,13 @@
 //! A half-open connection must not look like a quiet resource, so HTTP/2 PINGs and TCP keepalive
 //! are on.
 
+pub(super) mod connection;
+pub(super) mod connector;
+mod pool;
+pub(super) mod renewal;
+pub mod settings;
+mod token_file;
+
 use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
@@ -17,12 +24,9 @@ use kube_client::{
 use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-use super::{
-    connection::{self, UpstreamBody},
+use crate::upstream::{
     error::{UpstreamError, shorten},
-    pool::Pool,
-    settings::SettingsError,
-    token_file::TokenFile,
+    transport::{connection::UpstreamBody, pool::Pool, settings::SettingsError, token_file::TokenFile},
 };
 
 /// The HTTP service for requests to the apiserver: reqwest in production, a simulated network in
@@ -37,14 +41,14 @@ const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 
 /// Scheme, host and port, for errors and logs. The URL's user info is omitted.
-pub(super) fn server_name(uri: &Uri) -> String {
+pub(in crate::upstream) fn server_name(uri: &Uri) -> String {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!("{}://{host}", uri.scheme_str().unwrap_or("https"))
 }
 
 /// Builds the client. This runs the kubeconfig's exec plugin, if any, so it may block.
-pub(super) fn build(
+pub(in crate::upstream) fn build(
     config: &Config,
     connect_timeout: Duration,
     user_agent: &str,
@@ -70,7 +74,7 @@ pub(super) fn build(
 
 /// Adds the credentials of a configuration to every request, and overwrites any that the request
 /// already has.
-pub(super) fn authenticated<B, S>(
+pub(in crate::upstream) fn authenticated<B, S>(
     config: &Config,
     service: S,
 ) -> Result<BoxCloneSyncService<http::Request<B>, http::Response<UpstreamBody>, BoxError>, SettingsError>
@@ -155,7 +159,7 @@ fn client(
 }
 
 /// The TLS configuration for the apiserver. This runs the kubeconfig's exec plugin, if any.
-pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+pub(in crate::upstream) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
     config.rustls_client_config().map_err(|error| match &error {
         kube_client::Error::Auth(_) => explain_auth(&error),
         // The innermost error would not name the file.
@@ -165,7 +169,7 @@ pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String
 
 /// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
 /// certificate against the URL; [`ResolveAs`] then resolves the name to the real host.
-pub(super) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
+pub(in crate::upstream) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
     let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
     let mut parts = config.cluster_url.clone().into_parts();
     let port = parts.authority.as_ref().and_then(|authority| authority.port_u16()).unwrap_or(443);
@@ -197,7 +201,7 @@ impl dns::Resolve for ResolveAs {
 }
 
 /// Classifies a failed request.
-pub(super) fn classify(error: BoxError, server: &str) -> UpstreamError {
+pub(in crate::upstream) fn classify(error: BoxError, server: &str) -> UpstreamError {
     let server = || server.to_owned();
     let error: &(dyn Error + 'static) = &*error;
     if let Some(auth) = find::<AuthError>(error) {
@@ -238,7 +242,7 @@ fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a 
 
 /// The text of the innermost error. The outer ones would repeat the URL, and with it the user info
 /// of a proxy or server.
-pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
+pub(in crate::upstream) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
         root = source;

@@ -14,7 +14,7 @@ use kube_client::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use super::error::shorten;
+use crate::upstream::error::shorten;
 
 /// How to find the apiserver. If nothing is set, kubectl's rules apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

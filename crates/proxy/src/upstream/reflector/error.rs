@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::error::UpstreamError;
+use crate::upstream::error::UpstreamError;
 use kubefan_model::object::ObjectError;
 
 /// A watch that ends earlier than this without a new version is an error, so that the caller backs
 /// off. Otherwise a broken server would be asked in a tight loop. This corresponds to client-go's
 /// `VeryShortWatchError`, but a bookmark without a new version does not suppress it.
-pub(super) const WATCH_SHORT: Duration = Duration::from_secs(1);
+pub(in crate::upstream) const WATCH_SHORT: Duration = Duration::from_secs(1);
 
 /// Why a step failed. The variants name the phase that failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ impl ReflectorError {
         }
     }
 
-    pub(super) fn into_list(self) -> Self {
+    pub(in crate::upstream) fn into_list(self) -> Self {
         match self {
             Self::Watch(error) => Self::List(error),
             other => other,
