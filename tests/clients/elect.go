@@ -13,19 +13,21 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Times of the election: short, because a test waits for a lease to run out; in the proportions of client-go's defaults.
+// Durations of the election, in the proportions of client-go's defaults. They are short, because
+// the test waits for a lease to expire.
 const (
 	leaseDuration = 6 * time.Second
 	renewDeadline = 4 * time.Second
 	retryPeriod   = 800 * time.Millisecond
 )
 
-// contend lets two candidates contend for a Lease, and stops whichever leads first without giving the Lease back, as if it had
-// crashed. It prints who leads, and once the other has taken over, that, and after how long.
+// contend runs two candidates for a Lease and stops the first leader without releasing the Lease,
+// like a crash. It prints the first leader, and then the second leader and how long the takeover
+// took.
 func contend(ctx context.Context, config *rest.Config, agent, lease string) error {
 	namespace, name, ok := strings.Cut(lease, "/")
 	if !ok {
-		return fmt.Errorf("%q is no NAMESPACE/NAME", lease)
+		return fmt.Errorf("%q is not NAMESPACE/NAME", lease)
 	}
 	leading := make(chan string)
 	stops := make(map[string]context.CancelFunc)
@@ -61,35 +63,35 @@ func contend(ctx context.Context, config *rest.Config, agent, lease string) erro
 		}
 		go elector.Run(own)
 	}
-	first, err := next(ctx, leading)
+	first, err := nextLeader(ctx, leading)
 	if err != nil {
 		return err
 	}
-	if err := say(map[string]any{"leader": first}); err != nil {
+	if err := printJSON(map[string]any{"leader": first}); err != nil {
 		return err
 	}
-	// Long enough for renewals, which read the Lease and write it.
+	// Long enough for renewals, which read and write the Lease.
 	select {
 	case second := <-leading:
-		return fmt.Errorf("%s leads while %s does", second, first)
+		return fmt.Errorf("%s became leader while %s still leads", second, first)
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(leaseDuration):
 	}
 	stops[first]()
 	start := time.Now()
-	second, err := next(ctx, leading)
+	second, err := nextLeader(ctx, leading)
 	if err != nil {
 		return err
 	}
-	return say(map[string]any{"leader": second, "after": first, "seconds": time.Since(start).Seconds()})
+	return printJSON(map[string]any{"leader": second, "after": first, "seconds": time.Since(start).Seconds()})
 }
 
-func next(ctx context.Context, leading <-chan string) (string, error) {
+func nextLeader(ctx context.Context, leading <-chan string) (string, error) {
 	select {
 	case identity := <-leading:
 		return identity, nil
 	case <-ctx.Done():
-		return "", fmt.Errorf("nobody leads: %w", ctx.Err())
+		return "", fmt.Errorf("no candidate became leader: %w", ctx.Err())
 	}
 }

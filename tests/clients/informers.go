@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// record is what one informer has told.
+// record collects the calls of one informer.
 type record struct {
 	store cache.Store
 
@@ -29,13 +29,14 @@ type record struct {
 	calls [][3]string
 }
 
-// report is what one informer has told, and what its store holds in the end.
+// report is the JSON form of a record, with the final content of the informer's store.
 type report struct {
 	Calls [][3]string    `json:"calls"`
 	Store map[string]any `json:"store"`
 }
 
-// inform runs informers of every kind until all have an object of the name, then prints what they saw.
+// inform runs informers of every kind until each has seen an object with the name until, then
+// prints their reports.
 func inform(ctx context.Context, config *rest.Config, agent, contentType, group, until string) error {
 	typedConfig := as(config, agent+"-typed")
 	typedConfig.ContentType = contentType
@@ -77,7 +78,7 @@ func inform(ctx context.Context, config *rest.Config, agent, contentType, group,
 		if err != nil {
 			return err
 		}
-		// Of the handler: the informer's own says only that its store is filled.
+		// The handler's state: the informer's own HasSynced only says that its store is filled.
 		synced = append(synced, handle.HasSynced)
 	}
 
@@ -95,7 +96,7 @@ func inform(ctx context.Context, config *rest.Config, agent, contentType, group,
 	}) {
 		return fmt.Errorf("not synced: %w", ctx.Err())
 	}
-	if err := say(map[string]any{"synced_seconds": time.Since(start).Seconds()}); err != nil {
+	if err := printJSON(map[string]any{"synced_seconds": time.Since(start).Seconds()}); err != nil {
 		return err
 	}
 	missing := maps.Clone(records)
@@ -104,20 +105,20 @@ func inform(ctx context.Context, config *rest.Config, agent, contentType, group,
 		return len(missing) == 0
 	})
 	if until != "" && !ended {
-		return fmt.Errorf("%q has not come to all informers: %w", until, ctx.Err())
+		return fmt.Errorf("not all informers received %q: %w", until, ctx.Err())
 	}
 	reports := make(map[string]report, len(records))
 	for name, seen := range records {
 		reports[name] = seen.report()
 	}
-	return say(map[string]any{"informers": reports})
+	return printJSON(map[string]any{"informers": reports})
 }
 
-// waitFor looks until it is so, or the time is over.
-func waitFor(ctx context.Context, so func() bool) bool {
+// waitFor polls until condition returns true. It returns false if ctx ends first.
+func waitFor(ctx context.Context, condition func() bool) bool {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
-	for !so() {
+	for !condition() {
 		select {
 		case <-ctx.Done():
 			return false
@@ -127,7 +128,7 @@ func waitFor(ctx context.Context, so func() bool) bool {
 	return true
 }
 
-func (r *record) note(kind string, object any) {
+func (r *record) add(kind string, object any) {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
 		kind += " (unseen)"
@@ -142,26 +143,26 @@ func (r *record) note(kind string, object any) {
 	r.calls = append(r.calls, [3]string{kind, key, accessor.GetResourceVersion()})
 }
 
-// OnAdd notes what was there at the beginning apart from what came later.
+// OnAdd distinguishes initial objects from later ones.
 func (r *record) OnAdd(object any, initial bool) {
 	kind := "add"
 	if initial {
 		kind = "initial"
 	}
-	r.note(kind, object)
+	r.add(kind, object)
 }
 
-// OnUpdate notes the new object.
+// OnUpdate records the new object.
 func (r *record) OnUpdate(_, object any) {
-	r.note("update", object)
+	r.add("update", object)
 }
 
-// OnDelete notes the last state.
+// OnDelete records the last state.
 func (r *record) OnDelete(object any) {
-	r.note("delete", object)
+	r.add("delete", object)
 }
 
-// has says whether a handler was told of an object of the name.
+// has reports whether a handler was called for an object with this name.
 func (r *record) has(name string) bool {
 	r.lock.Lock()
 	defer r.lock.Unlock()

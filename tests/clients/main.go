@@ -1,5 +1,6 @@
-// Command clients is a program that knows nothing of kubefan: client-go's informers of every kind, or a leader election, against
-// whatever server a kubeconfig names. What it saw it prints as JSON, so that two runs against two servers can be compared.
+// Command clients runs client-go's informers of every kind, or a leader election, against the
+// server of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so that runs
+// against two servers can be compared.
 package main
 
 import (
@@ -17,20 +18,20 @@ import (
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "the cluster's `FILE`")
-	agent := flag.String("agent", "clients", "what the User-Agent begins with")
-	watchList := flag.Bool("watch-list", true, "whether informers begin with a watch, as client-go does unless told otherwise")
-	contentType := flag.String("content-type", "", "what typed clients ask for; client-go's default unless given")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `FILE` of the cluster")
+	agent := flag.String("agent", "clients", "prefix of the User-Agent")
+	watchList := flag.Bool("watch-list", true, "whether informers start with a watch, which is client-go's default")
+	contentType := flag.String("content-type", "", "content type of typed clients; client-go's default if empty")
 	group := flag.String("group", "", "the `GROUP` of the custom resource \"widgets\"")
-	until := flag.String("until", "", "end when every informer has an object of this `NAME`")
-	seconds := flag.Int("seconds", 300, "end after so long at the latest")
-	elect := flag.String("elect", "", "instead of informers: let two candidates contend for this Lease, as `NAMESPACE/NAME`")
+	until := flag.String("until", "", "exit when every informer has seen an object with this `NAME`")
+	seconds := flag.Int("seconds", 300, "time limit in seconds")
+	elect := flag.String("elect", "", "instead of informers, let two candidates contend for this Lease, `NAMESPACE/NAME`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(*seconds)*time.Second)
 	defer cancel()
-	// By the switch that client-go itself reads, before it reads it.
+	// client-go reads this switch itself, so set it first.
 	if !*watchList {
 		if err := os.Setenv("KUBE_FEATURE_WatchListClient", "false"); err != nil {
 			log.Fatal(err)
@@ -40,7 +41,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// The tests' writes are not to wait for their readers.
+	// Client-side throttling must not delay the requests.
 	config.QPS, config.Burst = 100, 200
 	if *elect != "" {
 		err = contend(ctx, config, *agent, *elect)
@@ -52,14 +53,14 @@ func main() {
 	}
 }
 
-// as is a client's configuration under a User-Agent of its own.
+// as returns a copy of config with its own User-Agent.
 func as(config *rest.Config, agent string) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.UserAgent = agent
 	return config
 }
 
-// say prints one line of JSON.
-func say(value any) error {
+// printJSON prints one line of JSON.
+func printJSON(value any) error {
 	return json.NewEncoder(os.Stdout).Encode(value)
 }

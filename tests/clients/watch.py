@@ -1,11 +1,13 @@
-"""The Python client as it is: lists pods in every way, then watches them from that version on, until one of a given name has come.
+"""Runs the unmodified Python client: lists pods in every way, then watches them from that version
+until a pod with a given name arrives.
 
     watch.py KUBECONFIG NAMESPACE UNTIL
     watch.py DIRECTORY NAMESPACE UNTIL
 
-A directory holds what a pod is given of its service account: token and ca.crt. The environment names the server then.
+DIRECTORY has the files of a pod's service account: token and ca.crt. The server's address then comes
+from the environment.
 
-Prints "listed" when the watches may be given something to see, and at the end what was seen, as JSON."""
+Prints "listed" when the test may start to change pods, and at the end what was seen, as JSON."""
 
 import json
 import os
@@ -22,7 +24,7 @@ LISTS = {
     "fields": {"field_selector": "spec.nodeName=node-1"},
     "name": {"field_selector": "metadata.name=first"},
 }
-# Each ends with the pod of that name, which they all select.
+# Each ends with the pod UNTIL, which all of them select.
 WATCHES = {
     "all": {},
     "bookmarks": {"allow_watch_bookmarks": True},
@@ -60,7 +62,7 @@ def main():
     print("listed", flush=True)
     for thread in threads:
         thread.join()
-    # From a version that is history by now.
+    # A watch from an old version must replay the history.
     seen["watches"]["old version"] = events(namespace, until, {"resource_version": version})
     print(json.dumps(seen), flush=True)
 

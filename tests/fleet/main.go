@@ -1,9 +1,10 @@
-// Command fleet is so many subscribers without kubefan between: informers of client-go with its defaults, each over a connection of
-// its own, on all pods of a cluster. It prints "reached N" for every number N in the label "mark" of the pod "marker", once all have
-// seen that number or a later one.
+// Command fleet runs many subscribers without kubefan, for comparison: client-go informers with
+// default settings, each over its own connection, on all pods of a cluster. The pod "marker" has a
+// number in its label "mark". The command prints "reached N" once all informers have seen N or a
+// later number.
 //
-// Each informer keeps the metadata of the pods alone: that is done after decoding, so the apiserver serves what it would without it,
-// and a thousand caches fit into the memory of one machine.
+// Each informer keeps only the metadata of the pods. The rest is dropped after decoding, so the
+// apiserver's work does not change, and a thousand caches fit into the memory of one machine.
 package main
 
 import (
@@ -30,13 +31,13 @@ import (
 const (
 	markerName = "marker"
 	markLabel  = "mark"
-	// How exactly the moment is told at which the last informer has seen a mark.
-	lookInterval = 5 * time.Millisecond
+	// Precision of the reported time at which the last informer has seen a mark.
+	pollInterval = 5 * time.Millisecond
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "the cluster's `FILE`")
-	informers := flag.Int("informers", 1, "how many")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `FILE` of the cluster")
+	informers := flag.Int("informers", 1, "number of informers")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -50,13 +51,14 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	tell(ctx, marks)
+	report(ctx, marks)
 }
 
-// start runs one informer, which notes the last mark that it has seen.
+// start runs one informer, which stores the last mark that it has seen.
 func start(ctx context.Context, shared *rest.Config, mark *atomic.Uint64) error {
 	config := rest.CopyConfig(shared)
-	// Transports are shared by what they are configured with: a dialer of its own makes this one another.
+	// client-go shares transports between equal configurations. A dialer of its own gives this
+	// informer its own connection.
 	config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -66,7 +68,7 @@ func start(ctx context.Context, shared *rest.Config, mark *atomic.Uint64) error 
 	if err := informer.SetTransform(metadataOnly); err != nil {
 		return err
 	}
-	see := func(object any) {
+	observe := func(object any) {
 		pod, ok := object.(*corev1.Pod)
 		if !ok || pod.Name != markerName {
 			return
@@ -75,7 +77,7 @@ func start(ctx context.Context, shared *rest.Config, mark *atomic.Uint64) error 
 			mark.Store(max(number, mark.Load()))
 		}
 	}
-	handler := cache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, object any) { see(object) }}
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: observe, UpdateFunc: func(_, object any) { observe(object) }}
 	if _, err := informer.AddEventHandler(handler); err != nil {
 		return err
 	}
@@ -83,7 +85,7 @@ func start(ctx context.Context, shared *rest.Config, mark *atomic.Uint64) error 
 	return nil
 }
 
-// metadataOnly drops what is not looked at.
+// metadataOnly drops everything but the metadata that is used.
 func metadataOnly(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -95,10 +97,10 @@ func metadataOnly(object any) (any, error) {
 	return &corev1.Pod{ObjectMeta: meta}, nil
 }
 
-// tell prints each mark that all informers have seen.
-func tell(ctx context.Context, marks []atomic.Uint64) {
-	told := uint64(0)
-	ticker := time.NewTicker(lookInterval)
+// report prints each mark that all informers have seen.
+func report(ctx context.Context, marks []atomic.Uint64) {
+	reported := uint64(0)
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -108,13 +110,13 @@ func tell(ctx context.Context, marks []atomic.Uint64) {
 		}
 		least := marks[0].Load()
 		for i := range marks {
-			if least = min(least, marks[i].Load()); least == told {
+			if least = min(least, marks[i].Load()); least == reported {
 				break
 			}
 		}
-		if least > told {
-			told = least
-			fmt.Println("reached", told)
+		if least > reported {
+			reported = least
+			fmt.Println("reached", reported)
 		}
 	}
 }

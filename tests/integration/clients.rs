@@ -1,8 +1,9 @@
-//! Unmodified clients: the same program against the apiserver and against kubefan in front of it, over TLS and with a token, because that is
-//! how clients send credentials. What they see must be equal.
+//! Runs unmodified clients against the apiserver and against kubefan in front of it. Both
+//! connections use TLS and a token, as clients do when they send credentials. Both runs must see
+//! the same.
 //!
-//! What may differ is masked, and only that: the ages of objects, which pass while the one waits for the other, and the names of the two
-//! namespaces where each side writes for itself.
+//! Only two things are masked: ages of objects, because time passes between the two runs, and the
+//! names of the namespaces that each run writes to.
 
 use std::path::PathBuf;
 
@@ -13,14 +14,14 @@ pub(crate) mod kube_rs;
 pub(crate) mod kubectl;
 pub(crate) mod python;
 
-/// An apiserver, and kubefan in front of it.
+/// An apiserver and a kubefan in front of it.
 struct Both {
     api: ApiServer,
     kubefan: Kubefan,
     servers: [Server; 2],
 }
 
-/// What a client is told of a server.
+/// A server, as a client is configured for it.
 #[derive(Clone)]
 struct Server {
     name: &'static str,
@@ -28,12 +29,12 @@ struct Server {
 }
 
 impl Both {
-    /// Starts kubefan in front of `api`, with such arguments besides.
+    /// Starts kubefan in front of `api` with additional arguments.
     async fn start(api: ApiServer, args: &[&str]) -> Both {
         Both::start_at(api, "127.0.0.1:0", args).await
     }
 
-    /// The same at an address.
+    /// Like [`Self::start`], with kubefan at a given address.
     async fn start_at(api: ApiServer, address: &str, args: &[&str]) -> Both {
         let (certificate, key) = api.server_certificate();
         let paths = [certificate, key].map(|path| path.to_str().expect("the path is text").to_owned());
@@ -46,7 +47,7 @@ impl Both {
         Both { api, kubefan, servers }
     }
 
-    /// What kubefan counts of its caches: the sum of a metric, and its lines.
+    /// The sum of one of kubefan's metrics over its labels, and its lines.
     async fn metric(&self, name: &str) -> (f64, String) {
         let (_, metrics) = self.kubefan.admin("/metrics").await.expect("metrics are served");
         let ours: Vec<_> =
@@ -55,17 +56,18 @@ impl Both {
         (sum, ours.join("\n"))
     }
 
-    /// Fails unless lists were answered from the cache.
+    /// Fails unless kubefan answered lists from the cache.
     async fn assert_lists_were_cached(&self) {
         let (objects, lines) = self.metric("kubefan_snapshot_objects_sent_total").await;
-        assert!(objects > 0.0, "nothing was listed from the cache: {lines}");
+        assert!(objects > 0.0, "no list was answered from the cache: {lines}");
     }
 }
 
-/// Lets lists that must be consistent be answered from the cache however small they are; else upstream would be asked, which is sooner.
+/// Answers consistent lists of any size from the cache. By default, small ones are forwarded
+/// upstream, which is faster.
 const SMALL_LISTS: &str = "--consistent-list-bytes-min=0";
 
-/// Two that must be equal, told apart by what they are.
+/// Compares two sequences of lines and shows the first difference.
 #[track_caller]
 fn assert_equal(what: &str, direct: &[String], kubefan: &[String]) {
     let differs = direct.iter().zip(kubefan).position(|(direct, kubefan)| direct != kubefan);

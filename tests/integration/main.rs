@@ -1,5 +1,6 @@
-//! The integration tests: the real kubefan binary and the library against a real kube-apiserver. One binary holds them all, so
-//! that it links once and most tests share one apiserver; `harness` says how a test is written and registered.
+//! The integration tests: the real kubefan binary and the library against a real kube-apiserver.
+//! All of them are one binary, so that it links once and most tests share one apiserver. `harness`
+//! explains how to write and register a test.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

@@ -1,8 +1,10 @@
-//! client-go: informers of every kind (typed, dynamic, metadata) with a handler that notes each call, and a leader election.
+//! client-go: informers of every kind (typed, dynamic, metadata) with handlers that record each
+//! call, and a leader election.
 //!
-//! Informers that watch from the same state see the same changes in the same order, whatever they watch through, in whatever encoding. In
-//! what order the initial state comes nobody has promised. Those that begin while objects change may begin at different versions: from the
-//! later of the two on, each object has the same history.
+//! Informers that start from the same state must see the same changes in the same order, through
+//! any server and in any encoding. The order of the initial objects is not guaranteed. Informers
+//! that start while objects change may start at different versions; from the later version on, each
+//! object must have the same history.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +26,13 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: informers_see_the_same, informers_go_on_when_kubefan_has_restarted, a_leader_election_goes_as_it_does_without_kubefan;
+    apiserver: informers_see_the_same_events_through_kubefan, informers_recover_after_kubefan_restarts,
+        leader_election_works_through_kubefan;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 const GROUP: &str = "clients.example.com";
-/// The object that comes last of each resource.
+/// The name of the last object created in each collection.
 const LAST: &str = "last";
 const COLLECTIONS: [&str; 5] = [
     "/api/v1/namespaces/default/pods",
@@ -39,27 +42,29 @@ const COLLECTIONS: [&str; 5] = [
     "/apis/clients.example.com/v1/namespaces/default/widgets",
 ];
 const JSON: &[&str] = &["--content-type", "application/json"];
-/// How informers begin and what typed clients ask for: by default they begin with a watch, and prefer protobuf.
+/// How informers start and which encoding typed clients request. The default is to start with a
+/// watch-list and to prefer protobuf.
 const SETTINGS: [(&str, &[&str]); 4] = [
     ("default", &[]),
     ("listing", &["--watch-list=false"]),
     ("json", JSON),
     ("listing-json", &["--content-type", "application/json", "--watch-list=false"]),
 ];
-/// The watches of the informers above that are served from the cache: four typed, two dynamic, and the metadata of pods; but not the metadata
-/// of custom resources, which are not cached as protobuf, nor one of events that begins with their state, of whose freshness there is no
-/// proof.
+/// Number of watches of these informers that kubefan serves from the cache: per setting four typed,
+/// two dynamic, and the metadata of pods. Metadata of custom resources is not cached as protobuf. In
+/// the two settings that start with a watch-list, the watch of events is not served from the cache,
+/// because the freshness of events cannot be proved.
 const CACHED: f64 = 4.0 * (4.0 + 2.0 + 1.0) - 2.0;
 
-/// Watches that kubefan serves now.
+/// Number of watches that kubefan serves now.
 const WATCHES: &str = "kubefan_subscribers";
 
 fn program() -> PathBuf {
     tools::go_program("clients", Path::new(DIR))
 }
 
-/// Starts informers at a server.
-fn begin(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &Path) -> Process {
+/// Starts informers against a server.
+fn start_informers(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &Path) -> Process {
     let agent = format!("{}-{setting}", server.name);
     let mut command = Command::new(program);
     command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", &agent]).args(flags);
@@ -67,7 +72,7 @@ fn begin(program: &Path, server: &Server, setting: &str, flags: &[&str], dir: &P
     Process::spawn("client-go", &mut command, &dir.join(&agent))
 }
 
-async fn informers_see_the_same() {
+async fn informers_see_the_same_events_through_kubefan() {
     let program = program();
     let audit = Audit::new();
     let api = ApiServer::start(audit.options()).await;
@@ -76,23 +81,23 @@ async fn informers_see_the_same() {
     let resources = format!("pods,configmaps,nodes,events,widgets.{GROUP}");
     let both = Both::start(api, &["--on-demand=false", "--resource", &resources]).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let begin = |setting: &str, flags: &[&str]| {
-        both.servers.each_ref().map(|server| begin(&program, server, setting, flags, dir.path()))
+    let start = |setting: &str, flags: &[&str]| {
+        both.servers.each_ref().map(|server| start_informers(&program, server, setting, flags, dir.path()))
     };
-    // Begun while nothing changes.
-    let mut still = SETTINGS.map(|(setting, flags)| (setting, begin(setting, flags)));
+    // Start these while nothing changes.
+    let mut still = SETTINGS.map(|(setting, flags)| (setting, start(setting, flags)));
     for (setting, processes) in &mut still {
         let [direct, kubefan] = [synced(&mut processes[0]).await, synced(&mut processes[1]).await];
-        println!("{setting}: all informers have synced after {direct:.2} s direct, {kubefan:.2} s through kubefan");
+        println!("{setting}: all informers synced after {direct:.2} s directly, {kubefan:.2} s through kubefan");
     }
     let all = || async { (both.metric(WATCHES).await.0 >= CACHED).then_some(()) };
     let served = wait::try_until(wait::SOON, all).await;
     if served.is_none() {
         let upstream = SETTINGS.map(|(setting, _)| audit.requests(&format!("kubefan-{setting}")));
-        panic!("{}\nof pods was passed on: {upstream:#?}", both.metric(WATCHES).await.1);
+        panic!("{}\nrequests for pods that were forwarded: {upstream:#?}", both.metric(WATCHES).await.1);
     }
     write(&both.api, 6..12).await;
-    let mut moving = begin("moving", JSON);
+    let mut moving = start("moving", JSON);
     tokio::join!(write(&both.api, 12..30), async {
         for process in &mut moving {
             synced(process).await;
@@ -123,17 +128,17 @@ async fn informers_see_the_same() {
     let [direct, kubefan] = [report(direct).await, report(kubefan).await];
     for (informer, direct) in &direct {
         let kubefan = &kubefan[informer];
-        assert_eq!(direct.store, kubefan.store, "{informer}, begun while objects change");
-        direct.assert_same_end(kubefan, informer);
+        assert_eq!(direct.store, kubefan.store, "{informer}, started while objects change");
+        direct.assert_same_tail(kubefan, informer);
     }
-    // Nothing of theirs went upstream.
+    // kubefan answered everything from its caches.
     for setting in SETTINGS.map(|(setting, _)| setting).into_iter().chain(["moving"]) {
-        let asked = audit.requests(&format!("kubefan-{setting}"));
-        assert_eq!(asked, [], "{setting}");
+        let forwarded = audit.requests(&format!("kubefan-{setting}"));
+        assert_eq!(forwarded, [], "{setting}");
     }
 }
 
-async fn informers_go_on_when_kubefan_has_restarted() {
+async fn informers_recover_after_kubefan_restarts() {
     let program = program();
     let api = ApiServer::start(Options::default()).await;
     api.create_crd(GROUP, "widgets", "Widget").await;
@@ -143,7 +148,8 @@ async fn informers_go_on_when_kubefan_has_restarted() {
     let args = ["--on-demand=false", "--resource", &resources];
     let mut both = Both::start_at(api, &address, &args).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut processes = both.servers.each_ref().map(|server| begin(&program, server, "restart", JSON, dir.path()));
+    let mut processes =
+        both.servers.each_ref().map(|server| start_informers(&program, server, "restart", JSON, dir.path()));
     for process in &mut processes {
         synced(process).await;
     }
@@ -158,20 +164,21 @@ async fn informers_go_on_when_kubefan_has_restarted() {
     for (informer, direct) in &direct {
         let kubefan = &kubefan[informer];
         assert_eq!(direct.store, kubefan.store, "{informer}");
-        // Whoever lists again sees less of what has been; what was seen stays seen, and nothing comes twice.
+        // After a relist an informer skips intermediate states, but it must not go back and must
+        // not see a change twice.
         let all = direct.by_key();
         for (key, calls) in kubefan.by_key() {
             let mut versions = all[key].iter().map(|call| &call[2]);
             let known =
                 calls.iter().all(|call| call[0].ends_with("(unseen)") || versions.any(|version| *version == call[2]));
-            assert!(known, "{informer}: {key}: {calls:?} is not in the order of {:?}", all[key]);
+            assert!(known, "{informer}: {key}: {calls:?} does not follow the order of {:?}", all[key]);
         }
-        let (seen, of) = (kubefan.calls.len(), direct.calls.len());
-        println!("{informer}: {seen} calls of a handler through a kubefan that restarted, {of} direct");
+        let (seen, total) = (kubefan.calls.len(), direct.calls.len());
+        println!("{informer}: {seen} handler calls through a restarted kubefan, {total} directly");
     }
 }
 
-async fn a_leader_election_goes_as_it_does_without_kubefan() {
+async fn leader_election_works_through_kubefan() {
     let program = program();
     let both = Both::start(ApiServer::shared().await, &["--resource", "leases.coordination.k8s.io"]).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -186,15 +193,16 @@ async fn a_leader_election_goes_as_it_does_without_kubefan() {
         let ended = process.ended(wait::SOON * 4).await;
         let log = process.log();
         assert!(ended.success(), "{}: {ended}: {log}", server.name);
-        let said: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        println!("{}: {said:?}", server.name);
-        let [first, second] = &said[..] else { panic!("{}: {log}", server.name) };
+        let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        println!("{}: {lines:?}", server.name);
+        let [first, second] = &lines[..] else { panic!("{}: {log}", server.name) };
         assert_eq!(second["after"], first["leader"]);
         assert_ne!(second["leader"], first["leader"]);
     }
 }
 
-/// Writes rounds of changes to every resource, one after another in each: objects come, change, go, and come again.
+/// Writes rounds of changes to all collections in parallel, in order within each: objects are
+/// created, changed, deleted and recreated.
 async fn write(api: &ApiServer, rounds: std::ops::Range<usize>) {
     let write = |collection: &'static str| {
         let rounds = rounds.clone();
@@ -218,7 +226,7 @@ async fn write(api: &ApiServer, rounds: std::ops::Range<usize>) {
     futures::future::join_all(COLLECTIONS.map(write)).await;
 }
 
-/// Creates what the informers end with.
+/// Creates the objects that end the informers.
 async fn finish(api: &ApiServer) {
     for collection in COLLECTIONS {
         api.create(collection, &object(collection, LAST)).await;
@@ -242,18 +250,18 @@ fn object(collection: &str, name: &str) -> Value {
     object
 }
 
-/// Waits until all informers have synced; how long that took them, in seconds.
+/// Waits until all informers of a process have synced. Returns the time they took, in seconds.
 async fn synced(process: &mut Process) -> f64 {
     wait::until("all informers to sync", wait::SOON * 2, || {
         let (log, ended) = (process.log(), process.exited());
         assert!(ended.is_none(), "{ended:?}: {log}");
-        let said = log.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()?["synced_seconds"].as_f64());
-        async move { said }
+        let seconds = log.lines().find_map(|line| serde_json::from_str::<Value>(line).ok()?["synced_seconds"].as_f64());
+        async move { seconds }
     })
     .await
 }
 
-/// What one informer has told.
+/// The report of one informer.
 #[derive(Deserialize)]
 struct Informer {
     /// Type, key and version of each call of the handler.
@@ -261,7 +269,7 @@ struct Informer {
     store: Map<String, Value>,
 }
 
-/// What a program prints at its end, by informer.
+/// Waits for a program and reads its final report, by informer.
 async fn report(mut process: Process) -> BTreeMap<String, Informer> {
     #[derive(Deserialize)]
     struct Report {
@@ -274,7 +282,7 @@ async fn report(mut process: Process) -> BTreeMap<String, Informer> {
 }
 
 impl Informer {
-    /// The calls, those of the initial state by key.
+    /// The calls in order, except that the initial ones are sorted.
     fn ordered(&self) -> Vec<String> {
         let mut calls: Vec<_> = self.calls.iter().map(|call| call.join(" ")).collect();
         let initial = self.calls.iter().take_while(|call| call[0] == "initial").count();
@@ -290,9 +298,10 @@ impl Informer {
         calls
     }
 
-    /// Of each object the shorter history is the end of the longer one. How its first entry was told depends on where it began.
+    /// For each object, asserts that the shorter history is the tail of the longer one. The type of
+    /// its first entry depends on where the informer started.
     #[track_caller]
-    fn assert_same_end(&self, other: &Informer, what: &str) {
+    fn assert_same_tail(&self, other: &Informer, what: &str) {
         let (ours, theirs) = (self.by_key(), other.by_key());
         for key in ours.keys().chain(theirs.keys()) {
             let none = Vec::new();
@@ -304,7 +313,7 @@ impl Informer {
             let versions = |calls: &[&[String; 3]]| calls.iter().map(|call| call[2].clone()).collect::<Vec<_>>();
             let types = |calls: &[&[String; 3]]| calls.iter().skip(1).map(|call| call[0].clone()).collect::<Vec<_>>();
             let same = versions(short) == versions(end) && types(short) == types(end);
-            assert!(same, "{what}: {key}: {short:?} is not the end of {long:?}");
+            assert!(same, "{what}: {key}: {short:?} is not the tail of {long:?}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! kube-rs: its watcher, which lists or begins with a watch, of whole objects and of their metadata.
+//! kube-rs: its watcher in list mode and in streaming mode, for whole objects and for metadata
+//! only.
 
 use std::{fmt::Debug, path::Path, pin::pin};
 
@@ -17,13 +18,13 @@ use super::{Both, assert_equal};
 use crate::harness::{Test, apiserver::ApiServer, objects::pod, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_kube_rs_watcher_sees_the_same;
+    apiserver: a_kube_rs_watcher_sees_the_same_events_through_kubefan;
 };
 
-/// The pod that comes last.
+/// The name of the last pod created.
 const LAST: &str = "last";
 
-async fn a_kube_rs_watcher_sees_the_same() {
+async fn a_kube_rs_watcher_sees_the_same_events_through_kubefan() {
     let both = Both::start(ApiServer::shared().await, &["--resource", "pods"]).await;
     let api = &both.api;
     let namespace = api.namespace("kube-rs").await;
@@ -34,27 +35,27 @@ async fn a_kube_rs_watcher_sees_the_same() {
     let configs = [
         ("lists", watcher::Config::default()),
         ("lists in pages", watcher::Config::default().page_size(2)),
-        ("lists whatever there is", watcher::Config::default().any_semantic()),
+        ("lists any version", watcher::Config::default().any_semantic()),
         ("streams", watcher::Config::default().streaming_lists()),
         ("streams by label", watcher::Config::default().streaming_lists().labels("stage!=off")),
     ];
-    let (begun, mut has_begun) = watch::channel(0);
+    let (started, mut has_started) = watch::channel(0);
     let mut watchers = Vec::new();
     for (what, config) in configs {
         for server in &both.servers {
             let client = client(&server.kubeconfig).await;
             let whole: Api<Pod> = Api::namespaced(client.clone(), &namespace);
             let whole = watcher::watcher(whole, config.clone());
-            watchers.push((what, tokio::spawn(follow(whole, begun.clone()))));
+            watchers.push((what, tokio::spawn(follow(whole, started.clone()))));
             let metadata: Api<PartialObjectMeta<Pod>> = Api::namespaced(client, &namespace);
             let metadata = watcher::watcher(metadata, config.clone());
-            watchers.push((what, tokio::spawn(follow(metadata, begun.clone()))));
+            watchers.push((what, tokio::spawn(follow(metadata, started.clone()))));
         }
     }
     let all = watchers.len();
-    tokio::time::timeout(wait::SOON * 2, has_begun.wait_for(|begun| *begun == all))
+    tokio::time::timeout(wait::SOON * 2, has_started.wait_for(|started| *started == all))
         .await
-        .expect("all have begun")
+        .expect("all watchers start")
         .unwrap();
     let stage = |stage: &str| json!({ "metadata": { "labels": { "stage": stage } } });
     api.patch(&format!("{pods}/first"), &stage("off")).await;
@@ -65,13 +66,13 @@ async fn a_kube_rs_watcher_sees_the_same() {
     api.create(&pods, &pod(LAST)).await;
     let mut seen = Vec::new();
     for (what, watcher) in watchers {
-        seen.push((what, tokio::time::timeout(wait::SOON * 2, watcher).await.expect("the last pod comes").unwrap()));
+        seen.push((what, tokio::time::timeout(wait::SOON * 2, watcher).await.expect("the last pod arrives").unwrap()));
     }
-    // Whole and metadata from the apiserver, then the same through kubefan.
-    for four in seen.chunks(4) {
-        assert_equal(&format!("{}, whole", four[0].0), &four[0].1, &four[2].1);
-        assert_equal(&format!("{}, metadata", four[1].0), &four[1].1, &four[3].1);
-        assert!(four[2].1.iter().any(|event| event.starts_with("Delete")), "{:?}", four[2].1);
+    // The order is whole and metadata from the apiserver, then whole and metadata through kubefan.
+    for group in seen.chunks(4) {
+        assert_equal(&format!("{}, whole", group[0].0), &group[0].1, &group[2].1);
+        assert_equal(&format!("{}, metadata", group[1].0), &group[1].1, &group[3].1);
+        assert!(group[2].1.iter().any(|event| event.starts_with("Delete")), "{:?}", group[2].1);
     }
 }
 
@@ -81,23 +82,25 @@ async fn client(kubeconfig: &Path) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// What a watcher tells, until the last pod has come; tells when its initial state is complete.
+/// Records a watcher's events until the last pod arrives. Increments `started` when the initial
+/// objects are complete.
 async fn follow<K: ResourceExt + Debug>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
-    begun: watch::Sender<usize>,
+    started: watch::Sender<usize>,
 ) -> Vec<String> {
     let (mut events, mut seen, mut state) = (pin!(events), Vec::new(), Vec::new());
     loop {
-        let event = events.next().await.expect("a watcher does not end").expect("nothing fails");
+        let event = events.next().await.expect("a watcher does not end").expect("a watcher does not fail");
         match event {
             Event::Init => seen.push("Init".to_owned()),
             Event::InitApply(object) => state.push(format!("InitApply {object:?}")),
             Event::InitDone => {
-                // Pages of a list come by key, but nobody has promised an order to who streams.
+                // Paged lists are in key order, but the order of streamed objects is not
+                // guaranteed.
                 state.sort();
                 seen.append(&mut state);
                 seen.push("InitDone".to_owned());
-                begun.send_modify(|begun| *begun += 1);
+                started.send_modify(|started| *started += 1);
             }
             Event::Delete(object) => seen.push(format!("Delete {object:?}")),
             Event::Apply(object) => {

@@ -1,5 +1,5 @@
-//! kubectl. What it prints of objects goes mostly by Tables, which upstream makes unless they are cached; JSON, watches and writes take all
-//! other ways.
+//! kubectl. Its human-readable output uses Tables, which upstream renders unless kubefan caches
+//! them. JSON output, watches and writes use the other paths.
 
 use std::{fs, process::Command};
 
@@ -9,12 +9,12 @@ use super::{Both, SMALL_LISTS, Server, assert_equal};
 use crate::harness::{Test, apiserver::ApiServer, assets, objects::pod, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: kubectl_reads_the_same, kubectl_reads_the_same_from_cached_tables,
-        kubectl_writes_the_same_and_reads_what_it_wrote, kubectl_watches_the_same,
-        kubectl_watches_the_same_by_cached_tables;
+    apiserver: kubectl_reads_are_the_same_through_kubefan, kubectl_reads_are_the_same_from_cached_tables,
+        kubectl_writes_are_the_same_and_visible_to_its_next_read, kubectl_watches_are_the_same_through_kubefan,
+        kubectl_watches_are_the_same_from_cached_tables;
 };
 
-/// After `-n NAMESPACE`, which stands still meanwhile.
+/// Commands that read. They follow `-n NAMESPACE`, and the namespace does not change meanwhile.
 const READS: &[&str] = &[
     "get pods",
     "get pods -o wide",
@@ -63,7 +63,7 @@ const READS: &[&str] = &[
     "get pods nothing --ignore-not-found",
 ];
 
-/// The same of what fails.
+/// Commands that read and fail.
 const FAILURES: &[&str] = &[
     "get pod nothing",
     "get pod nothing -o json",
@@ -82,7 +82,8 @@ const FAILURES: &[&str] = &[
     "wait --for=condition=Ready pod/web-0 --timeout=1s",
 ];
 
-/// The same by each side in a namespace of its own. `+FILE` stands for `-f` and what that file holds.
+/// Commands that each run executes in its own namespace. `+FILE` becomes `-f` and the path of that
+/// file.
 const WRITES: &[&str] = &[
     "apply +pod-1",
     "get pods -l step=1 -o name",
@@ -118,19 +119,19 @@ const WRITES: &[&str] = &[
     "get configmaps -o name",
 ];
 
-/// Whether a command asks for tables.
+/// Whether a command asks for Tables.
 fn asks_for_tables(command: &str) -> bool {
     let is_wide = command.ends_with("-o wide");
     command.starts_with("get ") && !command.contains("--raw") && (is_wide || !command.contains("-o "))
 }
 
-async fn kubectl_reads_the_same() {
-    reads_the_same(&[SMALL_LISTS, "--passthrough-upgrades"], |_| true).await;
+async fn kubectl_reads_are_the_same_through_kubefan() {
+    assert_same_reads(&[SMALL_LISTS, "--passthrough-upgrades"], |_| true).await;
 }
 
-async fn kubectl_reads_the_same_from_cached_tables() {
+async fn kubectl_reads_are_the_same_from_cached_tables() {
     let args = [SMALL_LISTS, "--cache-tables", "--resource=pods,configmaps"];
-    let both = reads_the_same(&args, asks_for_tables).await;
+    let both = assert_same_reads(&args, asks_for_tables).await;
     let (_, sent) = both.metric("kubefan_snapshot_objects_sent_total").await;
     let has_sent = |media: &str| {
         let labels = [format!("media=\"{media}\""), "resource=\"pods\"".to_owned()];
@@ -139,7 +140,7 @@ async fn kubectl_reads_the_same_from_cached_tables() {
     assert!(has_sent("table") && !has_sent("json"), "{sent}");
 }
 
-async fn reads_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
+async fn assert_same_reads(args: &[&str], is_included: fn(&str) -> bool) -> Both {
     let both = Both::start(ApiServer::shared().await, args).await;
     let api = &both.api;
     let group = format!("{}.example.com", api.unique("kubectl"));
@@ -164,7 +165,7 @@ async fn reads_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
     });
     api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event).await;
     for (commands, outcome) in [(READS, "succeeded"), (FAILURES, "failed")] {
-        for command in commands.iter().filter(|command| asks(command)) {
+        for command in commands.iter().filter(|command| is_included(command)) {
             // Other tests have widgets too.
             let command = command.replace("NAMESPACE", &namespace).replace("widgets", &format!("widgets.{group}"));
             let args: Vec<_> = command.split(' ').collect();
@@ -179,7 +180,7 @@ async fn reads_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
     both
 }
 
-async fn kubectl_writes_the_same_and_reads_what_it_wrote() {
+async fn kubectl_writes_are_the_same_and_visible_to_its_next_read() {
     let args = ["--resource", "pods,configmaps,deployments.apps", SMALL_LISTS];
     let both = Both::start(ApiServer::shared().await, &args).await;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -222,15 +223,15 @@ async fn kubectl_writes_the_same_and_reads_what_it_wrote() {
         }
         sides.push(printed);
     }
-    assert_equal("what kubectl printed", &sides[0], &sides[1]);
+    assert_equal("kubectl's output", &sides[0], &sides[1]);
     both.assert_lists_were_cached().await;
-    // The reads above would be equal too if both saw nothing.
+    // The reads above would also be equal if both saw nothing.
     let after = |command: &str| sides[1].iter().skip_while(|line| **line != format!("$ kubectl {command}")).nth(2);
     assert_eq!(after("get pods -l step=1 -o name").map(String::as_str), Some("pod/new"));
     assert_eq!(after("get pods -l step=2 -o name").map(String::as_str), Some("pod/new"));
 }
 
-/// Followed from the same state to the same end.
+/// Watches that start from the same state and end in the same state.
 const WATCHES: &[&str] = &[
     "get pods -w",
     "get pods -w -o wide",
@@ -244,26 +245,27 @@ const WATCHES: &[&str] = &[
     "get pods -w --field-selector=status.phase=Running -o json",
 ];
 
-/// Which end by themselves once the pods have come to that, if they have not already.
+/// Commands that end by themselves when the pods reach the state, or immediately if they have
+/// already.
 const WAITS: &[&str] = &[
     "wait --for=condition=Ready pod/first --timeout=120s",
     "wait --for=jsonpath={.status.phase}=Running pod/doomed --timeout=120s",
     "wait --for=create pod/closing --timeout=120s",
 ];
 
-async fn kubectl_watches_the_same() {
-    watches_the_same(&["--resource", "pods"], |_| true).await;
+async fn kubectl_watches_are_the_same_through_kubefan() {
+    assert_same_watches(&["--resource", "pods"], |_| true).await;
 }
 
-async fn kubectl_watches_the_same_by_cached_tables() {
+async fn kubectl_watches_are_the_same_from_cached_tables() {
     let args = ["--resource", "pods", "--cache-tables"];
-    let both = watches_the_same(&args, |command| asks_for_tables(&command.replace(" -w", ""))).await;
+    let both = assert_same_watches(&args, |command| asks_for_tables(&command.replace(" -w", ""))).await;
     let (_, sent) = both.metric("kubefan_deliveries_total").await;
     let mut tables = sent.lines().filter(|line| line.contains("media=\"table\""));
     assert!(tables.any(|line| !line.ends_with(" 0")), "no tables from the cache: {sent}");
 }
 
-async fn watches_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
+async fn assert_same_watches(args: &[&str], is_included: fn(&str) -> bool) -> Both {
     let both = Both::start(ApiServer::shared().await, args).await;
     let api = &both.api;
     let namespace = api.namespace("kubectl-watches").await;
@@ -273,37 +275,38 @@ async fn watches_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
     for name in ["first", "doomed"] {
         api.create(&pods, &pod(name)).await;
     }
-    runs(api, &path("first")).await;
-    let begin = |command: &'static &str| {
+    set_running(api, &path("first")).await;
+    let start = |command: &'static &str| {
         let spawn = |server: &Server| {
-            let mut kubectl = Command::new(&assets::get().expect("kubectl is there").kubectl);
+            let mut kubectl = Command::new(&assets::get().expect("kubectl was found before").kubectl);
             kubectl.args(["-n", &namespace, "--kubeconfig"]).arg(&server.kubeconfig);
             kubectl.arg("--cache-dir").arg(dir.path().join("cache")).args(command.split(' '));
             Process::spawn("kubectl", &mut kubectl, &dir.path().join(api.unique("log")))
         };
         (*command, both.servers.each_ref().map(spawn))
     };
-    let mut watches: Vec<_> = WATCHES.iter().filter(|command| asks(command)).map(begin).collect();
-    // They begin from the same state. Those by label find nothing there, and are asked to show that they watch before anything is lost.
+    let mut watches: Vec<_> = WATCHES.iter().filter(|command| is_included(command)).map(start).collect();
+    // All watches start from the same state. Watches by label match nothing yet; the next change
+    // shows that they are active before the changes that they must not miss.
     for (command, processes) in &watches {
         if !command.contains("-l ") {
             printed(processes, "first", 1).await;
         }
     }
-    stage(api, &path("first"), "on").await;
+    set_stage(api, &path("first"), "on").await;
     for (_, processes) in &watches {
         printed(processes, "first", 1).await;
     }
-    let mut waits: Vec<_> = WAITS.iter().map(begin).collect();
-    ready(api, &path("first")).await;
-    stage(api, &path("doomed"), "on").await;
-    ready(api, &path("doomed")).await;
-    runs(api, &path("doomed")).await;
-    stage(api, &path("first"), "off").await;
+    let mut waits: Vec<_> = WAITS.iter().map(start).collect();
+    set_ready(api, &path("first")).await;
+    set_stage(api, &path("doomed"), "on").await;
+    set_ready(api, &path("doomed")).await;
+    set_running(api, &path("doomed")).await;
+    set_stage(api, &path("first"), "off").await;
     let mut closing = pod(CLOSING);
     closing["metadata"]["labels"]["stage"] = json!("on");
     api.create(&pods, &closing).await;
-    runs(api, &path(CLOSING)).await;
+    set_running(api, &path(CLOSING)).await;
     for (command, processes) in &mut waits {
         for process in &mut *processes {
             assert!(process.ended(wait::SOON * 4).await.success(), "kubectl {command}: {}", process.log());
@@ -312,9 +315,10 @@ async fn watches_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
         assert_equal(&format!("kubectl {command}"), &direct, &kubefan);
     }
     api.delete(&path("doomed")).await;
-    ready(api, &path(CLOSING)).await;
+    set_ready(api, &path(CLOSING)).await;
     for (command, processes) in &mut watches {
-        // It has come, begun to run, and become ready; it is selected by its phase from the second on. In JSON its name stands twice.
+        // The pod is created, becomes Running and becomes Ready. A watch by phase selects it from
+        // the second change on. JSON output contains the name twice per event.
         let events = if command.contains("phase=Running") { 2 } else { 3 };
         printed(processes, CLOSING, if command.ends_with("json") { 2 * events } else { events }).await;
         let [direct, kubefan] = processes.each_ref().map(|process| lines(&process.log()));
@@ -324,36 +328,36 @@ async fn watches_the_same(args: &[&str], asks: fn(&str) -> bool) -> Both {
     both
 }
 
-/// The pod that changes last.
+/// The name of the pod that changes last.
 const CLOSING: &str = "closing";
 
-async fn runs(api: &ApiServer, path: &str) {
+async fn set_running(api: &ApiServer, path: &str) {
     api.patch(&format!("{path}/status"), &json!({ "status": { "phase": "Running" } })).await;
 }
 
-async fn ready(api: &ApiServer, path: &str) {
+async fn set_ready(api: &ApiServer, path: &str) {
     let conditions = json!([{ "type": "Ready", "status": "True" }]);
     api.patch(&format!("{path}/status"), &json!({ "status": { "conditions": conditions } })).await;
 }
 
-async fn stage(api: &ApiServer, path: &str, stage: &str) {
+async fn set_stage(api: &ApiServer, path: &str, stage: &str) {
     api.patch(path, &json!({ "metadata": { "labels": { "stage": stage } } })).await;
 }
 
-/// Waits until both have printed something so often.
+/// Waits until both processes have printed a text `times` times.
 async fn printed(processes: &[Process; 2], what: &str, times: usize) {
     for process in processes {
         let outcome = wait::try_until(wait::SOON * 2, || {
             let log = process.log();
-            // Half an object would be another one.
+            // The output must be complete: half an object would differ.
             let whole = log.ends_with(['\n', ':']) && log.matches(what).count() >= times;
             async move { whole.then_some(()) }
         });
-        assert!(outcome.await.is_some(), "{what:?} is not printed {times} times but:\n{}", process.log());
+        assert!(outcome.await.is_some(), "{what:?} was not printed {times} times:\n{}", process.log());
     }
 }
 
-/// Runs a command: how it ended, and what it printed.
+/// Runs a command. The lines are its outcome and its output.
 async fn run(api: &ApiServer, server: &Server, namespace: &str, args: &[&str]) -> Vec<String> {
     let args = [&["-n", namespace], args].concat();
     let (ok, stdout, stderr) = api.try_kubectl(&server.kubeconfig, &args).await;
@@ -363,13 +367,14 @@ async fn run(api: &ApiServer, server: &Server, namespace: &str, args: &[&str]) -
     all
 }
 
-/// What was printed, without ages and the width of columns, which follows from them.
+/// Output lines with ages masked and columns separated by one space, because ages change their
+/// width.
 fn lines(printed: &str) -> Vec<String> {
     let word = |word| if is_age(word) { "AGE" } else { word };
     printed.lines().map(|line| line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Such as `3m20s`.
+/// Whether a word is an age such as `3m20s`.
 fn is_age(word: &str) -> bool {
     let mut parts = word.split_inclusive(['s', 'm', 'h', 'd']).peekable();
     let is_part = |part: &str| {

@@ -1,4 +1,4 @@
-//! The Python client: lists, pages, errors, and its `Watch` from a version on, by field and by label.
+//! The Python client: lists, pages, errors, and its `Watch` from a version, by field and by label.
 
 use std::{path::Path, process::Command};
 
@@ -8,12 +8,12 @@ use super::{Both, SMALL_LISTS, Server};
 use crate::harness::{Test, apiserver::ApiServer, objects::pod, process::Process, tests, tools, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    python: the_python_client_sees_the_same;
+    python: the_python_client_sees_the_same_through_kubefan;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 
-async fn the_python_client_sees_the_same() {
+async fn the_python_client_sees_the_same_through_kubefan() {
     let python = tools::python("clients-python", &Path::new(DIR).join("requirements.txt"));
     let both = Both::start(ApiServer::shared().await, &["--resource", "pods", SMALL_LISTS]).await;
     let api = &both.api;
@@ -34,7 +34,7 @@ async fn the_python_client_sees_the_same() {
         command.arg(Path::new(DIR).join("watch.py"));
         match server.name {
             "direct" => command.arg(&server.kubeconfig),
-            // As docs/attach.md has it for a pod: two variables, the token, and the CA of kubefan.
+            // As docs/attach.md describes for a pod: two variables, the token, and kubefan's CA.
             _ => {
                 let account = dir.path().join("serviceaccount");
                 std::fs::create_dir(&account).unwrap();
@@ -70,7 +70,7 @@ async fn the_python_client_sees_the_same() {
         let ended = process.ended(wait::SOON * 4).await;
         assert!(ended.success(), "{ended}: {}", process.log());
         let log = process.log();
-        let json = log.lines().find(|line| line.starts_with('{')).expect("what was seen");
+        let json = log.lines().find(|line| line.starts_with('{')).expect("the report is printed");
         seen.push(serde_json::from_str::<Value>(json).unwrap());
     }
     both.assert_lists_were_cached().await;
@@ -84,7 +84,7 @@ async fn the_python_client_sees_the_same() {
         let events = seen[1]["watches"][name].as_array().unwrap().iter();
         events.map(|event| event[0].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    // A pod on a node is marked before it is gone.
+    // The deletion of a pod on a node first sets a deletion timestamp.
     assert_eq!(kinds("all"), ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED", "ADDED", "ADDED"]);
     assert_eq!(kinds("labels"), ["ADDED", "ADDED", "DELETED", "MODIFIED", "DELETED", "ADDED"]);
 }

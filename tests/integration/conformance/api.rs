@@ -1,4 +1,4 @@
-//! A thin client: requests, answers, and the events of a watch.
+//! A minimal client: requests, answers, and the events of a watch.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -9,13 +9,13 @@ use futures::{StreamExt, stream::BoxStream};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Longer than any row should wait for anything.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for a single wait.
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// An apiserver to ask.
+/// An apiserver to send requests to.
 #[derive(Clone)]
 pub(crate) struct Api {
-    /// Without a slash at the end.
+    /// Without a trailing slash.
     pub(crate) base_url: String,
     /// Trusts the server.
     pub(crate) client: reqwest::Client,
@@ -36,13 +36,13 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The answer as a success.
+    /// Asserts success and returns the body.
     pub(super) fn ok(self) -> Value {
         assert!((200..300).contains(&self.code), "{} {}", self.code, self.text);
         self.json()
     }
 
-    /// Checks that this is a failure with these.
+    /// Asserts a failure Status with this code, reason and message.
     pub(super) fn fails(&self, code: u16, reason: &str, message: &str) {
         let status = self.json();
         assert_eq!(self.code, code, "{}", self.text);
@@ -78,7 +78,7 @@ impl Event {
         version(&self.object)
     }
 
-    /// `ADDED a`, as rows compare them.
+    /// A short form for comparisons, such as `ADDED a`.
     pub(super) fn short(&self) -> String {
         format!("{} {}", self.kind, self.name())
     }
@@ -95,7 +95,7 @@ impl Events {
                 let kind = event["type"].as_str().unwrap().to_owned();
                 return Some(Event { kind, object: event["object"].take(), line });
             }
-            let chunk = tokio::time::timeout(PATIENCE, self.chunks.next()).await.expect("the watch should send or end");
+            let chunk = tokio::time::timeout(WAIT_MAX, self.chunks.next()).await.expect("the watch should send or end");
             match chunk {
                 Some(chunk) => self.buffer.extend_from_slice(&chunk.expect("the watch should end cleanly")),
                 None => {
@@ -114,7 +114,7 @@ impl Events {
         events
     }
 
-    /// Everything up to the end of the stream.
+    /// All events up to the end of the stream.
     pub(super) async fn rest(mut self) -> Vec<Event> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await {
@@ -135,7 +135,7 @@ impl Api {
 
     pub(super) async fn send(&self, method: Method, path: &str, media_type: &str, body: String) -> Answer {
         let request = self.request(method, path).header("content-type", media_type).body(body);
-        read(request.timeout(PATIENCE).send().await.unwrap()).await
+        read(request.timeout(WAIT_MAX).send().await.unwrap()).await
     }
 
     pub(super) async fn get(&self, path: &str) -> Answer {
@@ -144,7 +144,7 @@ impl Api {
 
     pub(super) async fn get_as(&self, path: &str, accept: &str) -> Answer {
         let request = self.request(Method::GET, path).header("accept", accept);
-        read(request.timeout(PATIENCE).send().await.unwrap()).await
+        read(request.timeout(WAIT_MAX).send().await.unwrap()).await
     }
 
     pub(super) async fn post(&self, path: &str, object: &Value) -> Answer {
@@ -163,7 +163,7 @@ impl Api {
         self.send(Method::DELETE, path, "application/json", String::new()).await
     }
 
-    /// Starts a watch; `path` has its query.
+    /// Starts a watch. `path` may have a query.
     pub(super) async fn watch(&self, path: &str) -> Events {
         let path = format!("{path}{}watch=true", if path.contains('?') { '&' } else { '?' });
         self.stream(&path).await
@@ -174,12 +174,12 @@ impl Api {
         Events { code: response.status().as_u16(), chunks: response.bytes_stream().boxed(), buffer: Vec::new() }
     }
 
-    /// A new namespace's config maps: their path.
+    /// Creates a namespace and returns the path of its config maps.
     pub(super) async fn config_maps(&self) -> String {
         format!("{}/configmaps", self.namespace().await)
     }
 
-    /// A new namespace: its path.
+    /// Creates a namespace and returns its path.
     pub(super) async fn namespace(&self) -> String {
         let name = unique("row");
         self.post("/api/v1/namespaces", &json!({"metadata": {"name": name}})).await.ok();
@@ -203,7 +203,7 @@ async fn read(response: reqwest::Response) -> Answer {
     }
 }
 
-/// A name that no other row has; every run has servers of its own.
+/// A name that no other row uses. Every test run has its own servers.
 pub(super) fn unique(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("{prefix}-row-{}", COUNT.fetch_add(1, Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! Custom resources, and discovery.
+//! Custom resources and discovery.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::api::{Api, names, unique, version};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
-/// A custom resource in a group of its own.
+/// A custom resource in its own group.
 struct Widgets {
     group: String,
     definition: Value,
@@ -36,7 +36,7 @@ impl Widgets {
         format!("/apis/{}/v1/namespaces/default/widgets", self.group)
     }
 
-    /// Creates the definition and waits until it is served, which takes a real server a moment.
+    /// Creates the definition and waits until it is served. A real server takes a moment.
     async fn define(&self, api: &Api) {
         api.post(CRDS, &self.definition).await.ok();
         for _ in 0..300 {
@@ -55,7 +55,7 @@ impl Widgets {
     async fn create(&self, api: &Api, name: &str, color: &str) -> u64 {
         let object = json!({"apiVersion": format!("{}/v1", self.group), "kind": "Widget", "metadata": {"name": name},
             "spec": {"z": 1, "color": color, "a": "<b>&"}});
-        // Just defined, a real server may refuse writes for a moment yet.
+        // A real server may refuse writes for a moment after the definition.
         for _ in 0..300 {
             let answer = api.post(&self.path(), &object).await;
             if answer.code == 201 {
@@ -63,7 +63,7 @@ impl Widgets {
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
-        panic!("{} takes no writes", self.path());
+        panic!("{} accepts no writes", self.path());
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) async fn a_custom_object_has_sorted_keys(api: &Api) {
     widgets.remove(api).await;
 }
 
-pub(crate) async fn a_custom_resources_selectable_fields_select(api: &Api) {
+pub(crate) async fn selectable_fields_of_a_custom_resource_select(api: &Api) {
     let widgets = Widgets::new();
     widgets.define(api).await;
     for (name, color) in [("a", "red"), ("b", "blue"), ("c", "red")] {
@@ -110,12 +110,12 @@ pub(crate) async fn a_custom_resources_selectable_fields_select(api: &Api) {
         api.watch(&format!("{path}?fieldSelector=spec.color%3Dblue&resourceVersion={}", version(&list))).await;
     api.patch(&format!("{path}/a"), &json!({"spec": {"color": "blue"}})).await.ok();
     api.patch(&format!("{path}/b"), &json!({"spec": {"color": "green"}})).await.ok();
-    let heard: Vec<String> = events.take(2).await.iter().map(super::api::Event::short).collect();
-    assert_eq!(heard, ["ADDED a", "DELETED b"]);
+    let received: Vec<String> = events.take(2).await.iter().map(super::api::Event::short).collect();
+    assert_eq!(received, ["ADDED a", "DELETED b"]);
     widgets.remove(api).await;
 }
 
-pub(crate) async fn what_is_older_than_the_resource_is_too_old(api: &Api) {
+pub(crate) async fn a_version_older_than_the_resource_is_expired(api: &Api) {
     let widgets = Widgets::new();
     widgets.define(api).await;
     let events = api.watch(&format!("{}?resourceVersion=1", widgets.path())).await;
@@ -132,7 +132,7 @@ pub(crate) async fn what_is_older_than_the_resource_is_too_old(api: &Api) {
     widgets.remove(api).await;
 }
 
-pub(crate) async fn a_removed_resource_deletes_ends_and_is_404_until_it_is_back(api: &Api) {
+pub(crate) async fn removing_a_resource_deletes_its_objects_and_ends_its_watches(api: &Api) {
     let widgets = Widgets::new();
     widgets.define(api).await;
     for name in ["a", "b"] {
@@ -143,8 +143,8 @@ pub(crate) async fn a_removed_resource_deletes_ends_and_is_404_until_it_is_back(
     let events = api.watch(&format!("{path}?resourceVersion={list}")).await;
     widgets.remove(api).await;
     let events = events.rest().await;
-    let heard: Vec<String> = events.iter().map(super::api::Event::short).collect();
-    assert_eq!(heard, ["DELETED a", "DELETED b"]);
+    let received: Vec<String> = events.iter().map(super::api::Event::short).collect();
+    assert_eq!(received, ["DELETED a", "DELETED b"]);
     assert!(list < events[0].version() && events[0].version() < events[1].version());
     let gone = api.get(&path).await;
     assert_eq!((gone.code, &*gone.text), (404, "404 page not found\n"));
@@ -152,17 +152,18 @@ pub(crate) async fn a_removed_resource_deletes_ends_and_is_404_until_it_is_back(
     widgets.define(api).await;
     assert!(names(&api.get(&path).await.ok()).is_empty());
     let events = api.watch(&format!("{path}?resourceVersion={list}")).await.rest().await;
-    assert_eq!(events[0].object["reason"], "Expired", "a version of the resource's former life is too old");
+    assert_eq!(events[0].object["reason"], "Expired", "a version from before the resource was recreated is too old");
     widgets.create(api, "c", "red").await;
     widgets.remove(api).await;
 }
 
-/// A list that selects nothing tells the cluster's version and moves the cache's; a bookmark then proves it was reached.
+/// A list that selects nothing returns the cluster's version and advances the watch cache to it. A
+/// later bookmark proves that the watch reached that version.
 pub(crate) async fn a_bookmark_proves_that_nothing_was_missed(api: &Api) {
     let widgets = Widgets::new();
     widgets.define(api).await;
     let start = widgets.create(api, "a", "red").await;
-    // Another resource moves the cluster's version.
+    // A write to another resource advances the cluster's version.
     api.namespace().await;
     let unused = widgets.path().replace("/default/", "/no-such/");
     let now = version(&api.get(&format!("{unused}?fieldSelector=metadata.name%3Dno-such")).await.ok());
@@ -176,7 +177,7 @@ pub(crate) async fn a_bookmark_proves_that_nothing_was_missed(api: &Api) {
     widgets.remove(api).await;
 }
 
-pub(crate) async fn discovery_names_what_is_served(api: &Api) {
+pub(crate) async fn discovery_lists_the_served_resources(api: &Api) {
     let widgets = Widgets::new();
     widgets.define(api).await;
     let media_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";

@@ -1,4 +1,5 @@
-//! What only the simulator can be made to do: expiry, faults, restarts, limits. The expected bytes are a real server's.
+//! Behaviour that only the simulator can produce on demand: expiry, faults, restarts, limits. The
+//! expected bytes were taken from a real server.
 
 use std::{io::Read as _, time::Duration};
 
@@ -14,19 +15,19 @@ use super::{
 use crate::harness::{Test, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: after_compaction_older_versions_are_gone, etcds_compaction_leaves_the_watch_caches_events,
+    local: compaction_expires_older_versions, etcd_compaction_keeps_the_events_of_the_watch_cache,
         a_watch_that_is_up_to_date_survives_compaction,
-        a_watcher_behind_the_window_is_cut,
-        faults_are_answered_as_a_real_server_would,
-        a_watch_can_be_spoilt_in_the_middle,
-        compressed_watches_have_a_member_per_event,
-        large_lists_are_compressed_for_those_who_ask,
+        a_watcher_behind_the_event_window_is_disconnected,
+        faults_are_answered_like_a_real_apiserver,
+        a_watch_can_be_corrupted_midway,
+        compressed_watches_have_one_gzip_member_per_event,
+        large_lists_are_compressed_on_request,
         a_restart_drops_connections_and_history,
         an_older_server_has_no_watch_list,
-        a_watch_that_begins_at_the_last_event_gets_no_bookmark,
-        a_token_is_asked_for_where_one_is_set,
+        a_watch_that_starts_at_the_last_event_gets_no_bookmark,
+        a_configured_bearer_token_is_required,
         a_schema_change_changes_bytes_and_hash_but_no_version,
-        counters_count_what_was_done;
+        statistics_count_requests_and_events;
 };
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
@@ -43,7 +44,7 @@ fn fault(sim: &SimApiserver, fault: Fault, verb: Verb) {
     sim.set_fault(FaultRule { fault, verb: Some(verb), resource: None, requests: 1 });
 }
 
-async fn after_compaction_older_versions_are_gone() {
+async fn compaction_expires_older_versions() {
     let (sim, api) = simulated().await;
     let old = create(&sim, "a");
     for name in ["b", "c"] {
@@ -67,11 +68,11 @@ async fn after_compaction_older_versions_are_gone() {
     assert_eq!(
         names(&api.get(&format!("{PATH}?continue={token}")).await.ok()),
         ["b"],
-        "it goes on at the latest state"
+        "it continues at the latest state"
     );
 }
 
-async fn etcds_compaction_leaves_the_watch_caches_events() {
+async fn etcd_compaction_keeps_the_events_of_the_watch_cache() {
     let (sim, api) = simulated().await;
     let old = create(&sim, "a");
     create(&sim, "b");
@@ -92,12 +93,12 @@ async fn a_watch_that_is_up_to_date_survives_compaction() {
     assert_eq!(events.next().await.unwrap().short(), "ADDED b");
 }
 
-async fn a_watcher_behind_the_window_is_cut() {
+async fn a_watcher_behind_the_event_window_is_disconnected() {
     let (sim, api) = simulated_with(SimOptions { window_events_max: 10, ..SimOptions::default() }).await;
     let start = create(&sim, "a");
     let big = "x".repeat(250_000);
     let mut events = api.watch(&format!("{PATH}?resourceVersion={start}")).await;
-    // Nobody reads while far more is written than sockets hold.
+    // The client reads nothing while the server writes far more than the sockets buffer.
     for round in 0..80 {
         let object = json!({"metadata": {"name": "a", "namespace": "default"}, "data": {"k": format!("{round}{big}")}});
         sim.update(&config_maps(), object).unwrap();
@@ -114,7 +115,7 @@ async fn a_watcher_behind_the_window_is_cut() {
     assert_eq!(sim.stats().watches_cut, 1);
 }
 
-async fn faults_are_answered_as_a_real_server_would() {
+async fn faults_are_answered_like_a_real_apiserver() {
     let (sim, api) = simulated().await;
     fault(&sim, Fault::TooManyRequests { retry_after_seconds: 7 }, Verb::List);
     let answer = api.get(PATH).await;
@@ -143,7 +144,7 @@ async fn raw(api: &Api, query: &str) -> reqwest::Response {
     api.client.get(format!("{}{PATH}?watch=1&{query}", api.base_url)).send().await.unwrap()
 }
 
-async fn a_watch_can_be_spoilt_in_the_middle() {
+async fn a_watch_can_be_corrupted_midway() {
     let (sim, api) = simulated().await;
     create(&sim, "a");
     fault(&sim, Fault::TruncatedLine, Verb::Watch);
@@ -160,16 +161,16 @@ async fn a_watch_can_be_spoilt_in_the_middle() {
     assert_eq!(response.status(), 200);
     assert!(
         tokio::time::timeout(Duration::from_millis(1500), response.chunk()).await.is_err(),
-        "half-open: not even an end"
+        "half-open: the stream does not even end"
     );
 }
 
-async fn compressed_watches_have_a_member_per_event() {
+async fn compressed_watches_have_one_gzip_member_per_event() {
     let (sim, api) = simulated_with(SimOptions { gzip_watches: true, ..SimOptions::default() }).await;
     create(&sim, "a");
     create(&sim, "b");
     let plain = raw(&api, "timeoutSeconds=1").await;
-    assert!(plain.headers().get("content-encoding").is_none(), "only for clients that ask");
+    assert!(plain.headers().get("content-encoding").is_none(), "only for clients that accept gzip");
     let url = format!("{}{PATH}?watch=1&timeoutSeconds=1", api.base_url);
     let response = api.client.get(url).header("accept-encoding", "gzip").send().await.unwrap();
     assert_eq!(response.headers()["content-encoding"], "gzip");
@@ -182,7 +183,7 @@ async fn compressed_watches_have_a_member_per_event() {
     assert_eq!(all, plain.text().await.unwrap());
 }
 
-async fn large_lists_are_compressed_for_those_who_ask() {
+async fn large_lists_are_compressed_on_request() {
     let (sim, api) = simulated().await;
     for i in 0..40 {
         let object =
@@ -205,7 +206,7 @@ async fn a_restart_drops_connections_and_history() {
     let mut response = raw(&api, &format!("resourceVersion={start}")).await;
     assert!(response.chunk().await.unwrap().is_some());
     sim.restart();
-    assert!(response.chunk().await.is_err(), "the stream breaks, it does not end");
+    assert!(response.chunk().await.is_err(), "the stream breaks instead of ending");
     let events = api.watch(&format!("{PATH}?resourceVersion={start}")).await.rest().await;
     assert_eq!(events[0].object["reason"], "Expired");
     assert_eq!(names(&api.get(PATH).await.ok()), ["a", "b"]);
@@ -219,11 +220,12 @@ async fn an_older_server_has_no_watch_list() {
                    unless the WatchList feature gate is enabled";
     api.get(&format!("{PATH}?{query}")).await.fails(422, "Invalid", message);
     let events = api.watch(&format!("{PATH}?allowWatchBookmarks=true&timeoutSeconds=1")).await.rest().await;
-    assert_eq!(events.len(), 1, "the state, without a bookmark at its end");
+    assert_eq!(events.len(), 1, "the state, without a final bookmark");
 }
 
-/// A bookmark tells only of versions after the last event that the start of the watch went through, selected or not.
-async fn a_watch_that_begins_at_the_last_event_gets_no_bookmark() {
+/// A bookmark is sent only for versions after the last event that the start of the watch examined,
+/// selected or not.
+async fn a_watch_that_starts_at_the_last_event_gets_no_bookmark() {
     let (sim, api) = simulated().await;
     let start = create(&sim, "a");
     create(&sim, "b");
@@ -233,7 +235,7 @@ async fn a_watch_that_begins_at_the_last_event_gets_no_bookmark() {
     assert_eq!(api.watch(&format!("{PATH}?{query}")).await.rest().await, []);
 }
 
-async fn a_token_is_asked_for_where_one_is_set() {
+async fn a_configured_bearer_token_is_required() {
     let (_, mut api) =
         simulated_with(SimOptions { bearer_token: Some("secret".into()), ..SimOptions::default() }).await;
     api.get(PATH).await.fails(401, "Unauthorized", "Unauthorized");
@@ -256,7 +258,7 @@ async fn a_schema_change_changes_bytes_and_hash_but_no_version() {
     assert_eq!((&after["items"][0]["spec"], index().await == hash), (&json!({"new": 1}), false));
 }
 
-async fn counters_count_what_was_done() {
+async fn statistics_count_requests_and_events() {
     let (sim, api) = simulated().await;
     let start = create(&sim, "a");
     let mut all = api.watch(&format!("{PATH}?resourceVersion={start}")).await;

@@ -47,7 +47,7 @@ pub(crate) async fn a_list_item_of_a_built_in_type_has_no_kind(api: &Api) {
     let item = list.text.split_once(r#""items":["#).unwrap().1;
     let rest = item.strip_suffix("]}\n").unwrap();
     assert!(rest.starts_with(r#"{"metadata":{"name":"a","namespace":""#), "{rest}");
-    // A get sends the same bytes after the kind, as a watch does.
+    // A get and a watch send the same bytes after the kind.
     let whole = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1",{}"#, &rest[1..]);
     assert_eq!(api.get(&format!("{path}/a")).await.text, format!("{whole}\n"));
     let mut events = api.watch(&path).await;
@@ -65,11 +65,11 @@ pub(crate) async fn an_empty_list_has_items(api: &Api) {
 pub(crate) async fn version_zero_ignores_the_limit(api: &Api) {
     let path = five(api).await;
     let list = api.get(&format!("{path}?resourceVersion=0&limit=2")).await.ok();
-    // Any state: it may be older than the writes, but it is not cut.
+    // The list may be older than the writes, but it must not be paged.
     assert!(list["metadata"].get("continue").is_none(), "{list}");
 }
 
-pub(crate) async fn a_version_means_not_older(api: &Api) {
+pub(crate) async fn a_version_alone_means_not_older_than(api: &Api) {
     let path = five(api).await;
     let newest = version(&api.get(&path).await.ok());
     let list = api.get(&format!("{path}?resourceVersion={}", newest - 3)).await.ok();
@@ -78,7 +78,7 @@ pub(crate) async fn a_version_means_not_older(api: &Api) {
     assert!(version(&list) >= newest && names(&list) == ["a", "b", "c", "d", "e"]);
 }
 
-pub(crate) async fn a_version_with_a_limit_means_exactly(api: &Api) {
+pub(crate) async fn a_version_with_a_limit_means_exact(api: &Api) {
     let path = api.config_maps().await;
     let then = api.config_map(&path, "a", json!({})).await;
     api.config_map(&path, "b", json!({})).await;
@@ -86,7 +86,7 @@ pub(crate) async fn a_version_with_a_limit_means_exactly(api: &Api) {
     assert_eq!((version(&list), names(&list)), (then, vec!["a"]));
 }
 
-pub(crate) async fn an_exact_list_is_the_state_of_then(api: &Api) {
+pub(crate) async fn an_exact_list_is_the_state_at_that_version(api: &Api) {
     let path = api.config_maps().await;
     api.config_map(&path, "a", json!({})).await;
     let then = api.config_map(&path, "b", json!({"old": "yes"})).await;
@@ -138,7 +138,7 @@ pub(crate) async fn not_older_than_with_a_limit_pages(api: &Api) {
     assert_eq!((names(&list), &list["metadata"]["remainingItemCount"]), (vec!["a", "b", "c"], &json!(2)));
 }
 
-pub(crate) async fn a_version_from_the_future_is_waited_for_then_504(api: &Api) {
+pub(crate) async fn a_future_version_times_out_with_504(api: &Api) {
     let path = five(api).await;
     let future = version(&api.get(&path).await.ok()) + 1_000_000;
     let list = format!("{path}?resourceVersion={future}");
@@ -150,7 +150,7 @@ pub(crate) async fn a_version_from_the_future_is_waited_for_then_504(api: &Api) 
     }
 }
 
-pub(crate) async fn contradictions_are_refused_with_422(api: &Api) {
+pub(crate) async fn contradictory_options_are_refused_with_422(api: &Api) {
     let path = five(api).await;
     let forbidden = |field: &str, why: &str| json!({"reason": "FieldValueForbidden", "message": format!("Forbidden: {why}"), "field": field});
     let unset =
@@ -187,7 +187,7 @@ pub(crate) async fn contradictions_are_refused_with_422(api: &Api) {
     }
 }
 
-pub(crate) async fn parameters_that_cannot_be_read_are_refused_with_400(api: &Api) {
+pub(crate) async fn unparsable_parameters_are_refused_with_400(api: &Api) {
     let path = api.config_maps().await;
     let syntax = |text: &str| format!("strconv.ParseUint: parsing \"{text}\": invalid syntax");
     let version =
@@ -220,14 +220,14 @@ pub(crate) async fn parameters_that_cannot_be_read_are_refused_with_400(api: &Ap
     }
 }
 
-pub(crate) async fn pages_keep_the_version_of_the_first(api: &Api) {
+pub(crate) async fn all_pages_have_the_version_of_the_first(api: &Api) {
     let path = five(api).await;
     let first = api.get(&format!("{path}?limit=2")).await.ok();
     assert_eq!((names(&first), &first["metadata"]["remainingItemCount"]), (vec!["a", "b"], &json!(3)));
     let next = first["metadata"]["continue"].as_str().unwrap();
     let decoded: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(next).unwrap()).unwrap();
     assert_eq!(decoded, json!({"v": "meta.k8s.io/v1", "rv": version(&first), "start": "/b\0"}));
-    // What happens between the pages is not in them.
+    // Changes between the pages must not appear in them.
     api.delete(&format!("{path}/d")).await.ok();
     api.config_map(&path, "bb", json!({})).await;
     let second = api.get(&format!("{path}?limit=2&continue={next}")).await.ok();
@@ -239,7 +239,7 @@ pub(crate) async fn pages_keep_the_version_of_the_first(api: &Api) {
     assert!(third["metadata"].get("continue").is_none() && third["metadata"].get("remainingItemCount").is_none());
 }
 
-pub(crate) async fn a_page_of_a_selection_does_not_count_the_rest(api: &Api) {
+pub(crate) async fn a_page_with_a_selector_has_no_remaining_item_count(api: &Api) {
     let path = five(api).await;
     let page = api.get(&format!("{path}?limit=1&labelSelector=app%3Dx")).await.ok();
     assert_eq!(names(&page), ["a"]);
@@ -250,7 +250,7 @@ pub(crate) async fn a_page_of_a_selection_does_not_count_the_rest(api: &Api) {
     assert!(page["metadata"].get("continue").is_none());
 }
 
-pub(crate) async fn a_continue_token_is_checked(api: &Api) {
+pub(crate) async fn an_invalid_continue_token_is_refused(api: &Api) {
     let path = five(api).await;
     let meta = "meta.k8s.io/v1";
     let cases = [
@@ -273,7 +273,7 @@ pub(crate) async fn a_continue_token_is_checked(api: &Api) {
     api.get(&format!("{path}?continue={next}&resourceVersion=5")).await.fails(400, "BadRequest", message);
 }
 
-pub(crate) async fn a_token_at_the_latest_state_goes_on(api: &Api) {
+pub(crate) async fn a_token_with_version_minus_one_continues_at_the_latest_state(api: &Api) {
     let path = five(api).await;
     api.delete(&format!("{path}/d")).await.ok();
     let token = token(&json!({"v": "meta.k8s.io/v1", "rv": -1, "start": "c\0"}));
@@ -281,7 +281,7 @@ pub(crate) async fn a_token_at_the_latest_state_goes_on(api: &Api) {
     assert_eq!(names(&list), ["e"]);
 }
 
-pub(crate) async fn keys_are_in_etcds_order(api: &Api) {
+pub(crate) async fn objects_are_in_etcd_key_order(api: &Api) {
     let (short, mark) = (unique("order"), unique("mark"));
     let long = format!("{short}-b");
     for namespace in [&short, &long] {
@@ -305,7 +305,7 @@ pub(crate) async fn keys_are_in_etcds_order(api: &Api) {
     assert_eq!(events, ordered.concat());
 }
 
-pub(crate) async fn label_selectors_select(api: &Api) {
+pub(crate) async fn label_selectors_select_matching_objects(api: &Api) {
     let path = api.config_maps().await;
     for (name, labels) in [
         ("a", json!({"app": "web", "gen": "5"})),
@@ -339,7 +339,7 @@ pub(crate) async fn label_selectors_select(api: &Api) {
     }
 }
 
-pub(crate) async fn field_selectors_select(api: &Api) {
+pub(crate) async fn field_selectors_select_matching_objects(api: &Api) {
     let path = five(api).await;
     let namespace = path.split('/').nth(4).unwrap();
     for (selector, selected) in [
@@ -359,7 +359,7 @@ pub(crate) async fn field_selectors_select(api: &Api) {
     }
 }
 
-pub(crate) async fn a_get_has_versions_too(api: &Api) {
+pub(crate) async fn a_get_accepts_a_resource_version(api: &Api) {
     let path = api.config_maps().await;
     let written = api.config_map(&path, "a", json!({})).await;
     assert_eq!(version(&api.get(&format!("{path}/a")).await.ok()), written);
@@ -368,7 +368,7 @@ pub(crate) async fn a_get_has_versions_too(api: &Api) {
     api.get(&format!("{path}/a?resourceVersion=abc")).await.fails(500, "", message);
 }
 
-pub(crate) async fn what_is_not_there_is_404(api: &Api) {
+pub(crate) async fn missing_objects_and_resources_are_404(api: &Api) {
     let path = api.config_maps().await;
     let answer = api.get(&format!("{path}/nope")).await;
     answer.fails(404, "NotFound", "configmaps \"nope\" not found");

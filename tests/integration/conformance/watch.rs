@@ -16,7 +16,7 @@ async fn abc(api: &Api) -> String {
     path
 }
 
-pub(crate) async fn a_watch_without_version_starts_with_the_state(api: &Api) {
+pub(crate) async fn a_watch_without_version_starts_with_the_current_state(api: &Api) {
     let path = abc(api).await;
     let list = api.get(&path).await.ok();
     for query in ["", "?resourceVersion=0"] {
@@ -28,7 +28,7 @@ pub(crate) async fn a_watch_without_version_starts_with_the_state(api: &Api) {
         }
         let name = if query.is_empty() { "d" } else { "e" };
         let written = api.config_map(&path, name, json!({})).await;
-        // A watch from any state may have started before the last round's write.
+        // A watch from any version may start before the previous round's write.
         let event = loop {
             let event = events.next().await.unwrap();
             if event.name() == name {
@@ -43,7 +43,7 @@ pub(crate) async fn a_watch_without_version_starts_with_the_state(api: &Api) {
     }
 }
 
-pub(crate) async fn the_initial_state_ends_with_a_bookmark(api: &Api) {
+pub(crate) async fn initial_events_end_with_a_bookmark(api: &Api) {
     let path = abc(api).await;
     let newest = version(&api.get(&path).await.ok());
     for query in [
@@ -65,11 +65,11 @@ pub(crate) async fn the_initial_state_ends_with_a_bookmark(api: &Api) {
         let object = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{metadata}}}"#);
         assert_eq!(end.line, format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n"));
     }
-    // Without allowWatchBookmarks there is none.
+    // Without allowWatchBookmarks there is no bookmark.
     let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1";
     let events = api.watch(&format!("{path}?{query}")).await.rest().await;
     assert_eq!(short(&events), ["ADDED a", "ADDED b", "ADDED c"]);
-    // The zero value of a type stands in its bookmark.
+    // A bookmark contains the zero value of its type.
     for (resource, rest) in [
         ("pods", r#""spec":{"containers":null},"status":{}"#),
         ("services", r#""spec":{},"status":{"loadBalancer":{}}"#),
@@ -82,7 +82,7 @@ pub(crate) async fn the_initial_state_ends_with_a_bookmark(api: &Api) {
     }
 }
 
-pub(crate) async fn a_watch_from_a_version_has_only_what_came_later(api: &Api) {
+pub(crate) async fn a_watch_from_a_version_sends_only_later_events(api: &Api) {
     let path = api.config_maps().await;
     let a = api.config_map(&path, "a", json!({})).await;
     let b = api.config_map(&path, "b", json!({})).await;
@@ -95,7 +95,7 @@ pub(crate) async fn a_watch_from_a_version_has_only_what_came_later(api: &Api) {
     assert_eq!(events.next().await.unwrap().short(), "DELETED b");
 }
 
-pub(crate) async fn a_watch_from_the_future_is_silent(api: &Api) {
+pub(crate) async fn a_watch_from_a_future_version_sends_nothing(api: &Api) {
     let path = abc(api).await;
     let future = version(&api.get(&path).await.ok()) + 1_000_000;
     let events = api.watch(&format!("{path}?resourceVersion={future}&timeoutSeconds=2")).await;
@@ -104,7 +104,7 @@ pub(crate) async fn a_watch_from_the_future_is_silent(api: &Api) {
     assert_eq!(events.rest().await, []);
 }
 
-pub(crate) async fn an_initial_state_from_the_future_is_an_error_event(api: &Api) {
+pub(crate) async fn initial_events_at_a_future_version_are_an_error_event(api: &Api) {
     let path = abc(api).await;
     let future = version(&api.get(&path).await.ok()) + 1_000_000;
     let query = format!("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={future}");
@@ -117,7 +117,7 @@ pub(crate) async fn an_initial_state_from_the_future_is_an_error_event(api: &Api
     assert_eq!(status["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
 }
 
-pub(crate) async fn contradictions_are_refused(api: &Api) {
+pub(crate) async fn contradictory_options_are_refused(api: &Api) {
     let path = api.config_maps().await;
     let needs = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
     let alone = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
@@ -146,7 +146,7 @@ pub(crate) async fn without_initial_events_a_watch_starts_now(api: &Api) {
     assert_eq!(events.next().await.unwrap().short(), "ADDED d");
 }
 
-pub(crate) async fn a_watch_ends_when_its_time_is_up(api: &Api) {
+pub(crate) async fn a_watch_ends_at_its_timeout(api: &Api) {
     let path = abc(api).await;
     let newest = version(&api.get(&path).await.ok());
     for seconds in ["1", "-1"] {
@@ -156,7 +156,7 @@ pub(crate) async fn a_watch_ends_when_its_time_is_up(api: &Api) {
     }
 }
 
-pub(crate) async fn what_enters_and_leaves_a_selector_is_added_and_deleted(api: &Api) {
+pub(crate) async fn entering_a_label_selector_is_added_and_leaving_it_is_deleted(api: &Api) {
     let path = api.config_maps().await;
     let start = api.config_map(&path, "in", json!({"app": "x"})).await;
     api.config_map(&path, "out", json!({"app": "y"})).await;
@@ -165,21 +165,22 @@ pub(crate) async fn what_enters_and_leaves_a_selector_is_added_and_deleted(api: 
     let entered = api.patch(&format!("{path}/out"), &app("x")).await.ok();
     let changed = api.patch(&format!("{path}/out"), &json!({"data": {"k": "v"}})).await.ok();
     let left = version(&api.patch(&format!("{path}/out"), &app("z")).await.ok());
-    // Outside of the selector nothing is heard.
+    // Changes outside of the selector send no events.
     api.patch(&format!("{path}/out"), &json!({"data": {"k": "w"}})).await.ok();
     api.delete(&format!("{path}/out")).await.ok();
     api.delete(&format!("{path}/in")).await.ok();
-    let heard = events.take(4).await;
-    assert_eq!(short(&heard), ["ADDED out", "MODIFIED out", "DELETED out", "DELETED in"]);
-    assert_eq!((&heard[0].object, &heard[1].object), (&entered, &changed));
-    // What left is sent as it was when it was last selected, at the version of the change that took it out.
+    let received = events.take(4).await;
+    assert_eq!(short(&received), ["ADDED out", "MODIFIED out", "DELETED out", "DELETED in"]);
+    assert_eq!((&received[0].object, &received[1].object), (&entered, &changed));
+    // An object that leaves the selector is sent as it was when last selected, with the version of
+    // the change that removed it.
     let mut last = changed;
     last["metadata"]["resourceVersion"] = left.to_string().into();
-    assert_eq!(heard[2].object, last);
-    assert!(heard[3].version() > left && heard[3].object["metadata"]["labels"]["app"] == "x");
+    assert_eq!(received[2].object, last);
+    assert!(received[3].version() > left && received[3].object["metadata"]["labels"]["app"] == "x");
 }
 
-pub(crate) async fn what_enters_and_leaves_a_field_selector_is_added_and_deleted(api: &Api) {
+pub(crate) async fn entering_a_field_selector_is_added_and_leaving_it_is_deleted(api: &Api) {
     let path = format!("{}/pods", api.namespace().await);
     let pod = |name: &str, node: &str| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
@@ -195,15 +196,15 @@ pub(crate) async fn what_enters_and_leaves_a_field_selector_is_added_and_deleted
             api.patch(&format!("{path}/{name}/status"), &json!({"status": {"phase": phase}})).await.ok();
         }
     }
-    let heard = running.take(4).await;
-    assert_eq!(short(&heard), ["ADDED a", "ADDED b", "DELETED a", "DELETED b"]);
-    assert_eq!(heard[2].object["status"]["phase"], "Running");
+    let received = running.take(4).await;
+    assert_eq!(short(&received), ["ADDED a", "ADDED b", "DELETED a", "DELETED b"]);
+    assert_eq!(received[2].object["status"]["phase"], "Running");
     assert_eq!(short(&on_node.take(2).await), ["MODIFIED a", "MODIFIED a"]);
     let list = api.get(&format!("{path}?fieldSelector=spec.host%3Dn2,status.phase!%3DRunning")).await.ok();
     assert_eq!(super::api::names(&list), ["b"]);
 }
 
-pub(crate) async fn a_watch_sees_its_namespace_and_name_only(api: &Api) {
+pub(crate) async fn a_watch_sends_only_its_namespace_and_name(api: &Api) {
     let (here, there) = (api.config_maps().await, api.config_maps().await);
     let start = api.config_map(&here, "a", json!({})).await;
     let mut events = api.watch(&format!("{here}?resourceVersion={start}")).await;
@@ -218,14 +219,14 @@ pub(crate) async fn a_watch_sees_its_namespace_and_name_only(api: &Api) {
     assert!(here.contains(event.object["metadata"]["namespace"].as_str().unwrap()));
 }
 
-pub(crate) async fn a_bookmark_comes_before_the_end(api: &Api) {
+pub(crate) async fn a_bookmark_precedes_the_timeout(api: &Api) {
     let path = api.config_maps().await;
     let start = api.config_map(&path, "a", json!({})).await;
     let query = format!("resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=4");
     let events = api.watch(&format!("{path}?{query}")).await;
     let written = api.config_map(&path, "b", json!({})).await;
     let events = events.rest().await;
-    // The last one may come early, and then again.
+    // The final bookmark may come early and then again.
     let (added, bookmarks) = events.split_first().unwrap();
     assert_eq!(added.short(), "ADDED b");
     assert!((1..=2).contains(&bookmarks.len()), "{bookmarks:?}");
@@ -236,7 +237,7 @@ pub(crate) async fn a_bookmark_comes_before_the_end(api: &Api) {
     }
 }
 
-pub(crate) async fn the_old_watch_path_starts_with_the_state(api: &Api) {
+pub(crate) async fn the_deprecated_watch_path_starts_with_the_current_state(api: &Api) {
     let path = abc(api).await;
     let old = path.replace("/api/v1/", "/api/v1/watch/");
     let events = api.stream(&format!("{old}?timeoutSeconds=1&allowWatchBookmarks=true")).await.rest().await;

@@ -1,4 +1,4 @@
-//! Writes: as far as the other rows need them to be the same on both sides.
+//! Writes, as far as the other rows depend on them.
 
 use kubefan_sim::workload::{Operation, Workload, WorkloadOptions};
 use reqwest::Method;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::api::{Api, unique, version};
 
-pub(crate) async fn writes_that_cannot_be_are_refused(api: &Api) {
+pub(crate) async fn invalid_writes_are_refused(api: &Api) {
     let path = api.config_maps().await;
     api.config_map(&path, "a", json!({})).await;
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
@@ -37,7 +37,7 @@ pub(crate) async fn writes_that_cannot_be_are_refused(api: &Api) {
     assert_eq!((&deleted["status"], &deleted["details"]["name"]), (&json!("Success"), &json!("a")));
 }
 
-pub(crate) async fn a_write_that_changes_nothing_is_no_event(api: &Api) {
+pub(crate) async fn a_write_without_changes_sends_no_event(api: &Api) {
     let path = api.config_maps().await;
     api.config_map(&path, "a", json!({})).await;
     let patch = json!({"data": {"k": "v"}});
@@ -48,7 +48,7 @@ pub(crate) async fn a_write_that_changes_nothing_is_no_event(api: &Api) {
     assert_eq!(events.next().await.unwrap().short(), "ADDED b");
 }
 
-pub(crate) async fn a_status_is_written_apart(api: &Api) {
+pub(crate) async fn status_changes_only_through_its_subresource(api: &Api) {
     let path = format!("{}/pods", api.namespace().await);
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
         "spec": {"containers": [{"name": "c", "image": "example.com/c"}]}});
@@ -64,8 +64,8 @@ pub(crate) async fn a_status_is_written_apart(api: &Api) {
     assert_eq!(status["metadata"]["generation"], main["metadata"]["generation"]);
 }
 
-/// What the generator makes is what an apiserver takes.
-pub(crate) async fn the_workload_is_accepted(api: &Api) {
+/// The workload generator makes only changes that an apiserver accepts.
+pub(crate) async fn the_generated_workload_is_accepted(api: &Api) {
     let mut workload = Workload::new(11, WorkloadOptions { objects: 20, nodes: 2, namespaces: 1, apps: 3 });
     let (namespace, node) = (unique("team"), unique("node"));
     api.post("/api/v1/namespaces", &json!({"metadata": {"name": namespace}})).await.ok();
@@ -77,8 +77,8 @@ pub(crate) async fn the_workload_is_accepted(api: &Api) {
             (_, true) => format!("/api/v1/namespaces/{namespace}/pods"),
             (resource, false) => format!("/api/v1/{resource}"),
         };
-        let moved = |mut value: serde_json::Value| {
-            // The row's own names, as others may run the same workload.
+        let renamed = |mut value: serde_json::Value| {
+            // The row uses its own names, because other tests may run the same workload.
             match pods {
                 true => value["metadata"]["namespace"] = namespace.as_str().into(),
                 false => {
@@ -89,15 +89,15 @@ pub(crate) async fn the_workload_is_accepted(api: &Api) {
         };
         let (answer, subject) = match change.operation {
             Operation::Create(value) => {
-                let value = moved(value);
+                let value = renamed(value);
                 (api.post(&path, &value).await, value)
             }
             Operation::Update(value) => {
-                let value = moved(value);
+                let value = renamed(value);
                 (api.put(&format!("{path}/{}", value["metadata"]["name"].as_str().unwrap()), &value).await, value)
             }
             Operation::UpdateStatus(value) => {
-                let value = moved(value);
+                let value = renamed(value);
                 (
                     api.put(&format!("{path}/{}/status", value["metadata"]["name"].as_str().unwrap()), &value).await,
                     value,

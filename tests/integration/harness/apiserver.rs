@@ -1,6 +1,7 @@
-//! A real control plane on loopback: etcd and kube-apiserver with TLS, RBAC, several users and the key for service accounts'
-//! tokens, up in about 4 seconds. Most tests share one, each in a namespace of its own; a test that kills, restarts or compacts
-//! has one to itself, so that no test can disturb another.
+//! A real control plane on loopback: etcd and kube-apiserver with TLS, RBAC, several users and a
+//! signing key for service account tokens. It starts in about 4 seconds. Most tests share one
+//! control plane and use their own namespaces. A test that kills, restarts or compacts it starts a
+//! private one, so that no test can disturb another.
 
 use std::{
     fs,
@@ -24,16 +25,16 @@ use super::{
     wait,
 };
 
-/// The user that may do everything; the helpers act as this one.
+/// A user with all permissions. The helpers act as this user.
 pub(crate) const ADMIN: &str = "admin";
-/// A user without any role of its own, for a test to bind one to.
+/// A user without a role. Tests bind roles to it.
 pub(crate) const READER: &str = "reader";
-/// A user that no test binds a role to.
+/// A user that never gets a role.
 pub(crate) const NOBODY: &str = "nobody";
 
 const READY_AT_MOST: Duration = Duration::from_secs(90);
 
-/// How a control plane is started.
+/// Options for starting a control plane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     apiserver_flags: Vec<String>,
@@ -47,7 +48,8 @@ impl Options {
     }
 }
 
-/// A handle to a running control plane. The last handle of a private one ends it.
+/// A handle to a running control plane. A private control plane stops when its last handle is
+/// dropped.
 pub(crate) struct ApiServer {
     plane: Arc<ControlPlane>,
     pub(super) http: reqwest::Client,
@@ -55,36 +57,38 @@ pub(crate) struct ApiServer {
 
 static SHARED: tokio::sync::Mutex<Option<Result<Arc<ControlPlane>, String>>> = tokio::sync::Mutex::const_new(None);
 
-/// Ends the shared control plane; called when all tests have run.
+/// Stops the shared control plane, after all tests have run.
 pub(super) fn end_shared() {
     SHARED.blocking_lock().take();
 }
 
 impl ApiServer {
-    /// Starts a control plane that the caller has to itself.
+    /// Starts a control plane for the caller alone.
     pub(crate) async fn start(options: Options) -> ApiServer {
         ApiServer::with(Arc::new(ControlPlane::start(options, false).await.unwrap_or_else(|error| panic!("{error}"))))
     }
 
-    /// The control plane that tests share, started by the first that asks. Make a [`namespace`](Self::namespace) of your own.
+    /// The control plane that tests share. The first caller starts it. Create your own
+    /// [`namespace`](Self::namespace) in it.
     pub(crate) async fn shared() -> ApiServer {
         let mut shared = SHARED.lock().await;
         if shared.is_none() {
             *shared = Some(ControlPlane::start(Options::default(), true).await.map(Arc::new));
         }
-        match shared.as_ref().expect("it was just set") {
+        match shared.as_ref().expect("the control plane was just started") {
             Ok(plane) => ApiServer::with(plane.clone()),
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Each handle has connections of its own: they end with the runtime of the test that made them.
+    /// Each handle has its own connections, because they end with the runtime of the test that made
+    /// them.
     fn with(plane: Arc<ControlPlane>) -> ApiServer {
         let http = plane.client(&token_of(ADMIN));
         ApiServer { plane, http }
     }
 
-    /// Another handle, with connections of its own.
+    /// Another handle, with its own connections.
     pub(crate) fn handle(&self) -> ApiServer {
         ApiServer::with(self.plane.clone())
     }
@@ -94,47 +98,47 @@ impl ApiServer {
         &self.plane.url
     }
 
-    /// Of kube-apiserver.
+    /// The process ID of kube-apiserver.
     pub(crate) fn pid(&self) -> u32 {
-        self.plane.apiserver.lock().unwrap().as_ref().expect("it runs").pid()
+        self.plane.apiserver.lock().unwrap().as_ref().expect("kube-apiserver is running").pid()
     }
 
-    /// The file with the certificate of the authority that signed the apiserver's one.
+    /// The file with the CA certificate that signed the apiserver's certificate.
     pub(crate) fn ca_pem_path(&self) -> PathBuf {
         self.plane.path("ca.pem")
     }
 
-    /// A certificate for a server on loopback that whoever trusts the apiserver trusts too, and its private key.
+    /// A server certificate for loopback, signed by the apiserver's CA, and its private key.
     pub(crate) fn server_certificate(&self) -> (PathBuf, PathBuf) {
         (self.plane.path("server.pem"), self.plane.path("server-key.pem"))
     }
 
-    /// The bearer token of the administrator.
+    /// The administrator's bearer token.
     pub(crate) fn admin_token(&self) -> String {
         token_of(ADMIN)
     }
 
-    /// An HTTP client that trusts the apiserver and is the administrator.
+    /// An HTTP client that trusts the apiserver and authenticates as the administrator.
     pub(crate) fn client(&self) -> reqwest::Client {
         self.http.clone()
     }
 
-    /// The same for another user.
+    /// An HTTP client that authenticates as another user.
     pub(crate) fn client_as(&self, user: &str) -> reqwest::Client {
         self.plane.client(&token_of(user))
     }
 
-    /// The same with any bearer token, such as a service account's.
+    /// An HTTP client with any bearer token, such as a service account's.
     pub(crate) fn client_with_token(&self, token: &str) -> reqwest::Client {
         self.plane.client(token)
     }
 
-    /// A kubeconfig of the administrator.
+    /// The administrator's kubeconfig.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for(ADMIN)
     }
 
-    /// A kubeconfig of one of the users, by token.
+    /// A kubeconfig for one of the users, by token.
     pub(crate) fn kubeconfig_for(&self, user: &str) -> PathBuf {
         self.kubeconfig_with_token(user, &token_of(user))
     }
@@ -144,13 +148,14 @@ impl ApiServer {
         self.plane.write_kubeconfig(user, &format!("{{ token: {token} }}"))
     }
 
-    /// A kubeconfig of the administrator, by token, for another server that has the certificate above.
+    /// The administrator's kubeconfig, by token, for another server with
+    /// [`Self::server_certificate`].
     pub(crate) fn kubeconfig_to(&self, server: &str) -> PathBuf {
         let name = self.unique("elsewhere");
         self.plane.write_kubeconfig_to(server, &name, &format!("{{ token: {} }}", token_of(ADMIN)))
     }
 
-    /// A kubeconfig with a client certificate that the apiserver reads as this user and group.
+    /// A kubeconfig with a client certificate for this user and group.
     pub(crate) fn kubeconfig_with_certificate(&self, user: &str, group: &str) -> PathBuf {
         let (certificate, key) = self.plane.authority.client(user, group);
         let (certificate_path, key_path) =
@@ -168,17 +173,19 @@ impl ApiServer {
         self.plane.apiserver.lock().unwrap().take();
     }
 
-    /// Starts kube-apiserver again at the same address, with the same data, and waits until it is ready.
+    /// Starts kube-apiserver again at the same address with the same data, and waits until it is
+    /// ready.
     pub(crate) async fn restart(&self) {
         self.plane.assert_private("restart");
-        // The guard is not held across the wait, and the old process has to be gone before its port is free.
+        // The lock must not be held across the wait. Dropping the old process first frees its port.
         self.plane.apiserver.lock().unwrap().take();
         let apiserver = self.plane.spawn_apiserver();
         *self.plane.apiserver.lock().unwrap() = Some(apiserver);
         self.plane.ready().await.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Makes etcd forget every version below `revision` (a resourceVersion is etcd's revision).
+    /// Compacts etcd at `revision`: versions below it are gone. A resourceVersion is an etcd
+    /// revision.
     pub(crate) async fn compact_etcd(&self, revision: u64) {
         self.plane.assert_private("compact_etcd");
         let url = format!("http://127.0.0.1:{}/v3/kv/compaction", self.plane.etcd_port);
@@ -188,7 +195,7 @@ impl ApiServer {
         assert!(status.is_success(), "etcd compacts: {status} {}", response.text().await.unwrap_or_default());
     }
 
-    /// Runs kubectl as the administrator and returns what it printed; panics when it fails.
+    /// Runs kubectl as the administrator and returns its output. Panics if it fails.
     pub(crate) async fn kubectl(&self, args: &[&str]) -> String {
         let (ok, stdout, stderr) = self.try_kubectl(&self.kubeconfig(), args).await;
         assert!(ok, "kubectl {}: {stderr}{stdout}", args.join(" "));
@@ -219,7 +226,7 @@ impl ApiServer {
 
 /// The processes and files behind the handles.
 struct ControlPlane {
-    // Dropped in this order: the apiserver before its etcd, the directory last.
+    // Fields drop in this order: the apiserver before etcd, the directory last.
     apiserver: Mutex<Option<Process>>,
     _etcd: Process,
     shared: bool,
@@ -236,7 +243,7 @@ impl ControlPlane {
         let dir = tempfile::Builder::new()
             .prefix("control-plane-")
             .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-            .map_err(|error| format!("{} takes no directory: {error}", env!("CARGO_TARGET_TMPDIR")))?;
+            .map_err(|error| format!("cannot create a directory in {}: {error}", env!("CARGO_TARGET_TMPDIR")))?;
         let authority = Authority::new();
         pki::write_server_files(&authority, dir.path());
         let users = [(ADMIN, "system:masters"), (READER, "readers"), (NOBODY, "nobodies")]
@@ -255,7 +262,7 @@ impl ControlPlane {
             authority,
             dir,
         };
-        // kube-apiserver waits for its etcd by itself.
+        // kube-apiserver itself waits for etcd.
         *plane.apiserver.lock().unwrap() = Some(plane.spawn_apiserver());
         plane.ready().await?;
         Ok(plane)
@@ -283,7 +290,8 @@ impl ControlPlane {
                 "--authorization-mode=RBAC",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 "--service-cluster-ip-range=10.0.0.0/24",
-                // No controller makes the default service account, without which this plugin admits no pod.
+                // No controller creates the default service account, and this plugin rejects pods
+                // without it.
                 "--disable-admission-plugins=ServiceAccount",
             ])
             .args(&self.options.apiserver_flags);
@@ -336,7 +344,7 @@ impl ControlPlane {
              users: [{{ name: {name}, user: {user} }}]\n",
             ca.display()
         );
-        // In one step: another test's kubectl may be reading the file of the same name.
+        // Replaced atomically: another test's kubectl may be reading the file of the same name.
         let mut file = NamedTempFile::new_in(self.dir.path()).expect("a file is made");
         file.write_all(text.as_bytes()).expect("the kubeconfig is written");
         file.persist(&path).expect("the kubeconfig is put in place");
@@ -363,7 +371,7 @@ fn spawn_etcd(dir: &Path, port: u16) -> Result<Process, String> {
         format!("--listen-peer-urls={peer_url}"),
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--initial-cluster=default={peer_url}"),
-        // The data need not survive the machine.
+        // The data need not survive a crash of the machine.
         "--unsafe-no-fsync".to_owned(),
         "--log-level=warn".to_owned(),
     ]);

@@ -1,4 +1,5 @@
-//! What an apiserver was asked, as its own audit log tells it: metrics count requests, but only the audit log says whose they were.
+//! Reads the requests that an apiserver received from its own audit log. Metrics count requests,
+//! but only the audit log shows which client sent them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,8 @@ use tempfile::TempDir;
 
 use super::apiserver::Options;
 
-/// Reads and watches of pods. A watch is logged when it starts and once more when it ends, under one ID.
+/// Logs lists and watches of pods. A watch is logged when it starts and again when it ends, with
+/// the same ID.
 const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                       - { level: Metadata, verbs: [list, watch], resources: [{ group: '', resources: [pods] }] }\n\
                       - { level: None }\n";
@@ -27,8 +29,9 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether it asks for a state: a list, its first page only, or a watch that begins with one. A list of one name is a look-up: so
-    /// kubefan asks how far the cluster is when a watch has ended.
+    /// Whether the request asks for the full state: the first page of a list, or a watch with
+    /// initial events. A list of a single name does not: kubefan uses it to learn the cluster's
+    /// version after a watch ends.
     pub(crate) fn asks_for_state(&self) -> bool {
         match self.verb.as_str() {
             "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
@@ -38,25 +41,26 @@ impl Request {
 }
 
 impl Audit {
-    /// A log that nothing is written to yet.
+    /// Creates an empty audit log.
     pub(crate) fn new() -> Audit {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
         std::fs::write(directory.path().join("policy.yaml"), POLICY).expect("the policy is written");
         Audit { directory }
     }
 
-    /// For the control plane that is to write it.
+    /// Options for the control plane that writes this log.
     pub(crate) fn options(&self) -> Options {
         let path = |name: &str| self.directory.path().join(name).display().to_string();
         let policy = format!("--audit-policy-file={}", path("policy.yaml"));
         Options::default().flag(&policy).flag(&format!("--audit-log-path={}", path("audit.log")))
     }
 
-    /// The requests of clients whose `User-Agent` begins so, in order. A list is in the log before it is answered.
+    /// The requests of clients whose `User-Agent` starts with `user_agent`, in order. A list is
+    /// logged before it is answered.
     pub(crate) fn requests(&self, user_agent: &str) -> Vec<Request> {
         let text = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap_or_default();
         let mut requests: BTreeMap<String, (usize, Request)> = BTreeMap::new();
-        // The last line may be half written.
+        // The last line may be incomplete.
         let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         for (at, entry) in entries.enumerate() {
             let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();

@@ -1,5 +1,6 @@
-//! Changes to a real apiserver's pods that go on until they are told to end, at a rate: pods come, go, come again under the same name,
-//! and enter and leave selectors by label, by node and by phase. Each writer has pods of its own, so none is ever in another's way.
+//! Changes a real apiserver's pods at a fixed rate until stopped: pods are created, deleted and
+//! recreated under the same name, and enter and leave selectors by label, node and phase. Each
+//! writer has its own pods, so writers never conflict.
 
 use std::time::Duration;
 
@@ -10,24 +11,24 @@ use tokio::{sync::watch, task::JoinSet, time::interval};
 
 use super::{apiserver::ApiServer, objects::version_of};
 
-/// Namespaces the pods live in: `team-0`, …
+/// Namespaces of the pods: `team-0`, …
 const NAMESPACES: usize = 3;
-/// Nodes they are bound to: `node-0`, … None of them exists, which binding does not ask for.
+/// Nodes that pods are bound to: `node-0`, … The nodes do not exist; binding does not require them.
 const NODES: usize = 4;
 const APPS: usize = 4;
-/// Writers side by side: one alone is held to the time of a request.
+/// Number of parallel writers. A single writer would be limited by the duration of a request.
 const WRITERS: usize = 16;
 
-/// What was written so far.
+/// The writes so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Written {
-    /// Updates.
+    /// Number of updates.
     pub(crate) count: usize,
-    /// The largest version of one.
+    /// The largest version of an update.
     pub(crate) version: u64,
 }
 
-/// Writers at work.
+/// Running writers.
 pub(crate) struct Churn {
     written: watch::Receiver<Written>,
     stop: watch::Sender<bool>,
@@ -35,16 +36,16 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Makes the namespaces and pods; nothing is changed before [`Self::begin`].
+    /// Creates the namespaces and pods. Changes start with [`Self::begin`].
     pub(crate) async fn populate(api: &ApiServer, pods: usize) -> Vec<Writer> {
         for namespace in 0..NAMESPACES {
             let namespace = json!({ "metadata": { "name": format!("team-{namespace}") } });
             api.create("/api/v1/namespaces", &namespace).await;
         }
-        let mut making = JoinSet::new();
+        let mut setups = JoinSet::new();
         for number in 0..WRITERS {
             let api = api.handle();
-            making.spawn(async move {
+            setups.spawn(async move {
                 let pods = vec![None; pods.div_ceil(WRITERS)];
                 let mut writer = Writer { api, number, random: Pcg64Mcg::seed_from_u64(number as u64), pods };
                 for at in 0..writer.pods.len() {
@@ -53,22 +54,22 @@ impl Churn {
                 writer
             });
         }
-        making.join_all().await
+        setups.join_all().await
     }
 
-    /// Lets the writers change their pods, so many times a second all together.
+    /// Starts the writers, with `updates_per_second` in total.
     pub(crate) fn begin(writers: Vec<Writer>, updates_per_second: u32) -> Churn {
         let (stop, stopped) = watch::channel(false);
-        let (tell, written) = watch::channel(Written::default());
+        let (sender, written) = watch::channel(Written::default());
         let period = Duration::from_secs(1) * writers.len() as u32 / updates_per_second;
         let writers = writers.into_iter().map(|mut writer| {
-            let (tell, stopped) = (tell.clone(), stopped.clone());
+            let (sender, stopped) = (sender.clone(), stopped.clone());
             async move {
                 let mut ticks = interval(period);
                 while !*stopped.borrow() {
                     ticks.tick().await;
                     let version = writer.step().await;
-                    tell.send_modify(|written| {
+                    sender.send_modify(|written| {
                         written.count += 1;
                         written.version = written.version.max(version);
                     });
@@ -78,13 +79,13 @@ impl Churn {
         Churn { written, stop, writers: writers.collect() }
     }
 
-    /// Waits until so many more updates have been made; the largest version then.
+    /// Waits for this many more updates. Returns the largest version so far.
     pub(crate) async fn more(&mut self, updates: usize) -> u64 {
         let count = self.written.borrow().count + updates;
-        self.written.wait_for(|written| written.count >= count).await.expect("the writers are at work").version
+        self.written.wait_for(|written| written.count >= count).await.expect("the writers are running").version
     }
 
-    /// Ends the writers. What they wrote in all.
+    /// Stops the writers. Returns the total of their writes.
     pub(crate) async fn end(self) -> Written {
         self.stop.send_replace(true);
         self.writers.join_all().await;
@@ -118,7 +119,7 @@ impl Writer {
         format!("{}/{}", self.collection(at), self.name(at))
     }
 
-    /// One update; its version.
+    /// Makes one update. Returns its version.
     async fn step(&mut self) -> u64 {
         let at = self.random.random_range(0..self.pods.len());
         let Some(pod) = self.pods[at] else { return self.create(at).await };
@@ -129,7 +130,7 @@ impl Writer {
             }
             5 if !pod.bound => {
                 self.bind(at).await;
-                // A binding's answer has no version: a later change has.
+                // The response to a binding has no version, so make a change that has one.
                 self.phase(at).await
             }
             5 | 6 => self.phase(at).await,
@@ -138,7 +139,7 @@ impl Writer {
                 version_of(&self.api.delete(&self.path(at)).await)
             }
             _ => {
-                // At once again, as another object.
+                // Delete and recreate at once, as another object.
                 self.api.delete(&self.path(at)).await;
                 self.create(at).await
             }
@@ -169,13 +170,13 @@ impl Writer {
 
     async fn phase(&mut self, at: usize) -> u64 {
         let phase = ["Pending", "Running", "Succeeded"][self.random.random_range(0..3)];
-        // A patch that changes nothing makes no version.
+        // A patch without changes would not create a version.
         let message = format!("{}", self.random.random_range(0..u32::MAX));
         let status = json!({ "status": { "phase": phase, "message": message } });
         self.patch(&format!("{}/status", self.path(at)), status).await
     }
 
-    /// Null takes a label away.
+    /// Null removes a label.
     fn labels(&mut self) -> Value {
         let app = format!("web-{}", self.random.random_range(0..APPS));
         let stage = [json!("on"), json!("off"), Value::Null][self.random.random_range(0..3)].clone();

@@ -1,4 +1,5 @@
-//! The real kubefan binary in front of an apiserver, on ports of its own choice, killed when the value is dropped.
+//! Runs the real kubefan binary in front of an apiserver, on ports that it chooses. Dropping the
+//! value kills it.
 
 use std::{
     net::SocketAddr,
@@ -12,17 +13,18 @@ use super::{apiserver::ApiServer, process::Process, wait};
 
 /// A running `kubefan serve`.
 pub(crate) struct Kubefan {
-    /// To read its memory, send it a signal, or see what it printed.
+    /// To read its memory or output, or to send it a signal.
     pub(crate) process: Process,
-    /// Where gRPC is served.
+    /// The gRPC address.
     pub(crate) grpc_addr: SocketAddr,
-    /// Where health and metrics are served.
+    /// The address for health and metrics.
     pub(crate) admin_addr: SocketAddr,
     log: PathBuf,
 }
 
 impl Kubefan {
-    /// Starts kubefan as the administrator of `api` and waits until it is ready. `args` follow those that say where to listen.
+    /// Starts kubefan as the administrator of `api` and waits until it is ready. `args` are
+    /// appended to the listen flags.
     pub(crate) async fn start(api: &ApiServer, args: &[&str]) -> Kubefan {
         let kubefan = Kubefan::spawn(&api.kubeconfig(), args).await;
         kubefan.ready().await;
@@ -34,12 +36,13 @@ impl Kubefan {
         Kubefan::spawn_at(kubeconfig, "127.0.0.1:0", args).await
     }
 
-    /// The same with the data port at a place of the test's choice. On a Unix socket the value has no `grpc_addr` to connect to.
+    /// Like [`Self::spawn`], with the data port at an address that the test chooses. With a Unix
+    /// socket, `grpc_addr` is not usable.
     pub(crate) async fn spawn_at(kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));
-        // Figures are measured with a release build.
+        // Set this to a release build for measurements.
         let binary = std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned());
         let mut command = Command::new(binary);
         command
@@ -61,14 +64,14 @@ impl Kubefan {
             async { listening.or(ended) }
         })
         .await
-        .unwrap_or_else(|| Err("names no addresses".to_owned()));
+        .unwrap_or_else(|| Err("printed no addresses".to_owned()));
         match outcome {
             Ok((grpc_addr, admin_addr)) => Kubefan { process, grpc_addr, admin_addr, log },
             Err(why) => panic!("kubefan serve {}: {why}; it printed:\n{}", args.join(" "), process.log()),
         }
     }
 
-    /// Waits until /readyz says yes.
+    /// Waits until /readyz succeeds.
     pub(crate) async fn ready(&self) {
         let ready = wait::try_until(READY_AT_MOST, || async {
             let (status, _) = self.admin("/readyz").await?;
@@ -80,34 +83,35 @@ impl Kubefan {
         }
     }
 
-    /// What the admin port answers to a GET, or `None` when it does not answer.
+    /// The admin port's answer to a GET, or `None` if there is none.
     pub(crate) async fn admin(&self, path: &str) -> Option<(reqwest::StatusCode, String)> {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
         Some((response.status(), response.text().await.ok()?))
     }
 }
 
-/// How a command ended, and what it printed.
+/// The exit code and output of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
-    /// The exit code; `None` after a signal.
+    /// The exit code; `None` if a signal ended the command.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs the kubefan binary to its end, in an environment without a kubeconfig or any of kubefan's own variables.
+/// Runs the kubefan binary until it exits, without a kubeconfig and without kubefan's environment
+/// variables.
 pub(crate) async fn run(args: &[&str]) -> Ran {
     run_with(args, |_| {}).await
 }
 
-/// The same with a last word on how it is started.
+/// Like [`run`]; `prepare` can change the command before it starts.
 pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::process::Command)) -> Ran {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
     command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
     prepare(&mut command);
     let output = tokio::time::timeout(READY_AT_MOST, command.output());
-    let output = output.await.unwrap_or_else(|_| panic!("kubefan {} does not end", args.join(" ")));
+    let output = output.await.unwrap_or_else(|_| panic!("kubefan {} does not exit", args.join(" ")));
     let output = output.expect("kubefan starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
@@ -123,7 +127,7 @@ impl Drop for Kubefan {
         let panicked = self.process.log().contains("panicked");
         assert!(!panicked || std::thread::panicking(), "kubefan panicked:\n{}", self.process.log());
         if std::thread::panicking() {
-            // Part of the failure's report.
+            // Part of the failure report.
             eprintln!("kubefan printed:\n{}", self.process.log());
         }
         let _ = std::fs::remove_file(&self.log);

@@ -1,5 +1,6 @@
-//! A connection that a test can cut: a forwarder on loopback between a client and a server. While it is cut, new connections
-//! are closed at once, so that the client stays away until the test lets it come back.
+//! A connection that a test can cut: a forwarder on loopback between a client and a server. While
+//! it is cut, it closes new connections at once, so the client stays disconnected until the test
+//! restores it.
 
 use std::net::SocketAddr;
 
@@ -9,16 +10,16 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// A forwarder to one address; it ends when dropped.
+/// A forwarder to one address. It stops when dropped.
 pub(crate) struct Link {
-    /// Where the client connects.
+    /// The address for the client.
     pub(crate) addr: SocketAddr,
     open: watch::Sender<bool>,
     accepts: JoinHandle<()>,
 }
 
 impl Link {
-    /// Listens on a port of its own and forwards to `server`.
+    /// Listens on its own port and forwards to `server`.
     pub(crate) async fn to(server: SocketAddr) -> Link {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let addr = listener.local_addr().expect("a listener has an address");
@@ -31,7 +32,7 @@ impl Link {
         Link { addr, open, accepts }
     }
 
-    /// Closes every connection, and every new one.
+    /// Closes all current and new connections.
     pub(crate) fn cut(&self) {
         self.open.send_replace(false);
     }

@@ -1,4 +1,4 @@
-//! A workload's changes, sent to a real apiserver over HTTP.
+//! Sends a workload's changes to a real apiserver over HTTP.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::apiserver::ApiServer;
 
-/// Requests under way at once while the cluster is filled.
+/// Number of concurrent requests while the cluster is filled.
 const CONCURRENCY: usize = 16;
 
-/// Creates everything that the workload begins with.
+/// Creates the workload's initial objects.
 pub(crate) async fn populate(api: &ApiServer, workload: &mut Workload) {
     let permits = Arc::new(Semaphore::new(CONCURRENCY));
     let mut requests = JoinSet::new();
     while let Some(change) = workload.next_setup() {
         if change.resource.resource != "pods" {
-            // Namespaces before what lies in them.
+            // Namespaces must exist before their objects.
             apply(api, change).await;
             continue;
         }
@@ -35,7 +35,7 @@ pub(crate) async fn populate(api: &ApiServer, workload: &mut Workload) {
     }
 }
 
-/// Sends one change; panics when the apiserver refuses it.
+/// Sends one change. Panics if the apiserver refuses it.
 pub(crate) async fn apply(api: &ApiServer, change: Change) {
     let Change { resource, operation } = change;
     let path = |namespace: &str, name: &str| {

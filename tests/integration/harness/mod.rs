@@ -1,18 +1,21 @@
-//! Runs async tests as `cargo test` runs ordinary ones: in parallel, filtered by name, each in a runtime of its own.
+//! Runs async tests as `cargo test` runs ordinary tests: in parallel, filtered by name, each in its
+//! own runtime.
 //!
-//! A test is an `async fn()` that panics when its promise is broken. It is registered by its name in the `TESTS` list of its
-//! file, under what it needs; a test that is in no list is dead code, which the lints deny.
+//! A test is an `async fn()` that panics when its promise is broken. Each file registers its tests
+//! by name in its `TESTS` list, grouped by their requirements. A test that is in no list is dead
+//! code, which the lints deny.
 //!
 //! ```ignore
 //! pub(crate) const TESTS: &[Test] = tests! {
 //!     apiserver: a_pod_is_served, a_relist_leaves_a_marked_gap;   // needs the real kube-apiserver
 //!     local: a_bad_flag_is_named;                                 // needs nothing
-//!     paused: a_429_is_waited_out;                                // in this process, on a clock that stands still
+//!     paused: a_429_is_waited_out;                                // in this process, on a paused clock
 //! };
 //! ```
 //!
-//! With `KUBEFAN_SKIP_APISERVER=1` the tests that need the real apiserver are counted as ignored, never silently absent. A test
-//! that hangs fails after [`TEST_SECONDS_MAX`] by its own name, so that one hang cannot hide the others' results.
+//! With `KUBEFAN_SKIP_APISERVER=1`, tests that need the real apiserver count as ignored; they never
+//! disappear silently. A test that hangs fails under its own name after [`TEST_SECONDS_MAX`], so
+//! that one hang cannot hide the results of the other tests.
 
 use std::{env, future::Future, io::Write, pin::Pin, process::ExitCode, time::Duration};
 
@@ -37,22 +40,23 @@ pub(crate) mod simulated;
 pub(crate) mod tools;
 pub(crate) mod wait;
 
-/// After this a test has failed. The build of the real apiserver, before the first test that needs it, is not counted.
+/// Time limit of a test. Building the real apiserver before the first test does not count.
 const TEST_SECONDS_MAX: u64 = 600;
 
-/// The same on a clock that stands still, where waiting takes no time.
+/// Time limit of a test on a paused clock, where waiting takes no real time.
 const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
 
-/// What a test cannot run without.
+/// What a test requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// etcd, kube-apiserver and kubectl, built or given.
+    /// etcd, kube-apiserver and kubectl, built from source or supplied by the user.
     ApiServer,
     /// The same, and python3 with its `venv` module.
     ApiServerAndPython,
     /// Nothing but this machine.
     Nothing,
-    /// Nothing but a clock that moves only when every task waits: no network, no other process.
+    /// Nothing but a paused clock, which advances only while every task waits: no network and no
+    /// other process.
     PausedTime,
 }
 
@@ -64,8 +68,8 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file under what they need: `apiserver:`, `python:`, `local:` and `paused:`, in this order, each optional,
-/// each closed by a semicolon.
+/// Lists the tests of a file by requirement: `apiserver:`, `python:`, `local:` and `paused:`, in
+/// this order. Each group is optional and ends with a semicolon.
 macro_rules! tests {
     ($(apiserver: $($real:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
      $(paused: $($paused:ident),+ $(,)?;)?) => {
@@ -86,9 +90,10 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// Runs every listed test that the command line selects; the flags are those of `cargo test`.
+/// Runs every listed test that the command line selects. The flags are those of `cargo test`.
 pub(crate) fn run(lists: &[&[Test]]) -> ExitCode {
-    // reqwest is built without a crypto provider: kubefan installs one when it starts, the tests do it here.
+    // reqwest is built without a crypto provider. kubefan installs one when it starts; the tests
+    // must install theirs.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let skip_apiserver = env::var_os("KUBEFAN_SKIP_APISERVER").is_some_and(|value| value == "1");
     let trials = lists.iter().copied().flatten().map(|&test| trial(test, skip_apiserver)).collect();
@@ -105,9 +110,9 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
         Needs::ApiServerAndPython => {
             let python = has_python();
             if !python {
-                // Past libtest's capture, because a test that is left out must be seen to be.
+                // Bypasses libtest's output capture, because a skipped test must be visible.
                 let _ =
-                    writeln!(std::io::stderr(), "{name} is left out: python3 with its venv module is not installed");
+                    writeln!(std::io::stderr(), "{name} is skipped: python3 with its venv module is not installed");
             }
             trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !python)
         }
@@ -132,8 +137,8 @@ fn block_on(test: Test) -> Result<(), Failed> {
         false => Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
     };
     let limit = Duration::from_secs(if paused { PAUSED_SECONDS_MAX } else { TEST_SECONDS_MAX });
-    let ended = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
-    // A task that the test left behind must not hold up the others.
+    let finished = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
+    // A task that the test left running must not delay the other tests.
     runtime.shutdown_background();
-    ended.map_err(|_| format!("did not finish within {} s", limit.as_secs()).into())
+    finished.map_err(|_| format!("did not finish within {} s", limit.as_secs()).into())
 }

@@ -1,5 +1,6 @@
-//! The way from kubefan to a simulated apiserver, in memory. It keeps a record of every request and can refuse, delay or forge
-//! answers, so that a test can say exactly what happens and when: on a clock that stands still nothing here takes time.
+//! An in-memory network between kubefan and a simulated apiserver. It records every request, and
+//! can refuse, delay or forge answers. With a paused clock the network takes no time, so a test
+//! controls exactly what happens and when.
 
 use std::{
     collections::VecDeque,
@@ -18,22 +19,22 @@ use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::{Duration, Instant};
 use tower::{BoxError, service_fn};
 
-/// The size of the pipe between the two sides, in bytes.
+/// The buffer size of the in-memory pipe, in bytes.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// A request that was made.
+/// A recorded request.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// When.
+    /// Time of the request.
     pub(crate) at: Instant,
     /// Path and query.
     pub(crate) path: String,
-    /// Whether names and versions are asked for, instead of objects.
+    /// Whether the request asks only for metadata, not for whole objects.
     pub(crate) of_metadata: bool,
 }
 
 impl Asked {
-    /// Whether it is a watch.
+    /// Whether the request is a watch.
     pub(crate) fn is_watch(&self) -> bool {
         Asked::is_watch_path(&self.path)
     }
@@ -54,7 +55,7 @@ struct State {
     rules: VecDeque<Rule>,
 }
 
-/// A handle to the network; clones are handles to the same one.
+/// A handle to the network. Clones share the network.
 #[derive(Clone)]
 pub(crate) struct Network {
     sim: Arc<Mutex<SimApiserver>>,
@@ -62,17 +63,17 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// A network that leads to `sim`.
+    /// A network whose connections end at `sim`.
     pub(crate) fn to(sim: SimApiserver) -> Network {
         Network { sim: Arc::new(Mutex::new(sim)), state: Arc::default() }
     }
 
-    /// From here on, connections lead to another apiserver.
+    /// Connects all later requests to another apiserver.
     pub(crate) fn lead_to(&self, sim: SimApiserver) {
         *self.sim.lock().unwrap() = sim;
     }
 
-    /// A client over this network.
+    /// A client on this network.
     pub(crate) fn upstream(&self) -> Upstream {
         let network = self.clone();
         let service = service_fn(move |request| network.clone().send(request));
@@ -80,23 +81,23 @@ impl Network {
         Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
     }
 
-    /// From here on connections are refused, or no longer.
+    /// Starts or stops refusing connections.
     pub(crate) fn refuse(&self, refused: bool) {
         self.state.lock().unwrap().refused = refused;
     }
 
-    /// Looks at every request before it is sent, by its path and query; `Some` answers it here. The rule that was added first
-    /// goes first.
+    /// Adds a rule that sees the path and query of every request before it is sent. If the rule
+    /// returns `Some`, that is the answer. Rules apply in the order in which they were added.
     pub(crate) fn rule(&self, rule: impl FnMut(&str) -> Option<Answer> + Send + 'static) {
         self.state.lock().unwrap().rules.push_back(Box::new(rule));
     }
 
-    /// Takes all rules back.
+    /// Removes all rules.
     pub(crate) fn clear_rules(&self) {
         self.state.lock().unwrap().rules.clear();
     }
 
-    /// Answers the next request that `fits`, once.
+    /// Answers the next request whose path fulfils `fits`, once.
     pub(crate) fn answer_once(&self, fits: impl Fn(&str) -> bool + Send + 'static, answer: Answer) {
         let mut answer = Some(answer);
         self.rule(move |path| if fits(path) { answer.take() } else { None });
@@ -137,7 +138,8 @@ impl Network {
     }
 }
 
-/// An answer made by the test: a code, and a JSON body that never ends where `then_silence`.
+/// Builds a forged answer: a status code and lines of JSON. With `then_silence` the body never
+/// ends.
 pub(crate) fn answer(code: u16, lines: Vec<String>, then_silence: bool) -> Answer {
     let chunks = lines.into_iter().map(|line| Ok(http_body::Frame::data(Bytes::from(line + "\n"))));
     let chunks = futures::stream::iter(chunks);
@@ -150,7 +152,7 @@ pub(crate) fn answer(code: u16, lines: Vec<String>, then_silence: bool) -> Answe
     response.body(body).expect("the answer is well formed")
 }
 
-/// The times between requests, in order.
+/// The intervals between consecutive requests.
 pub(crate) fn waits(asked: &[Asked]) -> Vec<Duration> {
     asked.windows(2).map(|pair| pair[1].at - pair[0].at).collect()
 }

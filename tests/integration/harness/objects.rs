@@ -1,14 +1,14 @@
-//! The smallest objects that the apiserver takes.
+//! The smallest objects that the apiserver accepts.
 
 use serde_json::{Value, json};
 
-/// The version that an object or a list carries, as a number.
+/// The resourceVersion of an object or a list, as a number.
 pub(crate) fn version_of(object: &Value) -> u64 {
     let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_else(|| panic!("no version in {object}"));
-    version.parse().unwrap_or_else(|_| panic!("etcd's revision is a number: {version}"))
+    version.parse().unwrap_or_else(|_| panic!("an etcd revision is a number: {version}"))
 }
 
-/// A pod of that name with the label `app=name`.
+/// A pod with this name and the label `app=name`.
 pub(crate) fn pod(name: &str) -> Value {
     json!({
         "metadata": { "name": name, "labels": { "app": name } },

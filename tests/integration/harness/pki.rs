@@ -1,5 +1,5 @@
-//! Certificates of a test's control plane: a certificate authority of its own, which signs the apiserver's certificate and the
-//! clients' ones, and the key that signs the tokens of service accounts.
+//! Certificates for a test's control plane: its own certificate authority, which signs the server
+//! and client certificates, and the key that signs service account tokens.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
 
-/// A certificate authority that a test may issue from.
+/// A certificate authority that tests can issue certificates from.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// The authority's certificate.
@@ -15,9 +15,9 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Makes an authority with a new key.
+    /// Creates an authority with a new key.
     pub(crate) fn new() -> Authority {
-        let key = KeyPair::generate().expect("a key is made");
+        let key = KeyPair::generate().expect("a key is generated");
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "kubefan test authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -26,7 +26,7 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), ca_pem }
     }
 
-    /// Issues a certificate for a server on loopback: (certificate, private key), both PEM.
+    /// Issues a server certificate for loopback: (certificate, private key), both PEM.
     pub(crate) fn server(&self) -> (String, String) {
         let mut params =
             CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names are valid");
@@ -34,14 +34,15 @@ impl Authority {
         self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth])
     }
 
-    /// Issues a certificate for a replica on loopback, which is server and client to its peers: (certificate, private key), both PEM.
+    /// Issues a certificate for a replica on loopback, which is both server and client to its
+    /// peers: (certificate, private key), both PEM.
     pub(crate) fn peer(&self) -> (String, String) {
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "kubefan");
         self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth])
     }
 
-    /// Issues a certificate that Kubernetes reads as this user and group: (certificate, private key), both PEM.
+    /// Issues a client certificate for this user and group: (certificate, private key), both PEM.
     pub(crate) fn client(&self, user: &str, group: &str) -> (String, String) {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
@@ -50,7 +51,7 @@ impl Authority {
     }
 
     fn issue(&self, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) -> (String, String) {
-        let key = KeyPair::generate().expect("a key is made");
+        let key = KeyPair::generate().expect("a key is generated");
         params.extended_key_usages = usages.to_vec();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &self.issuer).expect("the authority signs");
@@ -58,11 +59,11 @@ impl Authority {
     }
 }
 
-/// Writes the files that kube-apiserver is started with into `dir`: `ca.pem`, `server.pem`, `server-key.pem`, and the pair
-/// `service-account.pub`, `service-account.key`.
+/// Writes kube-apiserver's files into `dir`: `ca.pem`, `server.pem`, `server-key.pem`, and the key
+/// pair `service-account.pub` and `service-account.key`.
 pub(crate) fn write_server_files(authority: &Authority, dir: &Path) {
     let (certificate, key) = authority.server();
-    let tokens = KeyPair::generate().expect("a key is made");
+    let tokens = KeyPair::generate().expect("a key is generated");
     let files = [
         ("ca.pem", authority.ca_pem.clone()),
         ("server.pem", certificate),
@@ -71,6 +72,6 @@ pub(crate) fn write_server_files(authority: &Authority, dir: &Path) {
         ("service-account.key", tokens.serialize_pem()),
     ];
     for (name, text) in files {
-        fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("{name} is not written: {error}"));
+        fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("cannot write {name}: {error}"));
     }
 }

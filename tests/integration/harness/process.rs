@@ -1,6 +1,6 @@
-//! Child processes that never outlive the test process, however it ends: dropped, they are killed; and should the test process
-//! itself be killed, a watchdog that reads from a pipe sees its end and kills them. What they print goes to a file, so that a
-//! full pipe cannot stop them.
+//! Child processes that never outlive the test process. Dropping the value kills the child. If the
+//! test process itself is killed, a watchdog detects the end of a pipe and kills the child. Output
+//! goes to a file, because a full pipe would block the child.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command`; what it prints is appended to the file `log`.
+    /// Starts `command` and appends its output to the file `log`.
     pub(crate) fn spawn(name: &'static str, command: &mut Command, log: &Path) -> Process {
         let out = File::options().create(true).append(true).open(log).expect("the log file opens");
         let err = out.try_clone().expect("the log file's handle is cloned");
@@ -33,7 +33,8 @@ impl Process {
             .stderr(err)
             .spawn()
             .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
-        // A line means "stand down"; the end of the pipe without one means that the test process is gone.
+        // A line on the pipe tells the watchdog to exit. End of file without a line means that the
+        // test process is gone.
         let watchdog = Command::new("sh")
             .args(["-c", r#"trap "" INT TERM HUP; read -r _ || kill -9 "$0""#, &child.id().to_string()])
             .process_group(0)
@@ -45,36 +46,36 @@ impl Process {
         Process { name, child, watchdog, log: log.to_owned() }
     }
 
-    /// The process id, to read its memory or to send it a signal.
+    /// The process ID, for reading its memory or sending a signal.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// All that the process has printed so far.
+    /// The output so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// How the process ended, if it did.
+    /// The exit status, if the process has exited.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Kills the process as `kill -9` does, and waits for its end.
+    /// Kills the process like `kill -9`, and waits until it has exited.
     pub(crate) fn kill9(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Asks the process to end, as `kill -TERM` does.
+    /// Asks the process to exit, like `kill -TERM`.
     pub(crate) fn terminate(&self) {
         let status = Command::new("sh").args(["-c", r#"kill -TERM "$0""#, &self.pid().to_string()]).status();
-        assert!(status.is_ok_and(|status| status.success()), "{} takes no signal", self.name);
+        assert!(status.is_ok_and(|status| status.success()), "cannot send a signal to {}", self.name);
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits until the process exits by itself.
     pub(crate) async fn ended(&mut self, at_most: Duration) -> ExitStatus {
-        let what = format!("the end of {}", self.name);
+        let what = format!("{} to exit", self.name);
         wait::until(&what, at_most, || {
             let exited = self.exited();
             async move { exited }
@@ -86,21 +87,22 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill9();
-        // Only now: from here on the process id may belong to somebody else.
+        // Only after the child was reaped: from here on another process may have its ID.
         if let Some(mut pipe) = self.watchdog.stdin.take() {
-            let _ = pipe.write_all(b"stand down\n");
+            let _ = pipe.write_all(b"exit\n");
         }
         let _ = self.watchdog.wait();
     }
 }
 
-/// A free port on loopback for a program that takes no listener and must come back on the same port. It is taken below the
-/// ephemeral ports: one of those could become an outgoing connection's own port while the program is down.
+/// A free port on loopback, for a program that cannot inherit a listener and must return to the
+/// same port after a restart. It is below the ephemeral ports, because an outgoing connection could
+/// take an ephemeral port while the program is down.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Test processes that run side by side start at different places.
+    // Concurrent test processes start the search at different ports.
     let start = std::process::id().wrapping_mul(97);
     for _ in 0..COUNT {
         let offset = (start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
@@ -113,10 +115,10 @@ pub(crate) fn free_port() -> u16 {
 }
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: a_process_takes_a_signal_and_its_output_is_kept, a_process_ends_with_the_test_process;
+    local: a_process_receives_signals_and_its_output_is_logged, a_child_is_killed_when_the_test_process_dies;
 };
 
-async fn a_process_takes_a_signal_and_its_output_is_kept() {
+async fn a_process_receives_signals_and_its_output_is_logged() {
     let dir = tempfile::tempdir().unwrap();
     let script = r#"trap "echo bye; exit 3" TERM; echo ready; while :; do sleep 0.05; done"#;
     let mut process = Process::spawn("sh", Command::new("sh").args(["-c", script]), &dir.path().join("log"));
@@ -126,10 +128,10 @@ async fn a_process_takes_a_signal_and_its_output_is_kept() {
     assert_eq!(process.log(), "ready\nbye\n");
 }
 
-async fn a_process_ends_with_the_test_process() {
+async fn a_child_is_killed_when_the_test_process_dies() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = Process::spawn("sleep", Command::new("sleep").arg("1000"), &dir.path().join("log"));
-    // What the kernel does to this end of the pipe when the test process is killed.
+    // The kernel closes this end of the pipe when the test process is killed.
     drop(process.watchdog.stdin.take());
     assert_eq!(process.ended(wait::SOON).await.signal(), Some(9));
 }

@@ -1,4 +1,5 @@
-//! Records what watches tell, kubefan's over gRPC and the apiserver's own, in one form, so that the two can be compared.
+//! Records kubefan's gRPC watches and the apiserver's own watches in the same form, so that tests
+//! can compare them.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
@@ -13,14 +14,15 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::apiserver::ApiServer;
 
-/// One event as a watch of the apiserver sends it: `ADDED`, `MODIFIED` or `DELETED`, and the object's bytes.
+/// One event as an apiserver's watch sends it: `ADDED`, `MODIFIED` or `DELETED`, and the object's
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recorded {
     pub(crate) kind: &'static str,
     pub(crate) object: String,
 }
 
-/// What is selected.
+/// A namespace and selectors; an empty string selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Query {
     pub(crate) namespace: &'static str,
@@ -28,7 +30,7 @@ pub(crate) struct Query {
     pub(crate) fields: &'static str,
 }
 
-/// A query, for tables of them.
+/// Builds a query in a constant table.
 pub(crate) const fn query(namespace: &'static str, labels: &'static str, fields: &'static str) -> Query {
     Query { namespace, labels, fields }
 }
@@ -44,7 +46,7 @@ impl Query {
         }
     }
 
-    /// The apiserver's own path for it.
+    /// The apiserver's path for this query.
     pub(crate) fn pods_path(&self) -> String {
         let collection = match self.namespace {
             "" => "/api/v1/pods".to_owned(),
@@ -79,7 +81,8 @@ pub(crate) fn recorded(line: &[u8]) -> Option<Recorded> {
     (line.kind != "BOOKMARK").then(|| event(line))
 }
 
-/// The apiserver's own watch, for `seconds`: its events without bookmarks. `parameters` such as `&resourceVersion=5`.
+/// The events of the apiserver's own watch, without bookmarks, for `seconds`. `parameters` are
+/// appended to the query, such as `&resourceVersion=5`.
 pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &str, seconds: u32) -> Vec<Recorded> {
     let path = format!("{}&watch=true&timeoutSeconds={seconds}{parameters}", query.pods_path());
     let response = api.client().get(format!("{}{path}", api.url())).send().await.unwrap();
@@ -88,8 +91,8 @@ pub(crate) async fn upstream_watch(api: &ApiServer, query: &Query, parameters: &
     body.lines().filter_map(|line| recorded(line.as_bytes())).collect()
 }
 
-/// The apiserver's own watch from a version, recorded while it goes on and until `end` tells a version; `seconds` as in
-/// [`upstream_watch`], which it ends with.
+/// Records the apiserver's own watch from version `start` until `end` announces a version. The
+/// recording then finishes with [`upstream_watch`] for `seconds`.
 pub(crate) async fn upstream_recording(
     api: ApiServer,
     query: Query,
@@ -103,9 +106,9 @@ pub(crate) async fn upstream_recording(
     let (mut events, mut body) = (Vec::new(), Vec::new());
     loop {
         let chunk = tokio::select! {
-            chunk = response.chunk() => chunk.unwrap().expect("a watch without a limit goes on"),
-            told = end.wait_for(|version| *version != u64::MAX) => {
-                told.expect("the end is told");
+            chunk = response.chunk() => chunk.unwrap().expect("a watch without a timeout does not end"),
+            announced = end.wait_for(|version| *version != u64::MAX) => {
+                announced.expect("the end version is announced");
                 break;
             }
         };
@@ -115,7 +118,7 @@ pub(crate) async fn upstream_recording(
             events.extend(recorded(&line));
         }
     }
-    // What is still on its way, and the proof that there is nothing else.
+    // Collects the events still in flight, and shows that there are no more.
     let last = events.last().map_or(start, |event| version_of(&event.object));
     let rest = format!("&resourceVersion={last}&allowWatchBookmarks=true");
     events.append(&mut upstream_watch(&api, &query, &rest, seconds).await);
@@ -126,14 +129,14 @@ fn version_of(object: &str) -> u64 {
     super::objects::version_of(&serde_json::from_str(object).expect("JSON"))
 }
 
-/// The state that the apiserver's own watch begins with, as events: every object as ADDED, in key order.
+/// The initial events of the apiserver's own watch: every object as ADDED, in key order.
 pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Recorded> {
     let initial = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let mut response = api.client().get(format!("{}{}{initial}", api.url(), query.pods_path())).send().await.unwrap();
     let (mut body, mut read, mut events) = (Vec::new(), 0, Vec::new());
     loop {
         let Some(end) = body[read..].iter().position(|byte| *byte == b'\n') else {
-            body.extend_from_slice(&response.chunk().await.unwrap().expect("the initial state has an end"));
+            body.extend_from_slice(&response.chunk().await.unwrap().expect("the initial events have an end"));
             continue;
         };
         let line: Line<'_> = serde_json::from_slice(&body[read..read + end]).unwrap();
@@ -145,7 +148,7 @@ pub(crate) async fn upstream_initial(api: &ApiServer, query: &Query) -> Vec<Reco
     }
 }
 
-/// What the apiserver holds, by key, in the form that a watch sends.
+/// The apiserver's objects by key, in the bytes that a watch sends.
 pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<String, String> {
     let key = |object: &str| {
         let object: serde_json::Value = serde_json::from_str(object).expect("JSON");
@@ -156,41 +159,42 @@ pub(crate) async fn upstream_state(api: &ApiServer, query: &Query) -> BTreeMap<S
     events.into_iter().map(|event| (key(&event.object), event.object)).collect()
 }
 
-/// A connection to kubefan of its own.
+/// Opens a new connection to kubefan.
 pub(crate) async fn connect(address: std::net::SocketAddr) -> WatchServiceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     WatchServiceClient::new(endpoint.connect().await.unwrap()).max_decoding_message_size(64 << 20)
 }
 
-/// What a watch answers, over the network or in the process.
+/// The responses of a watch, over the network or inside this process.
 pub(crate) type Responses = Pin<Box<dyn Stream<Item = Result<WatchResponse, tonic::Status>> + Send>>;
 
-/// One watch through kubefan, with what it has told so far.
+/// One watch through kubefan, and everything received on it so far.
 pub(crate) struct Watch {
     stream: Responses,
     /// The objects of the snapshot.
     pub(crate) snapshot: Vec<Recorded>,
-    /// The events outside of snapshots and gaps.
+    /// The events outside of snapshots, gaps and catch-ups.
     pub(crate) events: Vec<Recorded>,
-    /// What all messages together lead to: the objects by key.
+    /// The objects by key, after all messages so far.
     pub(crate) state: BTreeMap<String, String>,
     /// The last resume version.
     pub(crate) resume_version: String,
-    /// The versions between which each marked gap lies.
+    /// The start and end version of each marked gap.
     pub(crate) gaps: Vec<(String, String)>,
-    /// The versions between which each catch-up lies.
+    /// The start and end version of each catch-up.
     pub(crate) catch_ups: Vec<(String, String)>,
-    /// The versions from which nothing led on, so that the stream started over.
+    /// The versions that could not be resumed from, so that the stream restarted with a new
+    /// snapshot.
     pub(crate) restarted_from: Vec<String>,
-    /// Of which cluster the last snapshot says it is.
+    /// The cluster identity in the last snapshot.
     pub(crate) cluster: String,
-    /// Why each of them is there.
+    /// The reason of each gap.
     pub(crate) gap_reasons: Vec<String>,
-    /// Deletes of objects that only left the selector.
+    /// Number of deletes that mean only that the object left the selector.
     pub(crate) left: usize,
-    /// Snapshots that have begun.
+    /// Number of snapshots started.
     pub(crate) snapshots: usize,
-    /// The largest version of an event, in a snapshot, gap or catch-up too.
+    /// The largest version of an event, including those in snapshots, gaps and catch-ups.
     pub(crate) last_event_version: u64,
     inside: Inside,
 }
@@ -204,7 +208,7 @@ enum Inside {
 }
 
 impl Watch {
-    /// Starts a watch; `resource_version` empty for a snapshot.
+    /// Starts a watch. An empty `resource_version` asks for a snapshot.
     pub(crate) async fn start(
         client: &mut WatchServiceClient<Channel>,
         target: Target,
@@ -240,10 +244,10 @@ impl Watch {
         }
     }
 
-    /// Takes the next message; `None` at a clean end.
+    /// Receives the next message; `None` at a clean end.
     pub(crate) async fn step(&mut self) -> Result<Option<WatchResponse>, tonic::Status> {
         let Some(response) = self.stream.next().await.transpose()? else { return Ok(None) };
-        match response.message.as_ref().expect("every response says something") {
+        match response.message.as_ref().expect("every response has a message") {
             Message::SnapshotBegin(begin) => {
                 self.inside = Inside::Snapshot;
                 self.snapshots += 1;
@@ -261,7 +265,7 @@ impl Watch {
             }
             Message::GapEnd(_) => {
                 self.inside = Inside::Nothing;
-                self.gaps.last_mut().expect("a gap that ends has begun").1.clone_from(&response.resume_version);
+                self.gaps.last_mut().expect("a gap that ends has started").1.clone_from(&response.resume_version);
             }
             Message::SnapshotEnd(_) => self.inside = Inside::Nothing,
             Message::CatchUpBegin(begin) => {
@@ -270,9 +274,9 @@ impl Watch {
             }
             Message::CatchUpEnd(_) => {
                 self.inside = Inside::Nothing;
-                self.catch_ups.last_mut().expect("it has begun").1.clone_from(&response.resume_version);
+                self.catch_ups.last_mut().expect("a catch-up has started").1.clone_from(&response.resume_version);
             }
-            Message::SnapshotChunk(_) => panic!("nobody asked for compressed chunks"),
+            Message::SnapshotChunk(_) => panic!("the request did not ask for compressed chunks"),
             Message::Bookmark(_) => assert!(!response.resume_version.is_empty(), "a bookmark carries a version"),
             Message::Event(event) => {
                 let kind = match event.r#type() {
@@ -281,7 +285,7 @@ impl Watch {
                     EventType::Deleted => "DELETED",
                     EventType::Unspecified => panic!("an event without a type"),
                 };
-                let version = event.resource_version.parse().expect("etcd's revision is a number");
+                let version = event.resource_version.parse().expect("an etcd revision is a number");
                 self.last_event_version = self.last_event_version.max(version);
                 self.left += usize::from(event.delete_reason() == DeleteReason::LeftSelector);
                 let object = String::from_utf8(event.object.to_vec()).expect("JSON is UTF-8");
@@ -303,15 +307,15 @@ impl Watch {
             }
         }
         if !response.resume_version.is_empty() {
-            let number = |text: &str| text.parse::<u64>().expect("etcd's revision is a number");
+            let number = |text: &str| text.parse::<u64>().expect("an etcd revision is a number");
             let before = if self.resume_version.is_empty() { 0 } else { number(&self.resume_version) };
-            assert!(number(&response.resume_version) > before, "resume versions only grow");
+            assert!(number(&response.resume_version) > before, "resume versions increase");
             self.resume_version.clone_from(&response.resume_version);
         }
         Ok(Some(response))
     }
 
-    /// Takes messages until everything up to `version` was sent.
+    /// Receives messages until everything up to `version` has arrived.
     pub(crate) async fn until(&mut self, version: u64) {
         let all = async {
             while self.resume_version.parse::<u64>().unwrap_or(0) < version {
@@ -320,20 +324,20 @@ impl Watch {
         };
         let limit = Duration::from_secs(180);
         if tokio::time::timeout(limit, all).await.is_err() {
-            panic!("version {version} did not come within {limit:?}; at {}", self.resume_version);
+            panic!("version {version} did not arrive within {limit:?}; at {}", self.resume_version);
         }
     }
 }
 
 impl Watch {
-    /// Takes messages until there is a version to resume from: the end of the snapshot.
+    /// Receives messages until there is a resume version, which is the end of the snapshot.
     pub(crate) async fn until_resumable(&mut self) {
         while self.resume_version.is_empty() {
             assert!(self.step().await.unwrap().is_some(), "the stream ended inside the snapshot");
         }
     }
 
-    /// Takes messages until everything up to the version that `end` will tell was sent.
+    /// Receives messages until everything up to the version announced by `end` has arrived.
     pub(crate) async fn until_told(&mut self, mut end: tokio::sync::watch::Receiver<u64>) {
         loop {
             let version = *end.borrow_and_update();
@@ -342,7 +346,7 @@ impl Watch {
             }
             tokio::select! {
                 step = self.step() => assert!(step.unwrap().is_some(), "the stream ended at {}", self.resume_version),
-                changed = end.changed() => changed.expect("the end is told"),
+                changed = end.changed() => changed.expect("the end version is announced"),
             }
         }
     }
@@ -355,5 +359,5 @@ pub(crate) fn assert_equal(what: &str, got: &[Recorded], expected: &[Recorded]) 
         panic!("{what}: event {at} differs\n  kubefan:   {:?}\n  apiserver: {:?}", got[at], expected[at]);
     }
     let next = |list: &[Recorded]| list.get(got.len().min(expected.len())).cloned();
-    assert_eq!(got.len(), expected.len(), "{what}: one has more: {:?} / {:?}", next(got), next(expected));
+    assert_eq!(got.len(), expected.len(), "{what}: different lengths: {:?} / {:?}", next(got), next(expected));
 }

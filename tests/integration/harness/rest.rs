@@ -1,5 +1,5 @@
-//! The apiserver's REST interface for tests that prepare and check: paths as in the Kubernetes API, bodies as JSON, and a panic
-//! with request and answer where a success was expected.
+//! The apiserver's REST interface, for tests that prepare and check state. Paths are those of the
+//! Kubernetes API, bodies are JSON. An unexpected failure panics with the request and the answer.
 
 use reqwest::{Method, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value, json};
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::{apiserver::ApiServer, wait};
 
 impl ApiServer {
-    /// Sends a request as the administrator and returns whatever comes back; the body is `Null` where it is no JSON.
+    /// Sends a request as the administrator and returns the status and body. A body that is not
+    /// JSON becomes `Null`.
     pub(crate) async fn request(
         &self,
         method: Method,
@@ -35,34 +36,34 @@ impl ApiServer {
         self.expect(Method::GET, path, None).await
     }
 
-    /// Makes an object in the collection at `path`, and returns it as stored.
+    /// Creates an object in the collection at `path`, and returns it as stored.
     pub(crate) async fn create(&self, path: &str, object: &Value) -> Value {
         self.expect(Method::POST, path, Some(("application/json", object))).await
     }
 
-    /// Changes an object by a JSON merge patch; `path` may name a subresource such as `…/status`.
+    /// Changes an object with a JSON merge patch. `path` may name a subresource such as `…/status`.
     pub(crate) async fn patch(&self, path: &str, patch: &Value) -> Value {
         self.expect(Method::PATCH, path, Some(("application/merge-patch+json", patch))).await
     }
 
-    /// Changes an object by a JSON patch.
+    /// Changes an object with a JSON patch.
     pub(crate) async fn json_patch(&self, path: &str, patch: &Value) -> Value {
         self.expect(Method::PATCH, path, Some(("application/json-patch+json", patch))).await
     }
 
-    /// Deletes an object at once, a pod too.
+    /// Deletes an object without a grace period.
     pub(crate) async fn delete(&self, path: &str) -> Value {
         self.expect(Method::DELETE, path, Some(("application/json", &json!({ "gracePeriodSeconds": 0 })))).await
     }
 
-    /// Makes a namespace that no other test uses, and returns its name.
+    /// Creates a namespace that no other test uses, and returns its name.
     pub(crate) async fn namespace(&self, prefix: &str) -> String {
         let name = self.unique(prefix);
         self.create("/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await;
         name
     }
 
-    /// The lines of /metrics that belong to one metric.
+    /// The lines of one metric in /metrics.
     pub(crate) async fn metric(&self, name: &str) -> String {
         let url = format!("{}/metrics", self.url());
         let text = self.http.get(url).send().await.expect("metrics are served").text().await.expect("metrics are text");
@@ -70,8 +71,8 @@ impl ApiServer {
         text.lines().filter(ours).collect::<Vec<_>>().join("\n")
     }
 
-    /// Makes a namespaced custom resource `plural.group` in version v1 whose objects take any fields, and waits until it is
-    /// served.
+    /// Creates a namespaced custom resource `plural.group` in version v1 that accepts any fields,
+    /// and waits until it is served.
     pub(crate) async fn create_crd(&self, group: &str, plural: &str, kind: &str) {
         let crd = json!({
             "metadata": { "name": format!("{plural}.{group}") },
@@ -89,7 +90,7 @@ impl ApiServer {
         self.wait_for_status(&format!("/apis/{group}/v1/{plural}"), StatusCode::OK).await;
     }
 
-    /// Deletes a custom resource with its objects, and waits until it is no longer served.
+    /// Deletes a custom resource and its objects, and waits until it is no longer served.
     pub(crate) async fn delete_crd(&self, group: &str, plural: &str) {
         self.delete(&format!("{CRDS}/{plural}.{group}")).await;
         self.wait_for_status(&format!("{CRDS}/{plural}.{group}"), StatusCode::NOT_FOUND).await;

@@ -1,5 +1,6 @@
-//! A subscriber that comes back by itself, as a client would: whenever its stream breaks it resumes from its last resume version, on the
-//! same address or on another replica's. It asks for everything to be refused that could hide a loss, and keeps what it was told.
+//! A subscriber that reconnects by itself, like a client: whenever its stream breaks, it resumes
+//! from its last resume version, at the same address or at another replica. Its requests forbid
+//! everything that could hide a loss, and it keeps all events.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,37 +11,38 @@ use tonic_types::StatusExt;
 
 use super::record::{Query, Recorded, Watch};
 
-/// Before it tries again where nobody answers. A client would wait longer each time; here the time until it is served is of interest.
+/// Delay before the next attempt while no replica accepts the stream. A client would back off; the
+/// tests measure the time until the subscriber is served.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// How far a subscriber is.
+/// A subscriber's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// The last resume version.
     pub(crate) version: u64,
-    /// The version of the last event, bookmarks left out.
+    /// The version of the last event; bookmarks do not count.
     pub(crate) event: u64,
-    /// Streams that were opened.
+    /// Number of finished streams.
     pub(crate) streams: usize,
 }
 
-/// One subscriber and all that it was told.
+/// One subscriber and everything it received.
 pub(crate) struct Subscriber {
     pub(crate) query: Query,
     replicas: Vec<SocketAddr>,
-    /// The replica that served it last.
+    /// Index of the replica that serves the stream.
     at: usize,
     watch: Watch,
     /// The events of all streams.
     pub(crate) events: Vec<Recorded>,
-    /// Deletes of objects that only left the selector.
+    /// Number of deletes that mean only that the object left the selector.
     pub(crate) left: usize,
     keeps_events: bool,
     progress: watch::Sender<Progress>,
 }
 
 impl Subscriber {
-    /// Subscribes at one of the replicas and takes the snapshot. Every resume will be on the next replica, where there are several.
+    /// Subscribes at replica `at` and receives the snapshot. Each resume uses the next replica.
     pub(crate) async fn begin(query: Query, replicas: Vec<SocketAddr>, at: usize) -> Subscriber {
         let mut watch = open(replicas[at], &query, "").await.unwrap_or_else(|status| panic!("{query:?}: {status}"));
         watch.until_resumable().await;
@@ -50,51 +52,50 @@ impl Subscriber {
         Subscriber { query, replicas, at, watch, events, left, keeps_events, progress }
     }
 
-    /// From here on it keeps only how far it is, and takes gaps and catch-ups as they come.
+    /// From now on, keeps only the progress, and accepts gaps and catch-ups.
     pub(crate) fn keep_only_progress(&mut self) {
         self.keeps_events = false;
     }
 
-    /// Tells how far it is.
+    /// A receiver of the subscriber's progress.
     pub(crate) fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
-    /// Receives until everything up to the version that `end` will tell is there.
+    /// Receives until everything up to the version announced by `end` has arrived.
     ///
-    /// # Panics
-    /// When it is told anything but events and bookmarks: a snapshot, a gap, a catch-up, or that it cannot go on.
+    /// # Panics If it receives a snapshot, a gap or a catch-up, or a status that forbids resuming.
     pub(crate) async fn run(mut self, mut end: watch::Receiver<u64>) -> Subscriber {
         loop {
             let version = *end.borrow_and_update();
-            let reached = self.note();
+            let reached = self.publish_progress();
             if reached >= version {
-                self.keep();
+                self.collect_events();
                 return self;
             }
             let step = tokio::select! {
                 step = self.watch.step() => step,
                 changed = end.changed() => {
-                    changed.expect("the end is told");
+                    changed.expect("the end version is announced");
                     continue;
                 }
             };
             match step {
                 Ok(Some(_)) => self.assert_exact(),
                 Ok(None) => {
-                    panic!("{:?}: the stream ended at {} without a word", self.query, self.watch.resume_version)
+                    panic!("{:?}: the stream ended at {} without a status", self.query, self.watch.resume_version)
                 }
                 Err(status) => {
-                    self.passes(&status);
+                    self.assert_retryable(&status);
                     self.resume().await;
                 }
             }
         }
     }
 
-    /// Comes back, on the next replica, until that one serves it.
+    /// Reconnects at the next replica, and retries until that replica serves the stream.
     async fn resume(&mut self) {
-        self.keep();
+        self.collect_events();
         let from = self.watch.resume_version.clone();
         self.at = (self.at + 1) % self.replicas.len();
         loop {
@@ -103,16 +104,16 @@ impl Subscriber {
                     self.watch = watch;
                     return;
                 }
-                Err(status) => self.passes(&status),
+                Err(status) => self.assert_retryable(&status),
             }
             sleep(RETRY_DELAY).await;
         }
     }
 
-    /// What kubefan says itself has a reason; a connection that breaks has none.
-    fn passes(&self, status: &Status) {
-        let passes = status.code() == Code::Unavailable || status.get_details_error_info().is_none();
-        assert!(passes, "{:?} cannot go on from {}: {status}", self.query, self.watch.resume_version);
+    /// A status from kubefan itself has error details; a broken connection has none.
+    fn assert_retryable(&self, status: &Status) {
+        let retryable = status.code() == Code::Unavailable || status.get_details_error_info().is_none();
+        assert!(retryable, "{:?} cannot resume from {}: {status}", self.query, self.watch.resume_version);
     }
 
     fn assert_exact(&self) {
@@ -126,14 +127,14 @@ impl Subscriber {
         assert!(catch_ups.is_empty(), "{:?}: a catch-up after {resume_version}: {catch_ups:?}", self.query);
     }
 
-    fn keep(&mut self) {
+    fn collect_events(&mut self) {
         self.left += std::mem::take(&mut self.watch.left);
         self.events.append(&mut self.watch.events);
         self.progress.send_modify(|progress| progress.streams += 1);
     }
 
-    /// Publishes how far it is.
-    fn note(&mut self) -> u64 {
+    /// Publishes the progress. Returns the resume version.
+    fn publish_progress(&mut self) -> u64 {
         let version = self.watch.resume_version.parse().unwrap_or(0);
         let event = self.watch.last_event_version;
         if !self.keeps_events {
@@ -149,7 +150,7 @@ impl Subscriber {
     }
 }
 
-/// Opens a watch over a connection of its own.
+/// Opens a watch on its own connection.
 async fn open(address: SocketAddr, query: &Query, resource_version: &str) -> Result<Watch, Status> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address is a URI");
     let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -158,7 +159,7 @@ async fn open(address: SocketAddr, query: &Query, resource_version: &str) -> Res
         target: Some(query.target("pods")),
         resource_version: resource_version.to_owned(),
         bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
-        // Conflated only where it lags, and never started over unseen.
+        // Conflate only if the subscriber lags, and never restart with a new snapshot.
         on_lag: OnLag::Conflate.into(),
         on_expired: OnExpired::Fail.into(),
         ..WatchRequest::default()

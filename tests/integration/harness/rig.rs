@@ -1,5 +1,6 @@
-//! kubefan inside the test: the library's registry and gRPC service over a simulated apiserver, without a network and without a
-//! process, for tests on a clock that stands still. What a subscriber sees is recorded by the same [`Watch`] as everywhere else.
+//! kubefan inside the test process: the library's registry and gRPC service over a simulated
+//! apiserver, without a network, for tests on a paused clock. Subscribers are recorded by
+//! [`Watch`], as in all other tests.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -46,7 +47,7 @@ use super::{
 /// The collection that most tests watch.
 pub(crate) const PODS: &str = "/api/v1/pods";
 
-/// How kubefan and the apiserver before it behave.
+/// The options of kubefan and of its simulated apiserver.
 pub(crate) struct Setup {
     pub(crate) sim: SimOptions,
     pub(crate) reflector: ReflectorOptions,
@@ -55,12 +56,12 @@ pub(crate) struct Setup {
     pub(crate) upstream_field_selector: String,
     pub(crate) cache_compression: bool,
     pub(crate) peers: Option<Peers>,
-    /// What random choices come from; drawn where there is none.
+    /// The seed of random choices; `None` draws one.
     pub(crate) seed: Option<u64>,
 }
 
 impl Setup {
-    /// kubefan's defaults, with these resources and nothing on demand.
+    /// kubefan's defaults, with these resources and without on-demand caches.
     pub(crate) fn of(resources: &[&str]) -> Setup {
         Setup {
             sim: SimOptions::default(),
@@ -88,7 +89,7 @@ impl Setup {
                 proves: true,
                 self_check_interval: None,
             },
-            // Its requests would be in the way of those that tests count.
+            // Schema checks would add requests to those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
             upstream_field_selector: String::new(),
             cache_compression: false,
@@ -97,7 +98,7 @@ impl Setup {
         }
     }
 
-    /// With the initial state by LIST instead of by WatchList.
+    /// Loads the initial state with LIST instead of WatchList.
     pub(crate) fn by_list(mut self) -> Setup {
         self.reflector.watch_list = false;
         self
@@ -108,19 +109,19 @@ impl Setup {
         self
     }
 
-    /// With other resources cached when they are asked for.
+    /// Enables on-demand caches for other resources.
     pub(crate) fn on_demand(mut self, on_demand: OnDemand) -> Setup {
         self.registry.on_demand = Some(on_demand);
         self
     }
 
-    /// With an apiserver of this setup's own.
+    /// Creates the simulated apiserver of this setup.
     pub(crate) fn sim(&self) -> SimApiserver {
         SimApiserver::new(self.sim.clone())
     }
 }
 
-/// Generous limits for what is cached on demand.
+/// Generous limits for on-demand caches.
 pub(crate) fn on_demand() -> OnDemand {
     OnDemand {
         on_demand_resources_max: 16,
@@ -136,19 +137,19 @@ pub(crate) struct Rig {
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) server: Arc<Server<Arc<Registry>>>,
-    /// Ends every stream of a subscriber.
+    /// Ends every subscriber's stream.
     pub(crate) drain: CancellationToken,
     client: WatchServiceClient<Channel>,
     _stop: DropGuard,
 }
 
 impl Rig {
-    /// Starts kubefan before `sim`; nothing is synced yet.
+    /// Starts kubefan in front of `sim`, without waiting for the sync.
     pub(crate) fn start(sim: SimApiserver, setup: Setup) -> Rig {
         Rig::over(Network::to(sim.clone()), sim, setup)
     }
 
-    /// The same over a network that the test has prepared.
+    /// Like [`Self::start`], over a network that the test has prepared.
     pub(crate) fn over(network: Network, sim: SimApiserver, setup: Setup) -> Rig {
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
         let counted = metrics.clone();
@@ -205,21 +206,21 @@ impl Rig {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Which cluster /readyz says this is; empty as long as nobody knows.
+    /// The cluster identity in /readyz; empty while it is unknown.
     pub(crate) fn identity(&self) -> String {
         let (_, lines) = self.registry.readiness();
         let identity = lines.iter().find_map(|(_, line)| line.strip_prefix("identity "));
         identity.unwrap_or_default().to_owned()
     }
 
-    /// The same without the age of their proof.
+    /// Like [`Self::readyz`], without the ages of the freshness proofs.
     pub(crate) fn readyz_states(&self) -> String {
         let text = self.readyz();
         let states = text.lines().filter_map(|line| line.split_once("; proven ")).map(|(state, _)| state);
         states.collect::<Vec<_>>().join("\n")
     }
 
-    /// Waits until a line of /readyz has this text.
+    /// Waits until /readyz contains this text.
     pub(crate) async fn readyz_has(&self, text: &str) {
         let limit = Duration::from_secs(600);
         let found = async {
@@ -230,12 +231,12 @@ impl Rig {
         assert!(tokio::time::timeout(limit, found).await.is_ok(), "no {text:?} in {}", self.readyz());
     }
 
-    /// Starts a watch as a subscriber does.
+    /// Starts a watch like a subscriber.
     pub(crate) async fn watch(&self, target: Target, resource_version: &str) -> Result<Watch, Status> {
         self.open(target, resource_version, 0).await
     }
 
-    /// Starts a watch that ends after so many seconds.
+    /// Starts a watch that ends after `timeout_seconds`.
     pub(crate) async fn watch_for(&self, target: Target, timeout_seconds: i64) -> Watch {
         self.open(target, "", timeout_seconds).await.unwrap()
     }
@@ -254,28 +255,28 @@ impl Rig {
         }
     }
 
-    /// Starts a watch by any request.
+    /// Starts a watch with any request.
     pub(crate) async fn send(&self, request: WatchRequest) -> Result<Watch, Status> {
         let resource_version = request.resource_version.clone();
         let responses = self.client.clone().watch(request).await?.into_inner();
         Ok(Watch::over(Box::pin(responses), &resource_version))
     }
 
-    /// Starts a watch of a resource in all namespaces, and takes its snapshot.
+    /// Starts a watch of a resource in all namespaces, and receives its snapshot.
     pub(crate) async fn watch_all(&self, resource: &str) -> Watch {
         let mut watch = self.watch(target(resource), "").await.unwrap();
         watch.until_resumable().await;
         watch
     }
 
-    /// Lists as a subscriber does.
+    /// Lists like a subscriber.
     pub(crate) async fn list(&self, target: Target) -> Result<Vec<ListResponse>, Status> {
         let request = ListRequest { target: Some(target), ..ListRequest::default() };
         let chunks = self.client.clone().list(request).await?.into_inner();
         chunks.collect::<Vec<_>>().await.into_iter().collect()
     }
 
-    /// What `ListResources` answers.
+    /// The response of `ListResources`.
     pub(crate) async fn resources(&self) -> Vec<ResourceStatus> {
         self.client.clone().list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources
     }
@@ -286,12 +287,12 @@ impl Rig {
         self.readyz_has(" stale: ").await;
     }
 
-    /// Makes the next requests of a kind fail.
+    /// Makes the next requests with this verb fail.
     pub(crate) fn fault(&self, verb: Verb, fault: Fault, requests: usize) {
         self.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: Some(pods()), requests });
     }
 
-    /// What the apiserver holds, by key, in the bytes of a watch.
+    /// The apiserver's objects by key, in the bytes that a watch sends.
     pub(crate) async fn truth(&self, collection: &str) -> BTreeMap<String, String> {
         let upstream = Network::to(self.sim.clone()).upstream();
         let path = format!("{collection}?watch=1&timeoutSeconds=1");
@@ -316,7 +317,8 @@ impl Rig {
         assert!(tokio::time::timeout(limit, found).await.is_ok(), "{line} is {}", self.metric(line));
     }
 
-    /// The value of one line of the metrics, by name and labels as they are written; 0 where there is none.
+    /// The value of one line of the metrics, by name and labels as printed; 0 if there is no such
+    /// line.
     pub(crate) fn metric(&self, line: &str) -> f64 {
         self.registry.refresh_gauges();
         let text = prometheus::TextEncoder::new().encode_to_string(&self.metrics.registry().gather()).unwrap();
@@ -325,7 +327,7 @@ impl Rig {
     }
 }
 
-/// A channel to `server` through memory: the whole way of a request but the socket.
+/// A channel to `server` through memory. It covers everything but the socket.
 fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
     let connect = move |_| {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
@@ -346,12 +348,13 @@ pub(crate) fn target(resource: &str) -> Target {
     Target { resource: resource.to_owned(), ..Target::default() }
 }
 
-/// All pods of a stage.
+/// All pods with this `stage` label.
 pub(crate) fn stage(stage: &str) -> Target {
     Target { label_selector: format!("stage={stage}"), ..target("pods") }
 }
 
-/// Writes pods, over and over: they enter and leave the stages `on` and `off`, are deleted and made again. Gives the last version.
+/// Repeatedly writes pods: they change between the stages `on` and `off`, are deleted and
+/// recreated. Returns the last version.
 pub(crate) fn churn(sim: &SimApiserver, from: usize, rounds: usize) -> u64 {
     let mut last = sim.revision();
     for round in from..from + rounds {
@@ -386,7 +389,7 @@ pub(crate) fn pod_in(namespace: &str, name: &str, stage: &str) -> Value {
     })
 }
 
-/// The versions of the objects of events, in order.
+/// The versions of the events' objects, in order.
 pub(crate) fn versions(events: &[Recorded]) -> Vec<u64> {
     let version = |event: &Recorded| {
         let object: Value = serde_json::from_str(&event.object).expect("JSON");

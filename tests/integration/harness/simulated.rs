@@ -1,4 +1,5 @@
-//! A simulated apiserver on a loopback port, for tests that need the real kubefan binary but not the real kube-apiserver.
+//! A simulated apiserver on a loopback port, for tests that need the real kubefan binary but not
+//! the real kube-apiserver.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -12,18 +13,18 @@ use super::{
     rig::{pod, pods},
 };
 
-/// A running simulated apiserver; it ends when dropped.
+/// A running simulated apiserver. It stops when dropped.
 pub(crate) struct Simulated {
     pub(crate) sim: SimApiserver,
-    /// Where it listens.
+    /// The address it listens on.
     pub(crate) addr: SocketAddr,
-    /// For the test's files.
+    /// A directory for the test's files.
     pub(crate) dir: TempDir,
     serving: Option<JoinHandle<std::io::Result<()>>>,
 }
 
 impl Simulated {
-    /// Starts one with the default options and three pods in the namespace `default`.
+    /// Starts a server with the default options and three pods in the namespace `default`.
     pub(crate) async fn start() -> Simulated {
         let simulated = Simulated::with(SimOptions::default()).await;
         for name in ["a", "b", "c"] {
@@ -32,17 +33,17 @@ impl Simulated {
         simulated
     }
 
-    /// Starts an empty one.
+    /// Starts an empty server.
     pub(crate) async fn with(options: SimOptions) -> Simulated {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let addr = listener.local_addr().expect("a listener has an address");
         let sim = SimApiserver::new(options);
         let serving = Some(tokio::spawn(sim.clone().serve(listener, std::future::pending())));
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is created");
         Simulated { sim, addr, dir, serving }
     }
 
-    /// Takes it off the network: connections break, and new ones are refused.
+    /// Takes the server off the network: connections break, and new ones are refused.
     pub(crate) async fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.abort();
@@ -51,33 +52,33 @@ impl Simulated {
         }
     }
 
-    /// Puts it back at the same address.
+    /// Returns the server to the network, at the same address.
     pub(crate) async fn resume(&mut self) {
         let listener = TcpListener::bind(self.addr).await.expect("the port is still free");
         self.serving = Some(tokio::spawn(self.sim.clone().serve(listener, std::future::pending())));
     }
 
-    /// Makes a pod in the namespace `default` with the label `stage=new`; its version.
+    /// Creates a pod in the namespace `default` with the label `stage=new`. Returns its version.
     pub(crate) fn create(&self, name: &str) -> u64 {
         self.sim.create(&pods(), pod(name, "new")).expect("the pod is valid and new")
     }
 
-    /// Writes over a pod with another label; its version.
+    /// Overwrites a pod with another `stage` label. Returns its version.
     pub(crate) fn stage(&self, name: &str, stage: &str) -> u64 {
-        self.sim.update(&pods(), pod(name, stage)).expect("the pod is there")
+        self.sim.update(&pods(), pod(name, stage)).expect("the pod exists")
     }
 
-    /// A kubeconfig that leads here, with this entry for the user, such as `{ token: abc }`.
+    /// A kubeconfig for this server with this user entry, such as `{ token: abc }`.
     pub(crate) fn kubeconfig_for(&self, user: &str) -> PathBuf {
         kubeconfig(&self.dir, &format!("http://{}", self.addr), user)
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig for this server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.kubeconfig_for("{}")
     }
 
-    /// kubefan in front of it, synced.
+    /// Starts kubefan in front of this server and waits until it is ready.
     pub(crate) async fn kubefan(&self, args: &[&str]) -> Kubefan {
         let kubefan = Kubefan::spawn(&self.kubeconfig(), args).await;
         kubefan.ready().await;
@@ -86,7 +87,7 @@ impl Simulated {
 }
 
 impl Simulated {
-    /// The same on a Unix socket, such as `unix:/tmp/x`.
+    /// Like [`Self::kubefan`], on a Unix socket such as `unix:/tmp/x`.
     pub(crate) async fn kubefan_at(&self, socket: &str) -> Kubefan {
         let kubefan = Kubefan::spawn_at(&self.kubeconfig(), socket, &["--resource=pods"]).await;
         kubefan.ready().await;
@@ -113,7 +114,7 @@ pub(crate) fn kubeconfig(dir: &TempDir, server: &str, user: &str) -> PathBuf {
     path
 }
 
-/// The JSON of what a command printed.
+/// Parses a command's output as JSON.
 pub(crate) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }

@@ -1,4 +1,5 @@
-//! Programs of other languages: Go ones built as the apiserver itself is, and a Python with what a list of requirements names.
+//! Programs in other languages: Go programs built from source, and a Python environment with the
+//! packages of a requirements file.
 
 use std::{
     fs,
@@ -9,35 +10,36 @@ use std::{
 
 use super::assets;
 
-/// Runs a tool to its end, and fails with what it printed.
+/// Runs a tool until it exits. Panics with its output if it fails.
 pub(crate) fn run(name: &str, command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{name} is needed for this test: {error}"));
+    let output = command.output().unwrap_or_else(|error| panic!("this test needs {name}: {error}"));
     let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{name}: {}{}", printed(&output.stdout), printed(&output.stderr));
 }
 
-/// Builds the Go program in `dir`, one at a time; it is kept under `name`.
+/// Builds the Go program in `dir` and stores it as `name`. Only one build runs at a time.
 pub(crate) fn go_program(name: &str, dir: &Path) -> PathBuf {
     static BUILDING: Mutex<()> = Mutex::new(());
-    let _alone = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _lock = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let program = assets::target_dir().join("test-assets").join(name);
     run("go", Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(dir));
     program
 }
 
-/// A Python with what the file `requirements` lists, in the environment `name`, which is made once for each such list.
+/// The Python interpreter of the virtual environment `name`, with the packages of the file
+/// `requirements`. The environment is rebuilt whenever that file changes.
 pub(crate) fn python(name: &str, requirements: &Path) -> PathBuf {
-    // One at a time: two would install into the same place.
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = fs::read_to_string(requirements).expect("the requirements are there");
+    // One at a time: two would install into the same directory.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _lock = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = fs::read_to_string(requirements).expect("the requirements file exists");
     let environment = assets::target_dir().join("test-assets").join(name);
-    let (python, made_for) = (environment.join("bin/python"), environment.join("made-for"));
-    if fs::read_to_string(&made_for).is_ok_and(|made_for| made_for == text) {
+    let (python, requirements_stamp) = (environment.join("bin/python"), environment.join("requirements-stamp"));
+    if fs::read_to_string(&requirements_stamp).is_ok_and(|requirements_stamp| requirements_stamp == text) {
         return python;
     }
     run("python3", Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
     run("pip", Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(requirements));
-    fs::write(made_for, text).expect("a mark is left");
+    fs::write(requirements_stamp, text).expect("the stamp file is written");
     python
 }

@@ -1,4 +1,4 @@
-//! One request to one server, and what came back of it.
+//! One request to one server, and its answer.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{readable, world::World};
 
-/// Who must answer a request.
+/// The server that must answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum AnsweredBy {
     /// kubefan, from its cache.
     Cache,
     /// Upstream.
     Upstream,
-    /// It depends on when it is asked.
+    /// Either of them, depending on timing.
     Either,
 }
 
-/// A request of the table.
+/// A request to compare.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     pub(super) method: Method,
     /// With the query.
     pub(super) path: String,
     pub(super) headers: Vec<(&'static str, String)>,
-    pub(super) by: By,
+    pub(super) by: AnsweredBy,
 }
 
 impl Request {
-    pub(super) fn get(path: String, by: By) -> Self {
+    pub(super) fn get(path: String, by: AnsweredBy) -> Self {
         Self { method: Method::GET, path, headers: Vec::new(), by }
     }
 
@@ -41,7 +41,7 @@ impl Request {
         self.path.split_once('?').map_or("", |(_, query)| query)
     }
 
-    /// The value of a parameter; the first where there are several.
+    /// The value of a parameter; the first if there are several.
     pub(super) fn parameter(&self, name: &str) -> Option<String> {
         let mut all = form_urlencoded::parse(self.query().as_bytes());
         all.find(|(known, _)| known == name).map(|(_, value)| value.into_owned())
@@ -55,16 +55,16 @@ impl std::fmt::Display for Request {
     }
 }
 
-/// What came back.
+/// An answer.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
-    /// 0: none came.
+    /// 0 if there was no answer.
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
 }
 
-/// The longest that any answer is read; a watch names a time of its own.
+/// Time limit for reading an answer. A watch sets its own, shorter timeout.
 const ANSWER_SECONDS_MAX: u64 = 20;
 
 impl Answer {
@@ -77,7 +77,7 @@ impl Answer {
         self.header("cache-status").starts_with("kubefan")
     }
 
-    /// Whether it is protobuf.
+    /// Whether the body is protobuf.
     pub(super) fn is_protobuf(&self) -> bool {
         self.header("content-type").starts_with(readable::CONTENT_TYPE)
     }
@@ -91,12 +91,12 @@ impl Answer {
 }
 
 impl World {
-    /// Asks the apiserver.
+    /// Sends a request to the apiserver.
     pub(super) async fn ask_direct(&self, request: &Request) -> Answer {
         ask(&self.direct, &format!("{}{}", self.api.url(), request.path), request).await
     }
 
-    /// Asks kubefan; `turn` chooses the protocol.
+    /// Sends a request to kubefan. `turn` chooses the protocol version.
     pub(super) async fn ask_kubefan(&self, request: &Request, turn: usize) -> Answer {
         ask(&self.clients[turn % self.clients.len()], &self.url(&request.path), request).await
     }
@@ -115,13 +115,13 @@ async fn ask(client: &reqwest::Client, url: &str, request: &Request) -> Answer {
     };
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let mut body = Vec::new();
-    // What does not end in time is compared as far as it came.
+    // An answer that does not end in time is compared up to this point.
     while let Ok(chunk) = timeout_at(limit, response.chunk()).await {
         match chunk {
             Ok(Some(chunk)) => body.extend_from_slice(&chunk),
             Ok(None) => break,
             Err(error) => {
-                body.extend_from_slice(format!("BROKEN OFF: {error:?}").as_bytes());
+                body.extend_from_slice(format!("INCOMPLETE: {error:?}").as_bytes());
                 break;
             }
         }

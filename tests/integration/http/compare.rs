@@ -1,16 +1,16 @@
-//! What must be equal in two answers to one request, after what must differ is masked: versions of lists, what somebody writes
-//! meanwhile, and how far a server's memory reaches.
+//! Compares two answers to one request. Necessary differences are masked first: versions of lists,
+//! objects that change during the test, and how far back a server's history reaches.
 
 use serde_json::Value;
 
 use super::{
-    ask::{Answer, By, Request},
+    ask::{Answer, AnsweredBy, Request},
     world::STILL,
 };
 
 const HEADERS: [&str; 4] = ["content-type", "cache-control", "x-content-type-options", "warning"];
 
-/// How two answers differ; empty where they do not.
+/// The differences between two answers; empty if there are none.
 pub(super) fn differences(request: &Request, direct: &Answer, ours: &Answer) -> Vec<String> {
     let mut found = Vec::new();
     let mut check = |what: &str, direct: String, ours: String| {
@@ -33,7 +33,7 @@ pub(super) fn differences(request: &Request, direct: &Answer, ours: &Answer) -> 
     check("retry-after", retries(direct), retries(ours));
     let is_json = direct.header("content-type").starts_with("application/json");
     if direct.status == 200 && !is_json && !direct.is_protobuf() {
-        // What only upstream makes, of a state that changes while both make it, and nothing here can mask.
+        // Only upstream renders this, and it includes changing objects that cannot be masked here.
     } else if is_watch(request) && direct.status == 200 {
         check("events", events(direct).join("\n"), events(ours).join("\n"));
     } else {
@@ -42,23 +42,24 @@ pub(super) fn differences(request: &Request, direct: &Answer, ours: &Answer) -> 
     found
 }
 
-/// Who answered, if it is not who should have.
+/// An error if the wrong server answered.
 pub(super) fn wrong_server(request: &Request, ours: &Answer) -> Option<String> {
     match (request.by, ours.is_cached()) {
-        (By::Cache, false) => Some(format!("it was passed on: {} {}", ours.status, shown(&ours.text()))),
-        (By::Upstream, true) => Some(format!("the cache answered: {} {}", ours.status, shown(&ours.text()))),
+        (AnsweredBy::Cache, false) => Some(format!("upstream answered: {} {}", ours.status, shown(&ours.text()))),
+        (AnsweredBy::Upstream, true) => Some(format!("the cache answered: {} {}", ours.status, shown(&ours.text()))),
         _ => None,
     }
 }
 
-/// Whether a request is a watch: a single object never is, but under the old path.
+/// Whether a request is a watch. A request for a single object is one only under the deprecated
+/// path.
 pub(super) fn is_watch(request: &Request) -> bool {
     let path = request.path.split('?').next().unwrap_or_default();
     let truth = |value: String| value != "0" && !value.eq_ignore_ascii_case("false");
     path.contains("/watch/") || request.parameter("watch").is_some_and(truth)
 }
 
-/// Whether an object stands still.
+/// Whether an object does not change during the test.
 fn is_still(object: &Value) -> bool {
     let meta = &object["metadata"];
     let of = |name: &str| meta[name].as_str().unwrap_or_default();
@@ -66,40 +67,41 @@ fn is_still(object: &Value) -> bool {
     (if namespace.is_empty() { of("name") } else { namespace }).starts_with(STILL)
 }
 
-/// The lines of a watch about what stands still, byte for byte but for the version of a bookmark.
+/// The watch events of unchanging objects, byte for byte except for the versions of bookmarks.
 fn events(answer: &Answer) -> Vec<String> {
     let (text, mut newest) = (answer.text(), 0);
-    let mut kept = Vec::new();
+    let mut lines = Vec::new();
     for line in text.lines() {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
-            kept.push(line.to_owned());
+            lines.push(line.to_owned());
             continue;
         };
         let object = &event["object"];
         let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
         let number: u64 = version.parse().unwrap_or_default();
         match event["type"].as_str().unwrap_or_default() {
-            // Those that come when the time has come are no answer to anything.
+            // Periodic bookmarks are not comparable.
             "BOOKMARK" if object["metadata"]["annotations"]["k8s.io/initial-events-end"] != "true" => {}
             "BOOKMARK" => {
-                let holds = if number >= newest { "" } else { " OLDER THAN WHAT CAME BEFORE" };
-                // Empty fields beside the metadata are written by the types that have such.
+                let order = if number >= newest { "" } else { " OLDER THAN A PREVIOUS EVENT" };
+                // Built-in types also write empty fields beside the metadata.
                 let meta = object["metadata"].to_string().replace(&format!("\"{version}\""), "\"N\"");
-                kept.push(format!("BOOKMARK {} {} {meta}{holds}", object["kind"], object["apiVersion"]));
+                lines.push(format!("BOOKMARK {} {} {meta}{order}", object["kind"], object["apiVersion"]));
             }
-            "ERROR" => kept.push(unversioned(line)),
+            "ERROR" => lines.push(unversioned(line)),
             _ if is_still(object) => {
                 newest = newest.max(number);
-                kept.push(if is_sorted_partial(object) { event.to_string() } else { line.to_owned() });
+                lines.push(if is_sorted_partial(object) { event.to_string() } else { line.to_owned() });
             }
             _ => {}
         }
     }
-    kept
+    lines
 }
 
-/// Whether it is the metadata of a custom object, whose fields are sorted when the object is whole, and in the type's order when it is
-/// not. kubefan leaves them as they are.
+/// Whether this is the metadata of a custom object. Upstream sorts its fields if it encodes the
+/// whole object, and otherwise writes them in the order of the type. kubefan keeps the order that
+/// it received.
 fn is_sorted_partial(object: &Value) -> bool {
     let is_partial =
         |object: &Value| object["kind"].as_str().is_some_and(|kind| kind.starts_with("PartialObjectMetadata"));
@@ -110,7 +112,7 @@ fn is_sorted_partial(object: &Value) -> bool {
     is_partial(object) && managed(first)
 }
 
-/// A body without what must differ; JSON stays in its own order of fields.
+/// A body with the necessary differences masked. JSON keeps its order of fields.
 fn masked(answer: &Answer) -> String {
     let text = answer.text();
     let Ok(mut body) = serde_json::from_str::<Value>(&text) else { return text };
@@ -118,11 +120,11 @@ fn masked(answer: &Answer) -> String {
         let meta = &mut body["metadata"];
         for name in ["resourceVersion", "continue", "remainingItemCount"] {
             if let Some(value) = meta.get_mut(name) {
-                // Set or not is the same on both sides.
+                // Both sides must agree on whether a value is set.
                 *value = Value::from(if value == "" { "" } else { "set" });
             }
         }
-        body["items"].as_array_mut().expect("looked at above").retain(is_still);
+        body["items"].as_array_mut().expect("items is an array").retain(is_still);
         return body.to_string();
     }
     if body["kind"] == "Status" {
@@ -131,10 +133,10 @@ fn masked(answer: &Answer) -> String {
     if is_sorted_partial(&body) { body.to_string() } else { text }
 }
 
-/// A text of a failure without the version that the server had reached.
+/// A failure message without the server's current version.
 fn unversioned(text: &str) -> String {
     let mut text = text.to_owned();
-    // The time to wait is chosen by chance where there is no cache.
+    // Without a cache, the retry delay is random.
     for (before, after) in [("current: ", "\""), ("too old resource version: ", ")"), ("retryAfterSeconds\":", "}")] {
         let Some(at) = text.find(before).map(|at| at + before.len()) else { continue };
         let from = if after == ")" { text[at..].find('(').map_or(at, |open| at + open + 1) } else { at };
@@ -144,23 +146,23 @@ fn unversioned(text: &str) -> String {
     text
 }
 
-/// Of two texts, what lies around the first byte in which they differ.
+/// The surroundings of the first byte in which two texts differ.
 fn first_difference(direct: &str, ours: &str) -> String {
     let at = direct.bytes().zip(ours.bytes()).take_while(|(a, b)| a == b).count();
-    let around = |text: &str| {
+    let surroundings = |text: &str| {
         let bytes = &text.as_bytes()[at.saturating_sub(60).min(text.len())..text.len().min(at + 160)];
         String::from_utf8_lossy(bytes).into_owned()
     };
-    format!("at byte {at}\n      upstream {:?}\n      kubefan  {:?}", around(direct), around(ours))
+    format!("at byte {at}\n      upstream {:?}\n      kubefan  {:?}", surroundings(direct), surroundings(ours))
 }
 
-/// The beginning of a text.
+/// The start of a text.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-/// The request that upstream answers with the very bytes of a list from the cache: at the version of that list. `None` where there is
-/// none.
+/// The request that makes upstream return the same bytes as a list from the cache: a list at
+/// exactly that version. `None` if there is no such request.
 pub(super) fn at_its_version(request: &Request, ours: &Answer) -> Option<Request> {
     let body: Value = serde_json::from_str(&ours.text()).ok()?;
     if ours.status != 200
@@ -170,7 +172,7 @@ pub(super) fn at_its_version(request: &Request, ours: &Answer) -> Option<Request
         return None;
     }
     let version = body["metadata"]["resourceVersion"].as_str()?;
-    // Any state is given whole.
+    // A list at version 0 ignores the limit.
     let is_whole = request.parameter("resourceVersion").as_deref() == Some("0") && !request.path.contains("/events");
     let mut query = form_urlencoded::Serializer::new(String::new());
     for (name, value) in form_urlencoded::parse(request.query().as_bytes()) {
@@ -187,7 +189,7 @@ pub(super) fn at_its_version(request: &Request, ours: &Answer) -> Option<Request
     Some(Request { path: format!("{path}?{}", query.finish()), ..request.clone() })
 }
 
-/// Whether two bodies are the same, byte for byte.
+/// The first difference between two bodies, byte for byte.
 pub(super) fn byte_difference(direct: &Answer, ours: &Answer) -> Option<String> {
     let parsed = |answer: &Answer| serde_json::from_slice::<Value>(&answer.body).ok();
     if let (Some(direct), Some(ours)) = (parsed(direct), parsed(ours))

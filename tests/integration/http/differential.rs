@@ -1,7 +1,8 @@
-//! The requests of the table, lists read page by page, and requests that chance puts together, sent to both servers.
+//! Sends three kinds of requests to both servers: those of the table, lists page by page, and
+//! random ones.
 //!
-//! `KUBEFAN_TEST_SCALE=full` asks everything of every resource, and 2,000 generated requests; by default it is less. What was generated
-//! is generated again by `KUBEFAN_SEED`.
+//! `KUBEFAN_TEST_SCALE=full` covers every resource of the table and 2,000 random requests; the
+//! default covers less. `KUBEFAN_SEED` repeats the random requests of an earlier run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use rand_pcg::Pcg64Mcg;
 use serde_json::Value;
 
 use super::{
-    ask::{By, Request},
+    ask::{AnsweredBy, Request},
     compare::{at_its_version, byte_difference, differences, is_watch, wrong_server},
     generate, table,
     world::{RESOURCES, World},
@@ -20,62 +21,63 @@ use super::{
 use crate::harness::{Test, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: the_front_answers_as_the_apiserver_does;
+    apiserver: kubefan_answers_like_the_apiserver;
 };
 
-/// Requests under way at once: watches mostly wait.
+/// Number of concurrent requests. Watches mostly wait.
 const CONCURRENCY: usize = 48;
-/// How often a request is asked before its answers differ.
+/// Number of attempts before a difference counts.
 const TRIES: usize = 3;
-/// So many times the time has a watch that is asked again.
-const MORE_TIME: u64 = 4;
+/// Factor by which the timeout of a repeated watch is longer.
+const TIMEOUT_FACTOR: u64 = 4;
 
 fn is_full() -> bool {
     std::env::var("KUBEFAN_TEST_SCALE").as_deref() == Ok("full")
 }
 
-/// What comparing came to.
+/// The results of many comparisons.
 #[derive(Default)]
 struct Report {
     asked: usize,
     watches: usize,
     cached: usize,
-    passed_on: usize,
-    /// Lists compared byte for byte at one version.
+    forwarded: usize,
+    /// Number of lists compared byte for byte at the same version.
     bytes: usize,
     by_status: BTreeMap<u16, usize>,
     failures: Vec<String>,
-    /// What kubefan says itself where nothing is passed on, and upstream otherwise.
-    own_words: Vec<String>,
+    /// Differences that do not count: without passthrough, kubefan itself answers where upstream
+    /// would.
+    expected_differences: Vec<String>,
 }
 
-async fn the_front_answers_as_the_apiserver_does() {
+async fn kubefan_answers_like_the_apiserver() {
     let world = World::start().await;
-    world.is_fresh_in_silence().await;
+    world.assert_fresh_without_writes().await;
     let seed = match std::env::var("KUBEFAN_SEED") {
         Ok(seed) => seed.parse().expect("KUBEFAN_SEED is a number"),
-        #[expect(clippy::disallowed_methods, reason = "other requests each time; a difference names the seed")]
+        #[expect(clippy::disallowed_methods, reason = "different requests in each run; a failure names the seed")]
         Err(_) => rand::random(),
     };
     let generated = generate::requests(&world, &mut Pcg64Mcg::seed_from_u64(seed), if is_full() { 2000 } else { 400 });
-    let asking = async {
+    let comparing = async {
         let table = compare_all(&world, table::requests(&world, is_full())).await;
         table.print("the table");
         let generated = compare_all(&world, generated).await;
-        generated.print(&format!("generated with KUBEFAN_SEED={seed}"));
+        generated.print(&format!("random requests with KUBEFAN_SEED={seed}"));
         let pages = compare_pages(&world).await;
         pages.print("page by page");
         world.stop();
         [table, generated, pages]
     };
-    let (reports, writes) = tokio::join!(asking, world.write());
-    println!("{writes} writes meanwhile");
+    let (reports, writes) = tokio::join!(comparing, world.write());
+    println!("{writes} writes during the comparison");
     for Report { asked, failures, .. } in &reports {
         assert!(failures.is_empty(), "{} of {asked} requests differ (KUBEFAN_SEED={seed})", failures.len());
     }
 }
 
-/// Reads lists to their end in pages of the cache; upstream must give the same bytes for the same token.
+/// Reads lists page by page from the cache. Upstream must return the same bytes for the same token.
 async fn compare_pages(world: &World) -> Report {
     let mut report = Report::default();
     for resource in RESOURCES.iter().filter(|resource| resource.cached) {
@@ -84,7 +86,7 @@ async fn compare_pages(world: &World) -> Report {
         {
             let path = resource.collection(namespace);
             let first = format!("{path}?resourceVersion={}&resourceVersionMatch=NotOlderThan&{rest}", world.now);
-            let mut request = Request::get(first, By::Cache);
+            let mut request = Request::get(first, AnsweredBy::Cache);
             loop {
                 let ours = world.ask_kubefan(&request, report.asked).await;
                 let exact = at_its_version(&request, &ours).unwrap_or_else(|| request.clone());
@@ -99,7 +101,7 @@ async fn compare_pages(world: &World) -> Report {
                 let Some(token) = body["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) else {
                     break;
                 };
-                request = Request::get(format!("{path}?{rest}&continue={token}"), By::Cache);
+                request = Request::get(format!("{path}?{rest}&continue={token}"), AnsweredBy::Cache);
             }
         }
     }
@@ -115,35 +117,36 @@ async fn compare_all(world: &World, requests: Vec<Request>) -> Report {
         report.asked += 1;
         report.watches += usize::from(is_watch(&request));
         report.cached += usize::from(one.is_cached);
-        report.passed_on += usize::from(!one.is_cached);
+        report.forwarded += usize::from(!one.is_cached);
         report.bytes += usize::from(one.bytes);
         *report.by_status.entry(one.status).or_default() += 1;
-        let told = || format!("{request}\n    {}", one.differences.join("\n    "));
+        let report_line = || format!("{request}\n    {}", one.differences.join("\n    "));
         match (one.differences.is_empty(), one.is_compared) {
             (true, _) => {}
-            (false, true) => report.failures.push(told()),
-            (false, false) => report.own_words.push(told()),
+            (false, true) => report.failures.push(report_line()),
+            (false, false) => report.expected_differences.push(report_line()),
         }
     }
     report
 }
 
-/// What one request came to.
+/// The result of one comparison.
 struct Compared {
     status: u16,
     is_cached: bool,
-    /// Whether upstream's answer should have been the same.
+    /// Whether the answers should be equal.
     is_compared: bool,
     bytes: bool,
     differences: Vec<String>,
 }
 
-/// What differs for a moment, because somebody wrote in between or a watch was given too little time, is no difference.
+/// A temporary difference does not count. It can occur if an object changed between the two
+/// requests or the timeout of a watch was too short.
 async fn compare(world: &World, request: &Request, turn: usize) -> Compared {
     let mut compared = compare_once(world, request, turn).await;
     let seconds = request.parameter("timeoutSeconds").and_then(|seconds| seconds.parse::<u64>().ok());
-    let seconds = seconds.filter(|seconds| (1..=MORE_TIME).contains(seconds)).unwrap_or_default();
-    let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * MORE_TIME));
+    let seconds = seconds.filter(|seconds| (1..=TIMEOUT_FACTOR).contains(seconds)).unwrap_or_default();
+    let (from, to) = (format!("timeoutSeconds={seconds}"), format!("timeoutSeconds={}", seconds * TIMEOUT_FACTOR));
     let patient = Request { path: request.path.replace(&from, &to), ..request.clone() };
     for _ in 1..TRIES {
         if compared.differences.is_empty() || !compared.is_compared {
@@ -158,7 +161,7 @@ async fn compare_once(world: &World, request: &Request, turn: usize) -> Compared
     let (direct, ours) = tokio::join!(world.ask_direct(request), world.ask_kubefan(request, turn));
     let (status, is_cached) = (direct.status, ours.is_cached());
     let wrong = wrong_server(request, &ours);
-    let is_compared = is_cached || world.passes_on || wrong.is_some();
+    let is_compared = is_cached || world.has_passthrough || wrong.is_some();
     let mut differences = differences(request, &direct, &ours);
     differences.extend(wrong);
     let mut bytes = false;
@@ -175,15 +178,15 @@ async fn compare_once(world: &World, request: &Request, turn: usize) -> Compared
 
 impl Report {
     fn print(&self, what: &str) {
-        let Self { asked, watches, cached, passed_on, bytes, by_status, failures, own_words } = self;
+        let Self { asked, watches, cached, forwarded, bytes, by_status, failures, expected_differences } = self;
         for failure in failures {
             println!("DIFFERS {failure}");
         }
-        for words in own_words {
-            println!("own words {words}");
+        for difference in expected_differences {
+            println!("EXPECTED {difference}");
         }
         println!(
-            "{what}: {asked} requests ({watches} watches), {cached} answered by the cache, {passed_on} passed on, {bytes} lists \
+            "{what}: {asked} requests ({watches} watches), {cached} answered by the cache, {forwarded} forwarded, {bytes} lists \
              compared byte for byte at one version; upstream's statuses {by_status:?}; {} differ",
             failures.len()
         );

@@ -1,17 +1,18 @@
-//! Requests that chance puts together from paths, parameters, values and media types: most of them make no sense, and both servers must
-//! see in each the same one.
+//! Random requests made of paths, parameters, values and media types. Most of them are invalid, and
+//! both servers must reject them in the same way.
 
 use rand::{RngExt, seq::IndexedRandom};
 use rand_pcg::Pcg64Mcg;
 use reqwest::Method;
 
 use super::{
-    ask::{By, Request},
+    ask::{AnsweredBy, Request},
     table::fill,
     world::{RESOURCES, Resource, World},
 };
 
-/// Parameters and their values, what makes sense first; `{}` are filled in as in the table.
+/// Parameters and their values. Valid values come first, because [`one`] prefers them. `{}`
+/// placeholders are filled in as in the table.
 const PARAMETERS: &[(&str, &[&str])] = &[
     (
         "resourceVersion",
@@ -104,23 +105,23 @@ const ACCEPTS: &[&str] = &[
 ];
 const QUALITIES: &[&str] = &["", "", "", ";q=0.5", ";q=0.9", ";q=0", ";q=1.0", ";q=abc", "; q=0.3"];
 
-/// So many requests.
+/// Generates `count` requests.
 pub(super) fn requests(world: &World, random: &mut Pcg64Mcg, count: usize) -> Vec<Request> {
     (0..count).map(|_| request(world, random)).collect()
 }
 
-/// One of them; the first ones are more likely.
+/// Chooses one value; the first four are more likely.
 fn one<'a>(random: &mut Pcg64Mcg, all: &[&'a str]) -> &'a str {
     let likely = random.random_bool(0.75);
-    all[..if likely { all.len().min(4) } else { all.len() }].choose(random).expect("there are some")
+    all[..if likely { all.len().min(4) } else { all.len() }].choose(random).expect("the slice is not empty")
 }
 
 fn request(world: &World, random: &mut Pcg64Mcg) -> Request {
-    let resource = RESOURCES[..8].choose(random).expect("there are some");
+    let resource = RESOURCES[..8].choose(random).expect("the slice is not empty");
     let path = path(resource, random);
     let mut query = Vec::new();
     for _ in 0..random.random_range(0..5) {
-        let (name, values) = PARAMETERS.choose(random).expect("there are some");
+        let (name, values) = PARAMETERS.choose(random).expect("the slice is not empty");
         let value = one(random, values);
         query.push(match random.random_range(0..40) {
             0 => (*name).to_owned(),
@@ -128,20 +129,20 @@ fn request(world: &World, random: &mut Pcg64Mcg) -> Request {
             _ => format!("{name}={value}"),
         });
     }
-    // Most name a version that the cache can answer; and no watch lasts for long.
+    // Half of the requests name a version that the cache can answer, and every watch is short.
     if random.random_bool(0.5) {
         query.push("resourceVersion=0".to_owned());
     }
     query.insert(0, "timeoutSeconds=1".to_owned());
     let query = fill(&query.join("&"), resource, world);
-    let mut request = Request::get(format!("{path}?{query}"), By::Either);
+    let mut request = Request::get(format!("{path}?{query}"), AnsweredBy::Either);
     if random.random_bool(0.3) {
         let clauses = (0..random.random_range(1..4))
-            .map(|_| format!("{}{}", one(random, ACCEPTS), QUALITIES.choose(random).expect("there are some")));
+            .map(|_| format!("{}{}", one(random, ACCEPTS), QUALITIES.choose(random).expect("the slice is not empty")));
         request = request.accepting(&clauses.collect::<Vec<_>>().join([",", ", "][random.random_range(0..2)]));
     }
     if random.random_bool(0.02) {
-        request.method = [Method::HEAD, Method::OPTIONS].choose(random).expect("there are some").clone();
+        request.method = [Method::HEAD, Method::OPTIONS].choose(random).expect("the slice is not empty").clone();
     }
     request
 }
@@ -168,7 +169,7 @@ fn path(resource: &Resource, random: &mut Pcg64Mcg) -> String {
         path = format!("{path}/{name}");
     }
     if random.random_bool(0.2) {
-        path = resource.old(&path);
+        path = resource.deprecated_watch(&path);
     }
     match random.random_range(0..50) {
         0 => format!("{path}/"),

@@ -1,5 +1,6 @@
-//! What is no request, or a broken one, or one meant to break something: each gets an answer or the end of its connection, in time, and
-//! everybody else is served on. `-- --nocapture` shows the table.
+//! Malformed and malicious input on the data port. Each request must get an answer or a closed
+//! connection in time, and other clients must still be served. `-- --nocapture` shows a table of
+//! the results.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,36 +17,37 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: hostile_http_gets_an_answer_or_a_clean_end;
+    local: hostile_requests_get_an_answer_or_a_closed_connection;
 };
 
-/// The longest that anything may go without an answer or an end. Half a request may take its time, and is not asked here.
+/// Time limit for an answer or the end of the connection. Requests that stay incomplete are not
+/// tested here.
 const ANSWER_AT_MOST: Duration = Duration::from_secs(20);
-/// Nothing more is expected after a silence of this length that follows an answer.
+/// After an answer, this much silence means that nothing more will come.
 const SILENCE: Duration = Duration::from_millis(400);
-/// Connections at once.
+/// Number of concurrent connections.
 const CONCURRENCY: usize = 8;
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 
-/// What a request may get.
+/// The permitted reactions to a request.
 #[derive(Debug, Clone, Copy)]
 enum Gets {
     /// Answers with exactly these codes, in order.
     Codes(&'static [u16]),
-    /// One answer with such a code, or the end of the connection.
+    /// At most one answer, with an error code, and the end of the connection.
     Refused,
-    /// Any one answer, or the end.
+    /// Any answer, or the end of the connection.
     Any,
 }
 
 use Gets::{Any, Codes, Refused};
 
-/// A request, and what its client does after it.
+/// Bytes to send, and the expected reaction.
 struct Case {
     name: &'static str,
     bytes: Vec<u8>,
     gets: Gets,
-    /// The client says that nothing more will come.
+    /// Whether the client closes its sending side afterwards.
     half_closes: bool,
 }
 
@@ -53,7 +55,7 @@ fn case(name: &'static str, gets: Gets, bytes: impl Into<Vec<u8>>) -> Case {
     Case { name, bytes: bytes.into(), gets, half_closes: false }
 }
 
-/// With a request line.
+/// A case with a request line.
 fn line(name: &'static str, gets: Gets, line: &str) -> Case {
     case(name, gets, format!("{line}\r\nHost: localhost\r\n\r\n"))
 }
@@ -68,24 +70,24 @@ fn get(name: &'static str, gets: Gets, path: &str) -> Case {
     line(name, gets, &format!("GET {path} HTTP/1.1"))
 }
 
-/// A POST with a body, which must not become a request.
+/// A POST with a body that must not be read as another request.
 fn body(name: &'static str, gets: Gets, headers: &str, body: &str) -> Case {
     case(name, gets, format!("POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{body}"))
 }
 
 fn cases() -> Vec<Case> {
-    let hidden = format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let smuggled = format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let one = format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut all = vec![
         // Request lines.
-        Case { half_closes: true, ..case("nothing but line ends", Any, "\r\n\r\n\r\n") },
+        Case { half_closes: true, ..case("line ends only", Any, "\r\n\r\n\r\n") },
         case("random bytes", Refused, random.clone()),
         line("a method alone", Refused, "GET"),
         line("no version", Refused, &format!("GET {LIST}")),
         line("version 9.9", Refused, &format!("GET {LIST} HTTP/9.9")),
-        line("version 2.0 in words", Refused, &format!("GET {LIST} HTTP/2.0")),
-        line("a method in small letters", Any, &format!("get {LIST} HTTP/1.1")),
+        line("version 2.0 as text", Refused, &format!("GET {LIST} HTTP/2.0")),
+        line("a lower-case method", Any, &format!("get {LIST} HTTP/1.1")),
         line("an unknown method", Any, &format!("BREW {LIST} HTTP/1.1")),
         line("a method of 10,000 letters", Any, &format!("{} {LIST} HTTP/1.1", "A".repeat(10_000))),
         line("CONNECT", Any, "CONNECT 127.0.0.1:22 HTTP/1.1"),
@@ -102,17 +104,17 @@ fn cases() -> Vec<Case> {
         case("HTTP/1.0 without a host", Codes(&[200]), format!("GET {LIST} HTTP/1.0\r\n\r\n")),
         case("HTTP/1.1 without a host", Refused, format!("GET {LIST} HTTP/1.1\r\n\r\n")),
         case("line ends without returns", Any, format!("GET {LIST} HTTP/1.1\nHost: localhost\n\n")),
-        case("the half of HTTP/2's preface", Refused, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"),
+        case("half of the HTTP/2 preface", Refused, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"),
         case("a TLS handshake", Refused, [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &random[..500]].concat()),
         // Paths and queries.
         get("dots in the path", Any, "/api/v1/../../../etc/passwd"),
         get("escaped dots", Any, "/api/v1/%2e%2e/%2e%2e/secrets"),
         get("two slashes", Any, "//api/v1/pods?resourceVersion=0"),
         get("an escaped null", Any, "/api/v1/namespaces/a%00b/pods?resourceVersion=0"),
-        get("an escape that is none", Any, "/api/v1/pods%zz"),
+        get("an invalid escape", Any, "/api/v1/pods%zz"),
         get("a fragment", Any, "/api/v1/pods?resourceVersion=0#x"),
         case(
-            "bytes that are no text in the path",
+            "bytes in the path that are not UTF-8",
             Any,
             b"GET /api/v1/pods/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         ),
@@ -124,23 +126,23 @@ fn cases() -> Vec<Case> {
         get("a token of 10 KiB", Any, &format!("/api/v1/pods?continue={}", "A".repeat(10_000))),
         get("a token of nested lists", Any, &format!("/api/v1/pods?continue={}", "W1tb".repeat(2000))),
         get(
-            "a watch that lasts beyond time",
+            "a watch with the largest timeout",
             Codes(&[200]),
             &format!("{LIST}&watch=1&timeoutSeconds=9223372036854775807"),
         ),
         get(
-            "a watch with a negative time",
+            "a watch with a negative timeout",
             Codes(&[200]),
             &format!("{LIST}&watch=1&timeoutSeconds=-9223372036854775808"),
         ),
-        get("a limit beyond numbers", Any, &format!("{LIST}&limit=99999999999999999999999999")),
+        get("a limit above 64 bits", Any, &format!("{LIST}&limit=99999999999999999999999999")),
         // Headers.
         with("two hosts", Refused, "Host: y"),
-        case("a host that only DNS knows", Codes(&[403]), format!("GET {LIST} HTTP/1.1\r\nHost: evil.example\r\n\r\n")),
+        case("a foreign host name", Codes(&[403]), format!("GET {LIST} HTTP/1.1\r\nHost: evil.example\r\n\r\n")),
         case("a host with a port", Codes(&[200]), format!("GET {LIST} HTTP/1.1\r\nHost: [::1]:7443\r\n\r\n")),
-        with("a page of another host", Codes(&[403]), "Origin: https://evil.example"),
-        with("a page of no host", Codes(&[403]), "Origin: null"),
-        with("a page of this machine", Codes(&[200]), "Origin: http://localhost:3000"),
+        with("a web page of another host", Codes(&[403]), "Origin: https://evil.example"),
+        with("a web page without an origin", Codes(&[403]), "Origin: null"),
+        with("a web page of this machine", Codes(&[200]), "Origin: http://localhost:3000"),
         with("a header of 40 KiB", Codes(&[200]), &format!("X-A: {}", "b".repeat(40 << 10))),
         with("a header of 100 KiB", Codes(&[431]), &format!("X-A: {}", "b".repeat(100 << 10))),
         get("a query of 40 KiB", Codes(&[200]), &format!("{LIST}&x={}", "y".repeat(40 << 10))),
@@ -151,12 +153,12 @@ fn cases() -> Vec<Case> {
         with("a header of 1 MiB", Refused, &format!("X-A: {}", "b".repeat(1 << 20))),
         with("a thousand headers", Refused, &"X-A: b\r\n".repeat(1000)),
         with("an Accept of 10 KiB", Any, &format!("Accept: {}", "a/b,".repeat(2500))),
-        with("an Accept that is no text", Any, "Accept: \u{fffd}/*"),
-        with("an Accept that is nothing but marks", Any, "Accept: ;;,,/=;q=;*"),
+        with("an Accept that is not ASCII", Any, "Accept: \u{fffd}/*"),
+        with("an Accept of separators only", Any, "Accept: ;;,,/=;q=;*"),
         with("Expect: 100-continue", Codes(&[200]), "Expect: 100-continue"),
-        with("Expect: the unexpected", Any, "Expect: the-unexpected"),
+        with("an unknown Expect", Any, "Expect: the-unexpected"),
         with("gRPC over HTTP/1.1", Codes(&[505]), "Content-Type: application/grpc"),
-        with("an upgrade to nothing known", Any, "Connection: upgrade\r\nUpgrade: nonsense"),
+        with("an upgrade to an unknown protocol", Any, "Connection: upgrade\r\nUpgrade: nonsense"),
         with(
             "an upgrade to HTTP/2",
             Any,
@@ -165,30 +167,30 @@ fn cases() -> Vec<Case> {
         with("a websocket without a key", Any, "Connection: upgrade\r\nUpgrade: websocket"),
         with("an upgrade that is not in Connection", Any, "Upgrade: websocket"),
         with("Connection names Host", Any, "Connection: host, close"),
-        // Bodies, and requests hidden in them.
+        // Bodies, and requests smuggled in them.
         body(
-            "both lengths, the hidden one first",
+            "both lengths, chunked body",
             Refused,
             "Content-Length: 6\r\nTransfer-Encoding: chunked",
-            &format!("0\r\n\r\n{hidden}"),
+            &format!("0\r\n\r\n{smuggled}"),
         ),
         body(
-            "both lengths, the other way",
+            "both lengths, other order",
             Refused,
             "Transfer-Encoding: chunked\r\nContent-Length: 4",
-            &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()),
+            &format!("{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len()),
         ),
-        body("two lengths that differ", Refused, "Content-Length: 0\r\nContent-Length: 60", &hidden),
-        body("a list of lengths", Refused, "Content-Length: 0, 60", &hidden),
+        body("two lengths that differ", Refused, "Content-Length: 0\r\nContent-Length: 60", &smuggled),
+        body("a list of lengths", Refused, "Content-Length: 0, 60", &smuggled),
         body("a negative length", Refused, "Content-Length: -1", ""),
         body("a length with a sign", Refused, "Content-Length: +0", ""),
-        body("a length beyond numbers", Refused, "Content-Length: 99999999999999999999999", "x"),
+        body("a length above 64 bits", Refused, "Content-Length: 99999999999999999999999", "x"),
         body("chunked twice", Any, "Transfer-Encoding: chunked, chunked", "0\r\n\r\n"),
         body("chunked, then not", Refused, "Transfer-Encoding: chunked, identity", "0\r\n\r\n"),
-        body("chunked in disguise", Refused, "Transfer-Encoding: xchunked", "0\r\n\r\n"),
+        body("a misspelt chunked", Refused, "Transfer-Encoding: xchunked", "0\r\n\r\n"),
         body("a vertical tab before chunked", Refused, "Transfer-Encoding: \u{b}chunked", "0\r\n\r\n"),
-        body("a chunk size that is none", Any, "Transfer-Encoding: chunked", "zz\r\nabc\r\n0\r\n\r\n"),
-        body("a chunk size beyond numbers", Any, "Transfer-Encoding: chunked", "fffffffffffffffff\r\nabc\r\n0\r\n\r\n"),
+        body("an invalid chunk size", Any, "Transfer-Encoding: chunked", "zz\r\nabc\r\n0\r\n\r\n"),
+        body("a chunk size above 64 bits", Any, "Transfer-Encoding: chunked", "fffffffffffffffff\r\nabc\r\n0\r\n\r\n"),
         body("a negative chunk size", Any, "Transfer-Encoding: chunked", "-1\r\nabc\r\n0\r\n\r\n"),
         body("a chunk without its end", Any, "Transfer-Encoding: chunked", "3\r\nabcX0\r\n\r\n"),
         body(
@@ -200,33 +202,34 @@ fn cases() -> Vec<Case> {
         case(
             "chunked in HTTP/1.0",
             Any,
-            format!("POST /api/v1/pods HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
+            format!("POST /api/v1/pods HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
         ),
         case(
             "a GET whose body is a request",
             Codes(&[200]),
-            format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{hidden}", hidden.len()),
+            format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{smuggled}", smuggled.len()),
         ),
         case("three requests at once", Codes(&[200, 200, 200]), one.repeat(3)),
-        // While bytes wait to be read, nobody sees that a client has gone: such a watch lasts until its own end, or the next event.
+        // While unread bytes are pending, kubefan cannot notice that the client has gone. Such a
+        // watch lasts until its timeout or the next event.
         case(
-            "a request behind a watch",
+            "a request pipelined behind a watch",
             Codes(&[200]),
-            format!("GET {LIST}&watch=1&timeoutSeconds=2 HTTP/1.1\r\nHost: localhost\r\n\r\n{hidden}"),
+            format!("GET {LIST}&watch=1&timeoutSeconds=2 HTTP/1.1\r\nHost: localhost\r\n\r\n{smuggled}"),
         ),
-        case("a request and rubbish", Any, [one.as_bytes(), &random[..100]].concat()),
-        // Nothing tells it from one that has gone.
-        Case { half_closes: true, ..case("a client that has said all", Any, one.clone()) },
+        case("a request and random bytes", Any, [one.as_bytes(), &random[..100]].concat()),
+        // The server cannot distinguish this client from one that has gone.
+        Case { half_closes: true, ..case("a client that closes its sending side", Any, one.clone()) },
     ];
     for (name, bytes) in [
-        ("gone in the request line", "GET /api/v1/po".to_owned()),
-        ("gone in the headers", format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nAcc")),
+        ("disconnect in the request line", "GET /api/v1/po".to_owned()),
+        ("disconnect in the headers", format!("GET {LIST} HTTP/1.1\r\nHost: localhost\r\nAcc")),
         (
-            "gone in the body",
+            "disconnect in the body",
             "POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{".to_owned(),
         ),
         (
-            "gone in a chunk",
+            "disconnect in a chunk",
             "POST /api/v1/pods HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc".to_owned(),
         ),
     ] {
@@ -235,7 +238,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// What came back, and how it ended.
+/// The bytes received, and how the connection ended.
 struct Got {
     bytes: Vec<u8>,
     closed: bool,
@@ -244,7 +247,7 @@ struct Got {
 
 async fn send(address: SocketAddr, case: &Case) -> Got {
     let mut stream = TcpStream::connect(address).await.expect("kubefan listens");
-    // The other side may close in the middle of it.
+    // kubefan may close the connection during the write.
     let _ = timeout(ANSWER_AT_MOST, stream.write_all(&case.bytes)).await;
     if case.half_closes {
         let _ = stream.shutdown().await;
@@ -267,14 +270,14 @@ async fn send(address: SocketAddr, case: &Case) -> Got {
     }
 }
 
-/// The codes of the answers in what came back.
+/// The status codes of all answers in the received bytes.
 fn codes(bytes: &[u8]) -> Vec<u16> {
     let text = String::from_utf8_lossy(bytes);
     let starts = text.match_indices("HTTP/1.").filter_map(|(at, _)| text[at..].get(9..12)?.parse().ok());
     starts.filter(|code| *code != 100).collect()
 }
 
-async fn hostile_http_gets_an_answer_or_a_clean_end() {
+async fn hostile_requests_get_an_answer_or_a_closed_connection() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let cases = cases();
@@ -292,7 +295,7 @@ async fn hostile_http_gets_an_answer_or_a_clean_end() {
         let fits = match case.gets {
             Codes(expected) => codes == expected,
             Refused => got.closed && codes.len() <= 1 && codes.iter().all(|code| (400..600).contains(code)),
-            // Nothing that comes after it is taken for a request of its own.
+            // kubefan must not read trailing bytes as further requests.
             Any => codes.len() <= 2,
         };
         if got.hangs || !fits {
@@ -304,19 +307,19 @@ async fn hostile_http_gets_an_answer_or_a_clean_end() {
             ));
         }
     }
-    println!("{} requests, {} not answered as they should be", cases.len(), wrong.len());
+    println!("{} requests, {} with an unexpected reaction", cases.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     early_disconnects_leave_nothing_behind(&kubefan).await;
     good(&simulated, &kubefan).await;
 }
 
-/// Clients that go in the middle of a list or a watch, at every point of it.
+/// Clients that disconnect at various points of a list or a watch.
 async fn early_disconnects_leave_nothing_behind(kubefan: &Kubefan) {
     for round in 0..100 {
         let mut stream = TcpStream::connect(kubefan.grpc_addr).await.expect("kubefan listens");
         let watch = if round % 2 == 0 { "&watch=1" } else { "" };
         let request = format!("GET {LIST}{watch} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.expect("it takes a request");
+        stream.write_all(request.as_bytes()).await.expect("kubefan accepts a request");
         let mut some = vec![0; round * 7];
         let _ = timeout(SILENCE, stream.read_exact(&mut some)).await;
     }
@@ -326,5 +329,5 @@ async fn early_disconnects_leave_nothing_behind(kubefan: &Kubefan) {
         let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
         (open == 0.0).then_some(())
     };
-    crate::harness::wait::until("every stream to be gone", crate::harness::wait::SOON, open).await;
+    crate::harness::wait::until("every stream to end", crate::harness::wait::SOON, open).await;
 }

@@ -1,4 +1,5 @@
-//! The limits of the Kubernetes API's door: what a cache may answer, how many may ask, who may, and how long anybody may take.
+//! The limits of the Kubernetes API over HTTP: partial caches, the number of requests, foreign web
+//! pages, and unread answers.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,12 +22,14 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: a_part_of_a_resource_answers_only_who_asks_for_it, a_part_says_so_where_nothing_is_passed_on,
-        what_cannot_be_passed_on_is_proved, what_cannot_be_passed_on_is_waited_for_again,
-        too_many_reads_are_told_to_come_back, too_many_watches_are_told_to_come_back,
-        requests_are_counted_by_both_protocols, a_page_of_another_host_reads_nothing, an_unread_answer_lets_go_of_what_it_holds,
-        a_client_that_is_gone_is_noticed_behind_its_next_request, only_a_watch_starts_a_cache,
-        lists_start_caches_where_nothing_is_passed_on, watches_do_not_hold_up_the_end;
+    local: a_partial_cache_answers_only_requests_for_its_part,
+        a_partial_cache_refuses_other_requests_without_passthrough,
+        consistent_reads_are_proved_without_passthrough, an_unproved_read_is_503_and_a_later_one_succeeds,
+        reads_above_the_limit_are_429, watches_above_the_limit_are_429,
+        requests_are_counted_for_both_protocols, a_web_page_of_another_host_cannot_read,
+        an_unread_answer_releases_its_resources,
+        a_disconnect_is_noticed_behind_a_pipelined_request, only_a_watch_starts_a_cache_with_passthrough,
+        reads_start_caches_without_passthrough, open_watches_do_not_delay_the_shutdown;
 };
 
 const PODS: &str = "/api/v1/pods";
@@ -55,7 +58,7 @@ async fn names(response: Response) -> Vec<String> {
     items.iter().map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The Status of a response that must have this code.
+/// Asserts this code and returns the Status.
 async fn refused(response: Response, code: StatusCode) -> Value {
     assert_eq!(response.status(), code);
     let status = json_of(response).await;
@@ -88,7 +91,7 @@ async fn two_nodes() -> Simulated {
     simulated
 }
 
-async fn a_part_of_a_resource_answers_only_who_asks_for_it() {
+async fn a_partial_cache_answers_only_requests_for_its_part() {
     let simulated = two_nodes().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--upstream-field-selector=spec.nodeName=n1"]).await;
     let part = format!("{PODS}?{ANY}&fieldSelector=spec.nodeName%3Dn1");
@@ -110,7 +113,7 @@ async fn a_part_of_a_resource_answers_only_who_asks_for_it() {
         assert_eq!(
             (response.status(), is_cached(&response)),
             (StatusCode::OK, false),
-            "{name}: it may be elsewhere by now"
+            "{name}: the pod may have moved to another node"
         );
     }
     for (path, cached) in [(format!("{PODS}?{ANY}&watch=1"), false), (format!("{part}&watch=1"), true)] {
@@ -120,7 +123,7 @@ async fn a_part_of_a_resource_answers_only_who_asks_for_it() {
     }
 }
 
-async fn a_part_says_so_where_nothing_is_passed_on() {
+async fn a_partial_cache_refuses_other_requests_without_passthrough() {
     let simulated = two_nodes().await;
     let args = ["--resource=pods", "--upstream-field-selector=spec.nodeName=n1", "--passthrough=off"];
     let kubefan = simulated.kubefan(&args).await;
@@ -130,23 +133,24 @@ async fn a_part_says_so_where_nothing_is_passed_on() {
     }
     assert_eq!(names(get(&kubefan, &format!("{PODS}?{ANY}&fieldSelector=spec.nodeName=n1")).await).await, ["here"]);
     let object = |name: &str| format!("/api/v1/namespaces/default/pods/{name}?{ANY}");
-    let held = json_of(get(&kubefan, &object("here")).await).await;
-    assert_eq!(held["metadata"]["name"], "here");
+    let cached = json_of(get(&kubefan, &object("here")).await).await;
+    assert_eq!(cached["metadata"]["name"], "here");
     let status = refused(get(&kubefan, &object("there")).await, StatusCode::SERVICE_UNAVAILABLE).await;
     assert!(
         status["message"].as_str().unwrap().contains("--upstream-field-selector"),
-        "a 404 would be a lie: {status}"
+        "the pod may exist, so a 404 would be wrong: {status}"
     );
 }
 
-async fn what_cannot_be_passed_on_is_proved() {
+async fn consistent_reads_are_proved_without_passthrough() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     for round in 0..2 {
         let name = format!("new-{round}");
         simulated.create(&name);
-        // The cluster goes on and the pods do not: no look-up alone proves them.
+        // The cluster's version advances and the pods' does not, so a look-up alone proves nothing
+        // about pods.
         let elsewhere = json!({ "metadata": { "namespace": "default", "name": name } });
         let version = simulated.sim.create(&configmaps, elsewhere).unwrap();
         if round == 0 {
@@ -160,12 +164,12 @@ async fn what_cannot_be_passed_on_is_proved() {
     }
     let status = refused(get(&kubefan, "/api/v1/namespaces/default/pods/none").await, StatusCode::NOT_FOUND).await;
     assert_eq!(status["details"]["name"], "none", "{status}");
-    // Nobody else could make it pretty.
-    let people = client().get(format!("http://{}{PODS}?{ANY}", kubefan.grpc_addr)).header("user-agent", "curl/8");
-    assert_eq!(people.send().await.unwrap().status(), StatusCode::OK);
+    // Without passthrough, kubefan ignores that this client wants indented JSON.
+    let curl = client().get(format!("http://{}{PODS}?{ANY}", kubefan.grpc_addr)).header("user-agent", "curl/8");
+    assert_eq!(curl.send().await.unwrap().status(), StatusCode::OK);
 }
 
-async fn what_cannot_be_passed_on_is_waited_for_again() {
+async fn an_unproved_read_is_503_and_a_later_one_succeeds() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
     let mut attempts = 0..3;
@@ -177,11 +181,11 @@ async fn what_cannot_be_passed_on_is_waited_for_again() {
             resource: Some(pods()),
             requests: 1,
         });
-        let attempt = attempts.next().expect("the first bookmark of its own watch comes once");
+        let attempt = attempts.next().expect("a watch has only one first bookmark");
         let elsewhere = json!({ "metadata": { "namespace": "default", "name": format!("elsewhere-{attempt}") } });
         simulated.sim.create(&GroupVersionResource::new("", "v1", "configmaps"), elsewhere).unwrap();
         let answer = get(&kubefan, PODS).await;
-        // That bookmark is a proof as well.
+        // The first bookmark of that watch also proves freshness.
         if answer.status() != StatusCode::OK {
             break refused(answer, StatusCode::SERVICE_UNAVAILABLE).await;
         }
@@ -190,7 +194,7 @@ async fn what_cannot_be_passed_on_is_waited_for_again() {
     assert_eq!(names(get(&kubefan, PODS).await).await, ["a", "b", "c"]);
 }
 
-/// More than sockets hold on their way.
+/// More than the sockets can buffer.
 async fn large() -> Simulated {
     let simulated = Simulated::with(SimOptions::default()).await;
     for number in 0..240 {
@@ -201,7 +205,7 @@ async fn large() -> Simulated {
     simulated
 }
 
-/// A client that asks, and does not read.
+/// Sends a request and does not read the answer.
 async fn ask(address: SocketAddr, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -210,7 +214,7 @@ async fn ask(address: SocketAddr, path: &str) -> TcpStream {
     stream
 }
 
-async fn too_many_reads_are_told_to_come_back() {
+async fn reads_above_the_limit_are_429() {
     let simulated = large().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1"]).await;
     let unread = ask(kubefan.grpc_addr, &format!("{PODS}?{ANY}")).await;
@@ -232,7 +236,7 @@ async fn too_many_reads_are_told_to_come_back() {
         );
         assert_eq!(metric(&kubefan, &line).await, Some(1.0), "{line}");
     }
-    // Watches have places of their own, and so has what is passed on.
+    // Watches and forwarded requests have separate limits.
     assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await.status(), StatusCode::OK);
     assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);
     drop(unread);
@@ -240,7 +244,7 @@ async fn too_many_reads_are_told_to_come_back() {
     assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&limit=1")).await.status(), StatusCode::OK);
 }
 
-async fn too_many_watches_are_told_to_come_back() {
+async fn watches_above_the_limit_are_429() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
     let path = format!("{PODS}?{ANY}&watch=1");
@@ -250,10 +254,14 @@ async fn too_many_watches_are_told_to_come_back() {
     assert_eq!(response.headers()["retry-after"], "1");
     let status = refused(response, StatusCode::TOO_MANY_REQUESTS).await;
     assert!(status["message"].as_str().unwrap().contains("--subscribers-max"), "{status}");
-    assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}")).await.status(), StatusCode::OK, "a list is no watch");
+    assert_eq!(
+        get(&kubefan, &format!("{PODS}?{ANY}")).await.status(),
+        StatusCode::OK,
+        "a list does not count as a watch"
+    );
 }
 
-async fn requests_are_counted_by_both_protocols() {
+async fn requests_are_counted_for_both_protocols() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false"]).await;
     let object = "/api/v1/namespaces/default/pods";
@@ -300,13 +308,13 @@ async fn requests_are_counted_by_both_protocols() {
     becomes(&kubefan, r#"kubefan_requests_inflight{protocol="http",verb="watch"}"#, 0.0).await;
 }
 
-async fn a_page_of_another_host_reads_nothing() {
+async fn a_web_page_of_another_host_cannot_read() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let port = kubefan.grpc_addr.port();
     let http1 = || Client::builder().no_proxy().http1_only();
     let http2 = || Client::builder().no_proxy().http2_prior_knowledge();
-    // What a name resolves to is its owner's choice.
+    // The owner of a host name chooses the address it resolves to.
     for client in [http1(), http2()] {
         let client = client.resolve("evil.example", kubefan.grpc_addr).resolve("localhost", kubefan.grpc_addr);
         let client = client.build().unwrap();
@@ -321,18 +329,18 @@ async fn a_page_of_another_host_reads_nothing() {
                     refused(page, StatusCode::FORBIDDEN).await;
                 }
             }
-            let led = client.get(format!("http://evil.example:{port}{path}")).send().await.unwrap();
-            let status = refused(led, StatusCode::FORBIDDEN).await;
+            let rebound = client.get(format!("http://evil.example:{port}{path}")).send().await.unwrap();
+            let status = refused(rebound, StatusCode::FORBIDDEN).await;
             let message = status["message"].as_str().unwrap();
             assert!(message.contains("evil.example") && message.contains("127.0.0.1"), "{status}");
         }
     }
-    // A refusal of a HEAD has no body, which HTTP/2 would take for a broken stream.
+    // The refusal of a HEAD has no body; HTTP/2 would treat one as a broken stream.
     let url = format!("http://evil.example:{port}/version");
     let client = http2().resolve("evil.example", kubefan.grpc_addr).build().unwrap();
     let head = client.head(&url).send().await.unwrap();
     assert_eq!((head.status(), head.bytes().await.unwrap().len()), (StatusCode::FORBIDDEN, 0));
-    // No page can send gRPC.
+    // A web page cannot send gRPC.
     let grpc = http2().resolve("kubefan.example", kubefan.grpc_addr).build().unwrap();
     let check = grpc.post(format!("http://kubefan.example:{port}/grpc.health.v1.Health/Check")).body(vec![0; 5]);
     let answer = check.header("content-type", "application/grpc").header("te", "trailers").send().await.unwrap();
@@ -340,7 +348,7 @@ async fn a_page_of_another_host_reads_nothing() {
         (answer.status(), &answer.headers()["content-type"]),
         (StatusCode::OK, &"application/grpc".parse().unwrap())
     );
-    // Nor reach a Unix socket.
+    // A web page cannot reach a Unix socket either.
     let path = simulated.dir.path().join("kubefan.sock");
     let _kubefan = simulated.kubefan_at(&format!("unix:{}", path.display())).await;
     let mut stream = UnixStream::connect(&path).await.unwrap();
@@ -351,26 +359,26 @@ async fn a_page_of_another_host_reads_nothing() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
-async fn an_unread_answer_lets_go_of_what_it_holds() {
+async fn an_unread_answer_releases_its_resources() {
     let simulated = large().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
     let inflight = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
-    for (path, held) in [
+    for (path, gauge) in [
         (format!("{PODS}?{ANY}"), "kubefan_snapshots"),
         (format!("{PODS}?{ANY}&pretty=1"), "kubefan_passthrough_requests"),
         (format!("{PODS}?{ANY}&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"), "kubefan_snapshots"),
     ] {
-        // As many as connections are at the end, when this one is still open on the client's side.
+        // kubefan must close the connection even though the client's side stays open.
         let unread = ask(kubefan.grpc_addr, &path).await;
-        becomes(&kubefan, held, 1.0).await;
-        becomes(&kubefan, held, 0.0).await;
+        becomes(&kubefan, gauge, 1.0).await;
+        becomes(&kubefan, gauge, 0.0).await;
         becomes(&kubefan, "kubefan_connections", 0.0).await;
         drop(unread);
     }
     becomes(&kubefan, inflight, 0.0).await;
 }
 
-async fn a_client_that_is_gone_is_noticed_behind_its_next_request() {
+async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false"]).await;
     let subscribers = r#"kubefan_subscribers{group="",media="json",namespace="",resource="pods"}"#;
@@ -379,7 +387,8 @@ async fn a_client_that_is_gone_is_noticed_behind_its_next_request() {
         let mut stream = TcpStream::connect(kubefan.grpc_addr).await.unwrap();
         stream.write_all(format!("{watch}GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
         becomes(&kubefan, open, 1.0).await;
-        // Everything that comes is read, so that it is an orderly end, of which only a look at the socket tells.
+        // Read everything, so that the client's close is orderly and only polling the socket
+        // reveals it.
         let mut read = String::new();
         let has_all = |read: &str| read.contains(if path == PODS { r#""name":"c""# } else { "\r\n\r\n" });
         while !has_all(&read) {
@@ -390,14 +399,14 @@ async fn a_client_that_is_gone_is_noticed_behind_its_next_request() {
         drop(stream);
         becomes(&kubefan, open, 0.0).await;
     }
-    // The end of a client in the middle of what it reads is no fault of its own.
+    // A client that disconnects while reading is not counted as a failure.
     let mut watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
     assert!(watch.chunk().await.unwrap().is_some());
     drop(watch);
     becomes(&kubefan, r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
 }
 
-async fn only_a_watch_starts_a_cache() {
+async fn only_a_watch_starts_a_cache_with_passthrough() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--on-demand"]).await;
     for path in [format!("{PODS}?{ANY}"), PODS.to_owned(), format!("/api/v1/namespaces/default/pods/a?{ANY}")] {
@@ -409,10 +418,10 @@ async fn only_a_watch_starts_a_cache() {
     let watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
     assert!(is_cached(&watch));
     assert_eq!(metric(&kubefan, synced).await, Some(1.0));
-    assert!(is_cached(&get(&kubefan, &format!("{PODS}?{ANY}")).await), "what is cached is used");
+    assert!(is_cached(&get(&kubefan, &format!("{PODS}?{ANY}")).await), "an existing cache is used");
 }
 
-async fn lists_start_caches_where_nothing_is_passed_on() {
+async fn reads_start_caches_without_passthrough() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--on-demand", "--passthrough=off"]).await;
     assert_eq!(names(get(&kubefan, &format!("{PODS}?{ANY}")).await).await, ["a", "b", "c"]);
@@ -422,7 +431,7 @@ async fn lists_start_caches_where_nothing_is_passed_on() {
     assert_eq!(object["metadata"]["name"], "x", "{object}");
 }
 
-async fn watches_do_not_hold_up_the_end() {
+async fn open_watches_do_not_delay_the_shutdown() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false", "--drain-timeout=10m"]).await;
     let http1 = Client::builder().no_proxy().http1_only().build().unwrap();
@@ -438,7 +447,7 @@ async fn watches_do_not_hold_up_the_end() {
     }
     kubefan.process.terminate();
     for mut watch in watches {
-        // To its end, and no error: a client begins the next watch from where it is.
+        // The stream must end without an error, so that the client resumes elsewhere.
         while watch.chunk().await.unwrap().is_some() {}
     }
     drop((http1, http2));

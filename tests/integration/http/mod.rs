@@ -1,5 +1,6 @@
-//! The Kubernetes API over HTTP, held against a real kube-apiserver: the same requests to both, while somebody writes, and what must
-//! be equal is.
+//! Compares the Kubernetes API over HTTP with a real kube-apiserver. Both get the same requests
+//! while objects change, and their answers must be equal except for masked parts. Hostile requests,
+//! limits and websockets have tests of their own.
 
 mod ask;
 mod compare;

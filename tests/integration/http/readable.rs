@@ -1,4 +1,5 @@
-//! Protobuf as JSON that says as much: what objects are called, and their bytes, so that both encodings are compared in one way.
+//! Converts protobuf answers to JSON with the objects' names and bytes, so that one comparison
+//! works for both encodings.
 
 use kubefan_model::protobuf::{
     self, META_NAME, META_NAMESPACE, META_RESOURCE_VERSION, METADATA, Malformed, Status,
@@ -6,10 +7,10 @@ use kubefan_model::protobuf::{
 };
 use serde_json::{Value, json};
 
-/// The content type of an object, a list, or a watch.
+/// The content type of an object, a list or a watch.
 pub(super) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 
-/// A body, or why it is none.
+/// A body as JSON, or an error message.
 pub(super) fn text(content_type: &str, body: &[u8]) -> String {
     let text = match content_type.ends_with(";stream=watch") {
         true => events(body),
@@ -22,7 +23,7 @@ fn events(mut body: &[u8]) -> Result<String, Malformed> {
     let mut lines = String::new();
     while let Some((length, rest)) = body.split_first_chunk::<4>() {
         let Some((event, rest)) = rest.split_at_checked(u32::from_be_bytes(*length) as usize) else {
-            lines += &format!("BROKEN OFF: {}\n", hex(rest));
+            lines += &format!("INCOMPLETE: {}\n", hex(rest));
             break;
         };
         let event = protobuf::read_watch_event(event)?;
@@ -42,7 +43,7 @@ fn whole(body: &[u8]) -> Result<Value, Malformed> {
     let opened = protobuf::open(body)?;
     let mut value = object(opened.message)?;
     value["kind"] = opened.kind.into();
-    // What is in the envelope, whatever the message is.
+    // The bytes of the envelope, which must match for every kind.
     value["envelope"] = hex(&body[..body.len() - opened.message.len()]).into();
     if opened.kind.ends_with("List") {
         let list = protobuf::read_list(opened.message)?;
@@ -52,13 +53,13 @@ fn whole(body: &[u8]) -> Result<Value, Malformed> {
             metadata["remainingItemCount"] = remaining.into();
         }
         let items: Result<Vec<_>, _> = list.items.into_iter().map(object).collect();
-        // Lengths differ with what is masked.
+        // The envelope is left out, because its length varies with the masked parts.
         value = json!({ "kind": opened.kind, "metadata": metadata, "items": items? });
     }
     Ok(value)
 }
 
-/// An object, of which bookmarks have nothing but metadata that counts.
+/// An object. For bookmarks only the metadata matters.
 fn object(message: &[u8]) -> Result<Value, Malformed> {
     let metadata = bytes_field(message, METADATA)?.unwrap_or_default();
     let mut value = json!({ "metadata": {}, "bytes": hex(message) });
@@ -79,7 +80,7 @@ fn object(message: &[u8]) -> Result<Value, Malformed> {
     Ok(value)
 }
 
-/// `metadata.annotations`.
+/// The field number of `metadata.annotations`.
 const META_ANNOTATIONS: u32 = 12;
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,15 +1,17 @@
-//! The requests that are asked by the row: every row of the semantics, for each resource, in each encoding.
+//! The table of requests: every row of the list, watch and get semantics, for each resource and
+//! encoding.
 
 use super::{
-    ask::{By, Request},
+    ask::{AnsweredBy, Request},
     world::{OBJECTS, RESOURCES, Resource, STILL, World},
 };
 
-use By::{Cache, Either, Upstream};
+use AnsweredBy::{Cache, Either, Upstream};
 
-/// Queries of lists. `{then}` is before the changes of what is asked for, `{now}` after them, `{future}` is never.
-const LISTS: &[(&str, By)] = &[
-    // How fresh.
+/// Queries of lists. `{then}` is the version before the changes, `{now}` the one after them, and
+/// `{future}` is never reached.
+const LISTS: &[(&str, AnsweredBy)] = &[
+    // Freshness.
     ("", Either),
     ("resourceVersion=", Either),
     ("resourceVersion=0", Cache),
@@ -35,7 +37,7 @@ const LISTS: &[(&str, By)] = &[
     ("continue=abc&resourceVersion={now}", Upstream),
     ("continue=abc&resourceVersion=0", Upstream),
     ("continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiIuLi8uLi94XHUwMDAwIn0", Upstream),
-    // What does not fit together.
+    // Invalid combinations and values.
     ("resourceVersion=abc", Upstream),
     ("resourceVersion=-1", Upstream),
     ("resourceVersion=01", Either),
@@ -67,7 +69,7 @@ const LISTS: &[(&str, By)] = &[
     ("resourceVersion=0&fieldSelector=metadata.name!%3Dstill-1&labelSelector=app", Cache),
     ("resourceVersion=0&fieldSelector=spec.colour%3Dred", Upstream),
     ("resourceVersion=0&fieldSelector=metadata.name", Upstream),
-    // How queries are read.
+    // Query parsing.
     ("resourceVersion=0&watch=false", Cache),
     ("resourceVersion=0&watch=0", Cache),
     ("resourceVersion=0&resourceVersion=abc", Cache),
@@ -86,8 +88,8 @@ const LISTS: &[(&str, By)] = &[
     ("resourceVersion=0&fieldManager=me&dryRun=All&export=true", Cache),
 ];
 
-/// Queries of watches; each ends by a time of its own.
-const WATCHES: &[(&str, By)] = &[
+/// Queries of watches. Each watch gets its own timeout.
+const WATCHES: &[(&str, AnsweredBy)] = &[
     ("", Either),
     ("allowWatchBookmarks=true", Either),
     ("resourceVersion=0", Cache),
@@ -129,7 +131,7 @@ const WATCHES: &[(&str, By)] = &[
 ];
 
 /// Queries of single objects.
-const GETS: &[(&str, By)] = &[
+const GETS: &[(&str, AnsweredBy)] = &[
     ("", Upstream),
     ("resourceVersion=0", Cache),
     ("resourceVersion={then}", Cache),
@@ -143,7 +145,7 @@ const GETS: &[(&str, By)] = &[
     ("resourceVersion=0&resourceVersionMatch=Exact", Cache),
 ];
 
-/// Media types, and whether what they ask for is made from the cache: a list, a single object, a watch.
+/// Media types, and whether the cache can produce them for: a list, a single object, a watch.
 const ACCEPTS: &[(&str, bool, bool, bool)] = &[
     ("*/*", true, true, true),
     ("application/*", false, false, false),
@@ -165,7 +167,7 @@ const ACCEPTS: &[(&str, bool, bool, bool)] = &[
     ),
     ("application/json;as=Nothing;g=meta.k8s.io;v=v1", false, false, false),
     ("application/yaml", false, false, false),
-    // From a cache of its own, where there is one and it is synced.
+    // From the protobuf cache, if there is one and it is synced.
     ("application/vnd.kubernetes.protobuf", true, true, true),
     ("application/vnd.kubernetes.protobuf,application/json", true, true, true),
     ("application/vnd.kubernetes.protobuf;stream=watch,application/json;stream=watch", true, true, true),
@@ -180,10 +182,10 @@ const ACCEPTS: &[(&str, bool, bool, bool)] = &[
     ("application/json;q=0", true, true, true),
 ];
 
-/// How long watches last, in seconds.
+/// Timeout of watches, in seconds.
 const WATCH_SECONDS: u64 = 3;
 
-/// All of them, or only those of resources that differ most.
+/// The requests for all resources, or only for the resources that differ most from each other.
 pub(super) fn requests(world: &World, all_resources: bool) -> Vec<Request> {
     let asked =
         |resource: &&Resource| all_resources || matches!(resource.plural, "pods" | "nodes" | "events" | "widgets");
@@ -194,8 +196,8 @@ pub(super) fn requests(world: &World, all_resources: bool) -> Vec<Request> {
 
 fn of(resource: &Resource, world: &World) -> Vec<Request> {
     let filled = |query: &str| fill(query, resource, world);
-    // What is not cached is upstream's whatever is asked.
-    let by = |by: By| if resource.cached { by } else { Upstream };
+    // Requests for a resource that is not cached always go upstream.
+    let by = |by: AnsweredBy| if resource.cached { by } else { Upstream };
     let path = |base: &str, query: &str| match query {
         "" => base.to_owned(),
         query => format!("{base}?{}", filled(query)),
@@ -215,16 +217,16 @@ fn of(resource: &Resource, world: &World) -> Vec<Request> {
             let and = if query.is_empty() { "" } else { "&" };
             let watch = format!("watch=true&timeoutSeconds={WATCH_SECONDS}{and}{query}");
             all.push(Request::get(path(collection, &watch), by(*expected)));
-            // The old paths are not often asked.
+            // One scope suffices for the deprecated paths.
             if at == 0 {
                 let old = format!("timeoutSeconds={WATCH_SECONDS}{and}{query}");
-                // There they are checked as lists.
+                // The deprecated paths validate these parameters like a list.
                 let expected = if query.contains("sendInitialEvents") { Upstream } else { Either };
-                all.push(Request::get(path(&resource.old(collection), &old), by(expected)));
+                all.push(Request::get(path(&resource.deprecated_watch(collection), &old), by(expected)));
             }
         }
         for (accept, list, single, watched) in ACCEPTS {
-            // Custom resources have no protobuf, and upstream knows what it says to that.
+            // Custom resources have no protobuf encoding, and only upstream can produce its error.
             let unknown = accept.contains("protobuf") && resource.is_custom();
             let expected = |made: bool| by(if made && !unknown { Cache } else { Upstream });
             let query = "resourceVersion=0";
@@ -247,16 +249,22 @@ fn of(resource: &Resource, world: &World) -> Vec<Request> {
         all.push(Request::get(path(&one(3), "resourceVersion={now}"), by(Cache)));
         let watch = format!("timeoutSeconds={WATCH_SECONDS}&resourceVersion={{then}}");
         let named = format!("{watch}&fieldSelector=metadata.name%3D");
-        all.push(Request::get(path(&resource.old(&one(4)), &watch), by(Cache)));
-        all.push(Request::get(path(&resource.old(&format!("{collection}/{is}")), &format!("{named}{is}")), Upstream));
-        all.push(Request::get(path(&resource.old(&format!("{collection}/{is}")), &format!("{named}{not}")), Upstream));
+        all.push(Request::get(path(&resource.deprecated_watch(&one(4)), &watch), by(Cache)));
+        all.push(Request::get(
+            path(&resource.deprecated_watch(&format!("{collection}/{is}")), &format!("{named}{is}")),
+            Upstream,
+        ));
+        all.push(Request::get(
+            path(&resource.deprecated_watch(&format!("{collection}/{is}")), &format!("{named}{not}")),
+            Upstream,
+        ));
         all.push(Request::get(format!("{collection}/"), Upstream));
         all.push(Request::get(format!("{}/status", one(1)), Upstream));
     }
     all
 }
 
-/// Of no resource in particular.
+/// Requests outside of the table's resources.
 fn others(world: &World) -> Vec<Request> {
     let get = |path: &str| Request::get(path.to_owned(), Upstream);
     let mut all: Vec<_> = [
@@ -313,7 +321,7 @@ fn others(world: &World) -> Vec<Request> {
     all
 }
 
-/// Writes versions and fields into a query.
+/// Replaces the placeholders of a query.
 pub(super) fn fill(query: &str, resource: &Resource, world: &World) -> String {
     query
         .replace("{then}", &world.then.to_string())

@@ -1,5 +1,5 @@
-//! Watches as websockets, held against a real kube-apiserver: the same messages, by a client that knows frames and nothing else. And
-//! clients that break the protocol.
+//! Compares watches over websockets with a real kube-apiserver, using a minimal client that reads
+//! and writes raw frames. Also tests clients that violate the protocol.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,12 +23,13 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_websocket_watch_says_what_the_apiservers_says, a_websocket_is_refused_as_the_apiserver_refuses_it;
-    local: who_breaks_the_protocol_is_told_and_let_go, a_websocket_ends_with_kubefan, one_that_is_not_read_is_let_go;
+    apiserver: a_websocket_watch_sends_the_same_messages_as_the_apiserver, invalid_websocket_requests_are_refused;
+    local: a_protocol_violation_gets_a_close_code_and_ends_the_watch, a_websocket_is_closed_when_kubefan_shuts_down,
+        an_unread_websocket_is_disconnected;
 };
 
-/// The longest that anything may take.
-const AT_MOST: Duration = Duration::from_secs(30);
+/// Time limit for every read and every shutdown.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 const TEXT: u8 = 1;
 const BINARY: u8 = 2;
@@ -36,24 +37,24 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What a frame carries: the opcode and the payload.
+/// The opcode and the payload of a frame.
 type Frame = (u8, Vec<u8>);
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Headers of a request: names and values; without a value, the header is left out.
+/// Names and values of headers. An empty value removes the header.
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
 /// A client of one websocket.
 struct Client {
     stream: Box<dyn Stream>,
-    /// The response's head.
+    /// The head of the response.
     head: String,
 }
 
 impl Client {
-    /// Sends a request that asks for a websocket, with `headers` in place of its own.
+    /// Sends an upgrade request. `headers` replace its default headers.
     async fn ask(stream: Box<dyn Stream>, path: &str, headers: Headers<'_>) -> Client {
         let key = STANDARD.encode([7; 16]);
         let mut all = vec![
@@ -73,13 +74,13 @@ impl Client {
         let mut client = Client { stream, head: String::new() };
         client.stream.write_all(format!("GET {path} HTTP/1.1\r\n{headers}\r\n").as_bytes()).await.unwrap();
         while !client.head.ends_with("\r\n\r\n") {
-            let byte = timeout(AT_MOST, client.stream.read_u8()).await.expect("a head in time").unwrap();
+            let byte = timeout(TIME_LIMIT, client.stream.read_u8()).await.expect("a head in time").unwrap();
             client.head.push(char::from(byte));
         }
         client
     }
 
-    /// The header's value, without the case that the server writes.
+    /// The value of a header; its name is compared without case.
     fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines.find_map(|(known, value)| known.eq_ignore_ascii_case(name).then_some(value))
@@ -92,7 +93,7 @@ impl Client {
     async fn read(&mut self) -> Option<Frame> {
         let read = async {
             let (first, second) = (self.stream.read_u8().await.ok()?, self.stream.read_u8().await.ok()?);
-            assert_eq!(first & 0xf0, 0x80, "whole messages, nothing reserved");
+            assert_eq!(first & 0xf0, 0x80, "a complete message without reserved bits");
             let length = match second {
                 126 => u64::from(self.stream.read_u16().await.ok()?),
                 127 => self.stream.read_u64().await.ok()?,
@@ -102,10 +103,10 @@ impl Client {
             self.stream.read_exact(&mut payload).await.ok()?;
             Some((first & 0x0f, payload))
         };
-        timeout(AT_MOST, read).await.expect("a frame or an end in time")
+        timeout(TIME_LIMIT, read).await.expect("a frame or an end in time")
     }
 
-    /// All that comes until the end.
+    /// All frames until the end.
     async fn rest(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
         while let Some(frame) = self.read().await {
@@ -114,7 +115,7 @@ impl Client {
         frames
     }
 
-    /// Writes a frame; the mask is nothing but zeros, so that the payload is as it is.
+    /// Writes a frame. The mask is all zeros, so the payload is unchanged.
     async fn write(&mut self, first: u8, payload: &[u8]) {
         let mut frame = vec![first, 0x80 | 127];
         frame.extend_from_slice(&(payload.len() as u64).to_be_bytes());
@@ -122,7 +123,7 @@ impl Client {
         if payload.len() < 126 {
             frame = vec![first, 0x80 | payload.len() as u8, 0, 0, 0, 0];
         }
-        // The other side may close in the middle of it.
+        // The server may close the connection during the write.
         let _ = self.stream.write_all(&frame).await;
         let _ = self.stream.write_all(payload).await;
     }
@@ -144,7 +145,7 @@ async fn to_apiserver(api: &ApiServer) -> Box<dyn Stream> {
     Box::new(tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap())
 }
 
-/// Asks both for the same; the apiserver first.
+/// Sends the same request to both servers; the apiserver comes first.
 async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: Headers<'_>) -> [Client; 2] {
     let token = format!("Bearer {}", api.admin_token());
     let headers = [headers, &[("Authorization", &token)]].concat();
@@ -154,24 +155,24 @@ async fn both(api: &ApiServer, kubefan: &Kubefan, path: &str, headers: Headers<'
     ]
 }
 
-/// Without bookmarks: their versions and their times are each server's own.
+/// Removes bookmarks, because their versions and times are specific to each server.
 fn events(frames: Vec<Frame>) -> Vec<Frame> {
     let is_bookmark = |payload: &[u8]| payload[..payload.len().min(20)].windows(8).any(|part| part == b"BOOKMARK");
     frames.into_iter().filter(|(_, payload)| !is_bookmark(payload)).collect()
 }
 
-/// How the messages of two servers are alike.
+/// How the messages of two servers must correspond.
 #[derive(Clone, Copy, PartialEq)]
-enum Alike {
-    /// The same in the same order.
+enum Match {
+    /// The same messages in the same order.
     Exactly,
-    /// The initial state is in no order.
+    /// The same messages; the initial objects have no defined order.
     InAnyOrder,
-    /// Each names the versions that it holds.
+    /// An error that names each server's oldest version.
     Expired,
 }
 
-async fn a_websocket_watch_says_what_the_apiservers_says() {
+async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
     let api = ApiServer::start(Options::default()).await;
     let ns = api.namespace("sockets").await;
     let path = format!("/api/v1/namespaces/{ns}/configmaps");
@@ -181,17 +182,17 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
         version_of(&api.create(&path, &object).await)
     };
     make("a", "on").await;
-    // What was before is forgotten, in its watch cache too.
+    // Remove the earlier history, also from the watch cache.
     api.compact_etcd(make("b", "off").await).await;
     api.restart().await;
     let then = make("c", "off").await;
     let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough=off"]).await;
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
-    use Alike::{Exactly, Expired, InAnyOrder};
+    use Match::{Exactly, Expired, InAnyOrder};
     let after = format!("{path}?watch=1&timeoutSeconds=6&resourceVersion={then}");
     let state = format!("{path}?watch=1&timeoutSeconds=6");
-    let cases: [(String, Headers, Alike); 9] = [
+    let cases: [(String, Headers, Match); 9] = [
         (after.clone(), &[], Exactly),
         (format!("{after}&labelSelector=stage%3Don&allowWatchBookmarks=true"), &[], Exactly),
         (after.clone(), &[("Accept", partial)], Exactly),
@@ -202,7 +203,7 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
         (format!("/api/v1/watch/namespaces/{ns}/configmaps?timeoutSeconds=6"), &[], InAnyOrder),
         (format!("{state}&resourceVersion=1"), &[], Expired),
     ];
-    // The cache of protobuf begins when it is asked for.
+    // The protobuf cache starts with the first request for it.
     until("protobuf to be cached", SOON, || async {
         let [_, mine] = both(&api, &kubefan, &state, &[protobuf]).await;
         (mine.code() == 101).then_some(())
@@ -222,14 +223,14 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
     api.patch(&format!("{path}/a"), &json!({ "metadata": { "labels": { "stage": "off" } } })).await;
     api.delete(&format!("{path}/d")).await;
     let mut seen = 0;
-    for ((path, headers, alike), [mut direct, mut mine]) in cases.iter().zip(watches) {
+    for ((path, headers, expected_match), [mut direct, mut mine]) in cases.iter().zip(watches) {
         let (direct, mine) = tokio::join!(direct.rest(), mine.rest());
         let [mut direct, mut mine] = [events(direct), events(mine)];
         let opcode = if headers.contains(&protobuf) { BINARY } else { TEXT };
         let opcodes: Vec<_> = mine.iter().map(|(opcode, _)| *opcode).collect();
         assert_eq!(opcodes, [&vec![opcode; mine.len() - 1][..], &[CLOSE]].concat(), "{path} {headers:?}");
         seen += mine.len();
-        if *alike == Expired {
+        if *expected_match == Expired {
             for all in [&direct, &mine] {
                 let text = String::from_utf8(all[0].1.clone()).unwrap();
                 let is = text.contains("too old resource version: 1 (") && text.contains(r#""code":410"#);
@@ -237,7 +238,7 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
             }
             continue;
         }
-        if *alike == InAnyOrder {
+        if *expected_match == InAnyOrder {
             direct.sort();
             mine.sort();
         }
@@ -248,10 +249,10 @@ async fn a_websocket_watch_says_what_the_apiservers_says() {
         let (theirs, ours) = (text(&direct), text(&mine));
         assert!(mine == direct, "{path} {headers:?}\nthe apiserver:\n{theirs}\nkubefan:\n{ours}");
     }
-    println!("{seen} messages, the same from both");
+    println!("{seen} messages were the same from both servers");
 }
 
-async fn a_websocket_is_refused_as_the_apiserver_refuses_it() {
+async fn invalid_websocket_requests_are_refused() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("no-sockets").await;
     let kubefan = Kubefan::start(&api, &["--resource=configmaps"]).await;
@@ -271,21 +272,21 @@ async fn a_websocket_is_refused_as_the_apiserver_refuses_it() {
         assert_eq!(mine.code(), code, "{headers:?}{query}: {}", mine.head);
         match query {
             "" => assert_eq!(direct.code(), code, "{headers:?}: {}", direct.head),
-            // What upstream would have to say, and no upgrade is passed on.
+            // The error is upstream's to produce, but upgrades are not forwarded.
             _ => assert_ne!(direct.code(), 101, "{query}: {}", direct.head),
         }
     }
-    // One that upstream would take from anybody.
+    // Upstream accepts a websocket of any origin.
     let [direct, mine] = both(&api, &kubefan, &path, &[("Origin", "https://evil.example")]).await;
     assert_eq!((direct.code(), mine.code()), (101, 403));
-    // What is no watch is no websocket there either, and here as ever.
+    // A request that is not a watch does not become a websocket. kubefan refuses it.
     let [direct, mine] = both(&api, &kubefan, &format!("/api/v1/namespaces/{ns}/configmaps"), &[]).await;
     assert_eq!((direct.code(), mine.code()), (200, 403));
 }
 
-/// Waits until kubefan has no watch any more.
-async fn gone(kubefan: &Kubefan) {
-    until("every stream to be gone", SOON, || async {
+/// Waits until kubefan has no open watch.
+async fn wait_until_no_watch(kubefan: &Kubefan) {
+    until("every stream to end", SOON, || async {
         let (_, metrics) = kubefan.admin("/metrics").await?;
         let streams = metrics.lines().filter(|line| line.starts_with("kubefan_subscribers{"));
         let open: f64 = streams.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
@@ -296,10 +297,10 @@ async fn gone(kubefan: &Kubefan) {
 
 const WATCH: &str = "/api/v1/pods?watch=1&resourceVersion=0";
 
-async fn who_breaks_the_protocol_is_told_and_let_go() {
+async fn a_protocol_violation_gets_a_close_code_and_ends_the_watch() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    // What a client says is forgotten, in pieces too; a ping is answered.
+    // A client's messages are ignored, even when fragmented; a ping is answered.
     let mut client = open(&kubefan, 3).await;
     client.write(0x80 | TEXT, b"{}").await;
     client.write(TEXT, b"one").await;
@@ -310,41 +311,41 @@ async fn who_breaks_the_protocol_is_told_and_let_go() {
     assert!(String::from_utf8(client.read().await.unwrap().1).unwrap().contains(r#""name":"later""#));
     client.write(0x80 | CLOSE, &1000u16.to_be_bytes()).await;
     assert_eq!(client.rest().await, [(CLOSE, 1000u16.to_be_bytes().to_vec())]);
-    gone(&kubefan).await;
+    wait_until_no_watch(&kubefan).await;
 
     let first_of = |code: u16| Some((CLOSE, code.to_be_bytes().to_vec()));
     let cases: [(&str, u16, &[u8]); 8] = [
         ("an unmasked frame", 1002, b"\x81\x02hi"),
         ("another protocol", 1002, b"GET /api/v1/pods HTTP/1.1\r\nHost: x\r\n\r\n"),
-        ("an opcode that is none", 1002, b"\x83\x80\0\0\0\0"),
+        ("an invalid opcode", 1002, b"\x83\x80\0\0\0\0"),
         ("reserved bits", 1002, b"\xf1\x80\0\0\0\0"),
-        ("a piece of nothing", 1002, b"\x80\x80\0\0\0\0"),
-        ("a ping in pieces", 1002, b"\x09\x80\0\0\0\0"),
-        ("text that is none", 1007, b"\x81\x82\0\0\0\0\xff\xff"),
+        ("a continuation without a message", 1002, b"\x80\x80\0\0\0\0"),
+        ("a fragmented ping", 1002, b"\x09\x80\0\0\0\0"),
+        ("text that is not UTF-8", 1007, b"\x81\x82\0\0\0\0\xff\xff"),
         ("a frame of eight exabytes", 1009, b"\x82\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
     ];
     for (name, code, bytes) in cases {
         let mut client = open(&kubefan, 4).await;
         client.stream.write_all(bytes).await.unwrap();
-        let said = client.rest().await;
-        assert_eq!(said.first().cloned(), first_of(code), "{name}: {said:?}");
+        let frames = client.rest().await;
+        assert_eq!(frames.first().cloned(), first_of(code), "{name}: {frames:?}");
     }
-    // A message that is too long, in pieces that are not.
+    // A message above the limit, in fragments below it.
     let mut client = open(&kubefan, 4).await;
     client.write(TEXT, &[b'x'; 60_000]).await;
     client.write(0x80, &[b'x'; 60_000]).await;
     assert_eq!(client.rest().await.first().cloned(), first_of(1009));
-    // Gone at every point, with half a frame or without a word.
+    // Disconnects at various points of a frame.
     for bytes in [&b""[..], b"\x81", b"\x81\xfe\0", b"\x81\x85\0\0\0\0he"] {
         let mut client = open(&kubefan, 4).await;
         client.stream.write_all(bytes).await.unwrap();
     }
     let _ = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
     simulated.create("last");
-    gone(&kubefan).await;
+    wait_until_no_watch(&kubefan).await;
 }
 
-/// A watch that has told of the pods there are.
+/// Opens a watch that has sent this many pods.
 async fn open(kubefan: &Kubefan, pods: usize) -> Client {
     let mut client = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
     assert_eq!(client.code(), 101, "{}", client.head);
@@ -354,7 +355,7 @@ async fn open(kubefan: &Kubefan, pods: usize) -> Client {
     client
 }
 
-async fn a_websocket_ends_with_kubefan() {
+async fn a_websocket_is_closed_when_kubefan_shuts_down() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let mut client = open(&kubefan, 3).await;
@@ -363,13 +364,13 @@ async fn a_websocket_ends_with_kubefan() {
     assert_eq!(end, Some((CLOSE, 1001u16.to_be_bytes().to_vec())), "going away");
     client.write(0x80 | CLOSE, &1001u16.to_be_bytes()).await;
     assert_eq!(client.rest().await, []);
-    assert!(kubefan.process.ended(AT_MOST).await.success());
+    assert!(kubefan.process.ended(TIME_LIMIT).await.success());
 }
 
-async fn one_that_is_not_read_is_let_go() {
+async fn an_unread_websocket_is_disconnected() {
     let simulated = Simulated::with(SimOptions::default()).await;
     let text = "x".repeat(100 << 10);
-    // More than the sockets between them hold.
+    // More than the sockets can buffer.
     for number in 0..200 {
         let pod: Value = json!({ "metadata": { "namespace": "default", "name": format!("p-{number}"), "annotations": { "text": text } } });
         simulated.sim.create(&crate::harness::rig::pods(), pod).unwrap();
@@ -377,6 +378,6 @@ async fn one_that_is_not_read_is_let_go() {
     let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
     let client = Client::ask(to_kubefan(kubefan.grpc_addr).await, WATCH, &[]).await;
     assert_eq!(client.code(), 101);
-    gone(&kubefan).await;
+    wait_until_no_watch(&kubefan).await;
     drop(client);
 }

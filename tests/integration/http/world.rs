@@ -1,5 +1,5 @@
-//! What both servers are asked about: objects of several resources that stand still, with a history that has ended, and beside them
-//! others that somebody writes all the while.
+//! The two servers of the comparison and their objects. Some objects do not change during the
+//! comparison, after a history of changes. Others change all the time.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,7 +10,7 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
-    ask::{By, Request},
+    ask::{AnsweredBy, Request},
     readable,
 };
 use crate::harness::{
@@ -20,25 +20,25 @@ use crate::harness::{
     wait,
 };
 
-/// Names and namespaces of what stands still begin so.
+/// Prefix of the names and namespaces of unchanging objects.
 pub(super) const STILL: &str = "still";
-/// Of objects per namespace, or of a resource that has none.
+/// Number of unchanging objects per namespace, or of a cluster-scoped resource.
 pub(super) const OBJECTS: usize = 6;
 const NAMESPACES: [&str; 2] = ["still-a", "still-b"];
 const GROUP: &str = "differential.example.com";
-/// Between two writes of what does not stand still.
+/// Interval between writes to the changing objects.
 const WRITE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A resource that is asked for.
+/// A resource of the comparison.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resource {
     /// Group and version as a path.
     pub(super) prefix: &'static str,
     pub(super) plural: &'static str,
     pub(super) namespaced: bool,
-    /// A field selector that selects some.
+    /// A field selector that selects some objects.
     pub(super) field: &'static str,
-    /// Whether kubefan caches it.
+    /// Whether kubefan caches the resource.
     pub(super) cached: bool,
 }
 
@@ -46,7 +46,7 @@ const fn resource(prefix: &'static str, plural: &'static str, namespaced: bool, 
     Resource { prefix, plural, namespaced, field, cached: true }
 }
 
-/// Everything that is asked for.
+/// All resources of the comparison.
 pub(super) const RESOURCES: [Resource; 10] = [
     resource("/api/v1", "pods", true, "spec.nodeName=node-1"),
     resource("/api/v1", "configmaps", true, "metadata.name!=still-1"),
@@ -62,7 +62,7 @@ pub(super) const RESOURCES: [Resource; 10] = [
 ];
 
 impl Resource {
-    /// The path of a collection; of all namespaces where `namespace` is empty.
+    /// The path of a collection; in all namespaces if `namespace` is empty.
     pub(super) fn collection(&self, namespace: &str) -> String {
         let Self { prefix, plural, .. } = self;
         match self.namespaced && !namespace.is_empty() {
@@ -71,17 +71,17 @@ impl Resource {
         }
     }
 
-    /// The same under the old `/watch/`.
-    pub(super) fn old(&self, path: &str) -> String {
+    /// A path under the deprecated `/watch/` prefix.
+    pub(super) fn deprecated_watch(&self, path: &str) -> String {
         path.replacen(self.prefix, &format!("{}/watch", self.prefix), 1)
     }
 
-    /// Whether it is of a CustomResourceDefinition.
+    /// Whether a CustomResourceDefinition defines the resource.
     pub(super) fn is_custom(&self) -> bool {
         self.prefix.contains(".example.com/")
     }
 
-    /// The namespaces that are asked about.
+    /// The namespaces with unchanging objects.
     fn namespaces(&self) -> &'static [&'static str] {
         if self.namespaced { &NAMESPACES } else { &[""] }
     }
@@ -131,25 +131,25 @@ impl Resource {
     }
 }
 
-/// Both servers, and the versions that requests name.
+/// Both servers, and the versions that requests use.
 pub(super) struct World {
     pub(super) api: ApiServer,
     pub(super) kubefan: Kubefan,
-    /// Before the changes of what now stands still.
+    /// The version before the changes to the unchanging objects.
     pub(super) then: u64,
-    /// After them.
+    /// The version after these changes.
     pub(super) now: u64,
-    /// Whether kubefan passes on what it does not answer.
-    pub(super) passes_on: bool,
-    /// Of the apiserver's administrator.
+    /// Whether kubefan forwards requests that it does not answer.
+    pub(super) has_passthrough: bool,
+    /// The apiserver's client, as the administrator.
     pub(super) direct: Client,
-    /// To kubefan, by HTTP/1.1 and HTTP/2.
+    /// kubefan's clients, over HTTP/1.1 and HTTP/2.
     pub(super) clients: [Client; 2],
     stopped: AtomicBool,
 }
 
 impl World {
-    /// Starts both, with objects and their history.
+    /// Starts both servers and writes the objects and their history.
     pub(super) async fn start() -> World {
         let api = ApiServer::start(Options::default()).await;
         create_widgets(&api).await;
@@ -179,33 +179,34 @@ impl World {
             if http2 { builder.http2_prior_knowledge() } else { builder.http1_only() }.build().unwrap()
         };
         let (direct, clients) = (api.client(), [client(false), client(true)]);
-        let mut world = World { api, kubefan, then, now, passes_on: false, direct, clients, stopped: false.into() };
+        let mut world =
+            World { api, kubefan, then, now, has_passthrough: false, direct, clients, stopped: false.into() };
         let version = world.clients[0].get(world.url("/version")).send().await.unwrap();
-        world.passes_on = version.status() == StatusCode::OK;
+        world.has_passthrough = version.status() == StatusCode::OK;
         for resource in RESOURCES.iter().filter(|resource| resource.cached && !resource.is_custom()) {
-            world.has_protobuf(resource).await;
+            world.wait_for_protobuf(resource).await;
         }
         world
     }
 
-    /// Waits for a cache, which begins when it is first asked for.
-    async fn has_protobuf(&self, resource: &Resource) {
+    /// Waits for the protobuf cache, which starts with the first request for it.
+    async fn wait_for_protobuf(&self, resource: &Resource) {
         let path = format!("{}?resourceVersion=0", resource.collection(""));
-        let request = Request::get(path, By::Cache).accepting(readable::CONTENT_TYPE);
+        let request = Request::get(path, AnsweredBy::Cache).accepting(readable::CONTENT_TYPE);
         let asked = || async { self.ask_kubefan(&request, 0).await.is_cached().then_some(()) };
         wait::until(&format!("{} as protobuf", resource.plural), wait::SOON, asked).await;
     }
 
-    /// Of a path at kubefan.
+    /// The URL of a path at kubefan.
     pub(super) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.kubefan.grpc_addr)
     }
 
-    /// Reads the end of the history of each resource while nobody writes: its last change is older than the version that is asked for,
-    /// and no server may take that for the future.
-    pub(super) async fn is_fresh_in_silence(&self) {
-        // Without a watch cache upstream nothing is proved.
-        let proved = |resource: &&Resource| resource.cached && (self.passes_on || resource.plural != "events");
+    /// Reads each resource at version `now` while there are no writes. The last change of most
+    /// resources is older than that version, and no server may treat it as a future version.
+    pub(super) async fn assert_fresh_without_writes(&self) {
+        // Upstream has no watch cache for events, so their freshness cannot be proved.
+        let proved = |resource: &&Resource| resource.cached && (self.has_passthrough || resource.plural != "events");
         let reads = RESOURCES.iter().filter(proved).map(|resource| async {
             let path = format!("{}?resourceVersion={}", resource.collection(""), self.now);
             for (client, url) in
@@ -219,7 +220,7 @@ impl World {
         futures::future::join_all(reads).await;
     }
 
-    /// Writes to what does not stand still until [`Self::stop`]; how often.
+    /// Changes the other objects until [`Self::stop`]. Returns the number of writes.
     pub(super) async fn write(&self) -> usize {
         let mut writes = 0;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -227,13 +228,13 @@ impl World {
             let name = format!("busy-{}", round % 3);
             let path = resource.collection("busy");
             let one = format!("{path}/{name}");
-            // A namespace is never gone, for want of a controller.
-            let stays = resource.plural == "namespaces";
+            // No controller runs here, so a deleted namespace would remain forever.
+            let cannot_be_deleted = resource.plural == "namespaces";
             match round % 12 {
-                0..3 if !stays || round < 3 => {
+                0..3 if !cannot_be_deleted || round < 3 => {
                     drop(self.api.create(&path, &resource.object("busy", &name, writes)).await)
                 }
-                9..12 if !stays => drop(self.api.delete(&one).await),
+                9..12 if !cannot_be_deleted => drop(self.api.delete(&one).await),
                 _ => {
                     let stage = ["on", "off"][writes % 2];
                     let patch = json!({ "metadata": { "labels": { "stage": stage, "write": writes.to_string() } } });
@@ -246,7 +247,7 @@ impl World {
         writes
     }
 
-    /// Ends [`Self::write`].
+    /// Stops [`Self::write`].
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -265,7 +266,8 @@ async fn create(api: ApiServer, resource: Resource, namespace: &'static str) {
     }
 }
 
-/// The history that watches are told: what is selected comes, goes, changes, and is deleted and made again.
+/// The history that watches replay: objects enter and leave selectors, change, and are deleted and
+/// recreated.
 async fn change(api: ApiServer, resource: Resource, namespace: &'static str) {
     let path = |number: usize| format!("{}/{STILL}-{number}", resource.collection(namespace));
     let stage = |stage: Value| json!({ "metadata": { "labels": { "stage": stage } } });
@@ -305,6 +307,7 @@ async fn create_widgets(api: &ApiServer) {
         sent.0.is_success().then_some(())
     })
     .await;
-    // What is written while a definition is so new has no managed fields, by which custom objects are told below.
+    // Objects written right after the definition have no managedFields, which `compare` uses to
+    // recognize custom objects.
     api.delete(&format!("{path}/probe")).await;
 }
