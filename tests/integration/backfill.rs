@@ -1,4 +1,5 @@
-//! Coming back to a kubefan that has just begun: what came before its cache did is read again from upstream, once for all who ask.
+//! Resuming at a kubefan that has just started. Events from before its cache are read again from
+//! upstream, once for all that ask.
 
 use kubefan_common::proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest};
 use kubefan_sim::apiserver::{Fault, Status, Verb};
@@ -44,7 +45,7 @@ async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
             let left_at = leaver.resume_version.clone();
             drop(leaver);
             churn(&sim, 20, 30);
-            // Another kubefan, which knows nothing of what was before it.
+            // A new kubefan that knows nothing of the earlier events.
             let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
             let mut back = again.watch(target.clone(), &left_at).await.unwrap();
             let last = churn(&sim, 50, 30);
@@ -88,7 +89,8 @@ async fn who_wants_only_changes_gets_exactly_those_that_came_between() {
     assert_eq!(again.metric(BACKFILLED), 1.0);
 }
 
-/// Lists of pods that were asked for: with a version, and without.
+/// The lists of pods that were sent upstream: those of an exact version, and those of the current
+/// state.
 fn lists(rig: &Rig) -> (usize, usize) {
     let lists = rig.network.asked(PODS);
     let exact = lists.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
@@ -116,7 +118,7 @@ async fn one_backfill_serves_all_who_come_back() {
         assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
     }
     assert_eq!(lists(&again), (1, 1), "one list of the past, one of the present");
-    // Who comes a little later is served by the same.
+    // A later subscriber is served by the same backfill.
     let mut late = again.watch(stage("on"), &versions[3].to_string()).await.unwrap();
     late.until(last).await;
     assert_eq!(lists(&again), (1, 1));
@@ -202,7 +204,8 @@ async fn inside_a_gap_upstream_tells_what_happened() {
     assert_equal("inside the gap", &back.events, &witness.events);
 }
 
-/// Together with one from before the cache began, for whom the cache leads on from where the gap begins.
+/// Runs together with a resume from before the cache, for which the cache only continues where the
+/// gap starts.
 async fn who_comes_back_from_inside_a_gap_is_not_put_back_before_it() {
     let sim = Setup::of(&["pods"]).sim();
     let ancient = churn(&sim, 0, 10);
@@ -247,7 +250,8 @@ async fn one_version_that_is_too_old_spoils_no_other() {
 }
 
 async fn versions_that_are_too_old_spoil_no_other() {
-    // By what the watch says, and by a list, which does not name the oldest version.
+    // The first target is refused by the watch, the second by a list, which does not name the
+    // oldest version.
     for target in [target("pods"), stage("on")] {
         let sim = Setup::of(&["pods"]).sim();
         let ancient: Vec<_> = (0..20).map(|round| churn(&sim, round, 1)).collect();
@@ -285,7 +289,7 @@ async fn nothing_is_read_again_while_nobody_may_enter() {
     let asked = again.network.asked(PODS).len();
     let refused = again.watch(target("pods"), &old.to_string()).await.err().unwrap();
     assert_eq!((refused.code(), again.network.asked(PODS).len()), (Code::ResourceExhausted, asked));
-    // Nor is anything given to a peer.
+    // Peers get nothing either.
     let beside = Setup { peers: beside(vec![Peer::Good(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
     let cold = Rig::synced(sim.clone(), beside).await;
     assert_eq!(warm_starts(&cold, "failed"), 1.0);

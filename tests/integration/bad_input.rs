@@ -1,5 +1,6 @@
-//! What bad input gets: one clear line that names the thing and the way out, the right code, no panic, and nothing else disturbed.
-//! Everything here goes through the real binary; every kubefan of the harness is checked for panics when it ends.
+//! Bad input gets the right status code and one clear line that names the mistake and the remedy.
+//! It causes no panic and disturbs no other request. All tests use the real binary; the harness
+//! checks every kubefan for panics when it ends.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -30,7 +31,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         the_admin_port_takes_no_nonsense;
 };
 
-/// One line on stderr with all of these, and that exit code.
+/// Checks for exactly one line on stderr that has all of these parts, and the exit code.
 pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
     assert_eq!(ran.stdout, "", "{what}: errors are no output");
@@ -43,7 +44,7 @@ pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert!(ran.stderr.len() < 1000, "{what}: {}", ran.stderr);
 }
 
-/// A subscriber that must not notice anything.
+/// A subscriber that the bad requests must not disturb.
 struct Good {
     watch: Watch,
     writes: u32,
@@ -56,7 +57,7 @@ impl Good {
         Good { watch, writes: 0 }
     }
 
-    /// Checks that it goes on.
+    /// Writes once and checks that the subscriber gets exactly this event.
     async fn goes_on(&mut self, simulated: &Simulated) {
         self.writes += 1;
         let version = simulated.stage("a", &format!("s{}", self.writes));
@@ -69,7 +70,7 @@ pub(crate) async fn good(simulated: &Simulated, kubefan: &Kubefan) {
     Good::of(kubefan).await.goes_on(simulated).await;
 }
 
-/// kubefan with pods, a subscriber, and a client for the bad requests.
+/// A simulated apiserver, kubefan with pods, a subscriber, and a client for the bad requests.
 async fn disturbed() -> (Simulated, Kubefan, Good, WatchServiceClient<Channel>) {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
@@ -78,7 +79,7 @@ async fn disturbed() -> (Simulated, Kubefan, Good, WatchServiceClient<Channel>) 
     (simulated, kubefan, good, client)
 }
 
-/// A refusal: its code, the field at fault, and a reason in every case.
+/// Checks a refusal: its code, the field at fault, and an ErrorInfo with a reason.
 fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &str) {
     assert_eq!(status.code(), code, "{what}: {status:?}");
     assert!(status.message().contains(has), "{what}: {has:?} is not in {}", status.message());
@@ -241,7 +242,7 @@ async fn times_that_cannot_be_are_refused() {
         let status = watch_error(&mut client, request).await;
         assert_refused("bookmarks", &status, Code::InvalidArgument, "bookmark_interval", "");
     }
-    // The longest are taken, and mean "very long".
+    // The longest durations are accepted and mean "very long".
     for (timeout_seconds, seconds) in [(i64::MAX, i64::MAX), (1 << 40, 1 << 40)] {
         let bookmark_interval = Some(prost_types::Duration { seconds, nanos: 0 });
         let request = WatchRequest { bookmark_interval, timeout_seconds, ..watch_of(target("pods")) };
@@ -279,10 +280,10 @@ async fn a_get_that_cannot_be_is_refused() {
     good.goes_on(&simulated).await;
 }
 
-/// Sends bytes and returns what comes back within a second, or until the other side closes.
+/// Sends bytes. Returns everything that comes back within a second or until the other side closes.
 async fn send(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The other side may close in the middle of it.
+    // The other side may close before everything is written.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let _ = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await;
@@ -313,14 +314,14 @@ async fn what_is_no_grpc_disturbs_nobody() {
         send(kubefan.grpc_addr, bytes).await;
         good.goes_on(&simulated).await;
     }
-    // Connections that say nothing cost nobody else.
+    // Silent connections disturb no other one.
     let mut idle = Vec::new();
     for _ in 0..200 {
         idle.push(TcpStream::connect(kubefan.grpc_addr).await.unwrap());
     }
     good.goes_on(&simulated).await;
 
-    // What is gRPC, and no message of ours.
+    // Valid gRPC frames with a body that is no request.
     for body in [&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0, 9, 1], &[]] {
         let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
         let url = format!("http://{}/kubefan.v1alpha1.WatchService/Watch", kubefan.grpc_addr);
@@ -343,7 +344,7 @@ async fn a_request_that_is_too_long_is_refused() {
     let (simulated, _kubefan, mut good, mut client) = disturbed().await;
     let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
     let status = watch_error(&mut client, watch_of(long.clone())).await;
-    // Not OUT_OF_RANGE, which says that a version is too old.
+    // Not OUT_OF_RANGE, which means that a version is too old.
     assert_refused("a watch", &status, Code::ResourceExhausted, "", "--max-message-size");
     let status = client.list(ListRequest { target: Some(long), ..ListRequest::default() }).await.err().unwrap();
     assert_refused("a list", &status, Code::ResourceExhausted, "", "--max-message-size");
@@ -436,7 +437,7 @@ async fn the_admin_port_takes_no_nonsense() {
     send(kubefan.admin_addr, &[0xff; 4000]).await;
     send(kubefan.admin_addr, b"GET /livez HTTP/1.1\r\n").await;
     assert!(kubefan.admin("/livez?x=%zz").await.unwrap().0.is_success());
-    // A page for people shows names as text.
+    // The status page must escape names.
     let odd = Query::default().target("<script>alert(1)</script>");
     assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
     assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));

@@ -1,5 +1,6 @@
-//! A start that cannot succeed, or not yet: flags, files, addresses and apiservers that cannot be used. One clear line that names the
-//! thing and the way out, the right exit code, no panic.
+//! A start that cannot succeed, or not yet: flags, files, addresses and apiservers that are
+//! unusable. Each gives one clear line that names the mistake and the remedy, the right exit code,
+//! and no panic.
 
 use kubefan_sim::apiserver::SimOptions;
 use tokio::{io::AsyncWriteExt, net::TcpListener};
@@ -45,7 +46,7 @@ async fn flags_that_cannot_be_meant_are_one_line() {
         let ran = run(&[&["serve"], args].concat()).await;
         assert_line(&args.join(" "), &ran, 1, has);
     }
-    // What the command line's grammar refuses also shows the usage.
+    // Errors of the command-line parser also show the usage.
     let cases: [(&[&str], &str); 7] = [
         (&["--drain-timeout=-5s"], "--drain-timeout"),
         (&["--drain-timeout", "soon"], "soon"),
@@ -168,7 +169,7 @@ async fn an_address_in_use_is_named_with_its_flag() {
     let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
     assert_line("a socket", &ran, 1, &[&socket, "another process has it"]);
     drop(first);
-    // The one that was killed has left its socket behind, which is nobody's now.
+    // The killed process left its socket file behind, and no process uses it.
     simulated.kubefan_at(&socket).await;
     let ran =
         run(&[&serve[..], &["--listen", "unix:/no/such/directory/socket", "--admin-listen", "127.0.0.1:0"]].concat())
@@ -178,7 +179,7 @@ async fn an_address_in_use_is_named_with_its_flag() {
 
 async fn a_required_apiserver_that_cannot_be_used_ends_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound and dropped: nobody listens there.
+    // Bound and dropped, so nothing listens there.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
     let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];

@@ -1,5 +1,5 @@
-//! `kubefan get` and `kubefan watch` as their users know kubectl: names, output, selectors, exit codes, and a watch that comes back by
-//! itself and says so.
+//! `kubefan get` and `kubefan watch` follow kubectl: names, output, selectors and exit codes. A
+//! watch reconnects by itself and says so.
 
 use std::process::Stdio;
 
@@ -93,7 +93,7 @@ async fn get_takes_every_name_and_selector() {
     }
 }
 
-/// A running command whose lines can be read as they come.
+/// A running command whose output is read line by line.
 struct Running {
     child: tokio::process::Child,
     stdout: Lines<BufReader<tokio::process::ChildStdout>>,
@@ -123,7 +123,7 @@ impl Running {
         lines
     }
 
-    /// The next line on stderr that contains this; the ones before it are dropped.
+    /// The next line on stderr that contains `text`. Earlier lines are dropped.
     async fn says(&mut self, text: &str) -> String {
         let found = async {
             loop {
@@ -166,7 +166,7 @@ async fn exit_codes_are_for_scripts() {
     for (args, code) in cases {
         assert_eq!(run(&[args, &["--server", &server]].concat()).await.code, Some(code), "{args:?}");
     }
-    // As in a pipe to `head`: whoever reads has seen enough.
+    // As in a pipe to `head`, the reader closes the pipe early.
     let mut running = Running::start(&["watch", "po", "-o", "name", "--server", &server]);
     running.lines(3).await;
     let Running { mut child, stdout, .. } = running;
@@ -180,7 +180,8 @@ async fn exit_codes_are_for_scripts() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// A watch over a kubefan at a fixed address, which is killed and started again after `meanwhile`.
+/// A watch of a kubefan at a fixed address. The kubefan is killed, and started again after
+/// `meanwhile`.
 async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubefan, Running) {
     let simulated = Simulated::start().await;
     let address = format!("127.0.0.1:{}", free_port());
@@ -227,7 +228,8 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after");
 
-    // Who names a version wants what comes after it, and nothing else.
+    // With `--resource-version` the user wants the events after that version, so there is no silent
+    // restart.
     let server = kubefan.grpc_addr.to_string();
     let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
     assert_eq!(fixed.code, Some(1));
@@ -240,7 +242,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let admin = run(&["get", "pods", "-s", &kubefan.admin_addr.to_string()]).await;
     assert!(admin.stderr.contains("is no gRPC server") && admin.stderr.contains("admin port"), "{admin:?}");
 
-    // What never was is no lost connection, and is not tried for ever.
+    // A version that never existed is no lost connection, so it is not retried.
     let future = ["--resource-version", "99999999"];
     let watch = run(&[&args[..5], &future].concat()).await;
     assert_eq!(watch.code, Some(1));

@@ -1,5 +1,6 @@
-//! What one connection may do to its own streams, to other connections and to kubefan: slow readers, resets, silence, crowds, garbage.
-//! Most of it speaks HTTP/2 by hand, because a library's client would be too well-behaved.
+//! What one connection can do to its own streams, to other connections and to kubefan: slow
+//! readers, resets, silence, many streams, garbage. Most tests speak HTTP/2 by hand, because client
+//! libraries behave too well.
 
 use std::time::Duration;
 
@@ -46,12 +47,12 @@ fn large(name: &str, filling: char) -> serde_json::Value {
     pod
 }
 
-/// A connection by hand.
+/// An HTTP/2 connection without a gRPC library.
 struct Raw {
     requests: SendRequest<Bytes>,
-    /// Reads and writes; without it nothing moves.
+    /// The task that reads and writes the connection.
     driver: JoinHandle<Result<(), h2::Error>>,
-    /// What kubefan says of its end.
+    /// The reason that kubefan records for the end.
     end: JoinHandle<ConnectionEnd>,
 }
 
@@ -61,7 +62,7 @@ fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
 }
 
 impl Raw {
-    /// Connects; each stream has a window of 64 KiB, and the connection one that is never in the way.
+    /// Connects. Each stream has a window of 64 KiB; the connection's window never limits.
     async fn to(rig: &Rig) -> Raw {
         let (ours, end) = served(rig);
         let mut builder = client::Builder::new();
@@ -105,7 +106,7 @@ impl Raw {
     }
 }
 
-/// The messages of a stream by hand.
+/// The gRPC messages of one stream.
 struct Raws {
     body: RecvStream,
     buffer: BytesMut,
@@ -133,7 +134,7 @@ impl Raws {
         }
     }
 
-    /// Reads to the end of the snapshot; the number of its messages.
+    /// Reads to the end of the snapshot. Returns the number of messages.
     async fn snapshot(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -144,7 +145,7 @@ impl Raws {
         }
     }
 
-    /// Reads events until this object's.
+    /// Reads up to the event of this object.
     async fn until(&mut self, name: &str) {
         loop {
             match self.next().await.unwrap().message {
@@ -166,7 +167,7 @@ async fn rig() -> Rig {
     Rig::synced(sim, setup).await
 }
 
-/// A rig whose snapshot is larger than the window of a stream.
+/// A rig whose snapshot is larger than a stream's window.
 async fn large_rig() -> Rig {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
@@ -186,7 +187,7 @@ async fn a_stream_that_is_not_read_stops_no_other() {
         rig.sim.update(&pods(), large(&format!("p{number}"), 'y')).unwrap();
     }
     read.until("p49").await;
-    // It was given what its window holds and no more, and goes on from there when it is read.
+    // kubefan gave the idle stream only what its window takes, and continues when it is read.
     let sent = rig.metric(&format!("kubefan_snapshot_objects_sent_total{CACHE}"));
     assert!(sent < 100.0 + 12.0, "{sent} objects were taken for a window of eight");
     assert_eq!(idle.snapshot().await, 102);
@@ -198,7 +199,7 @@ async fn a_reset_frees_the_subscription() {
     let mut raw = Raw::to(&rig).await;
     let mut stays = raw.watch(target("pods")).await;
     let read = raw.watch(target("pods")).await;
-    // One that waits for its window too.
+    // This one waits for window space too.
     let stalled = raw.watch(target("pods")).await;
     assert_eq!(stays.snapshot().await, 102);
     drop((read, stalled));
@@ -241,7 +242,7 @@ async fn a_snapshot_that_nobody_reads_ends() {
     let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"snapshot_stalled\",resource=\"pods\"}";
     rig.metric_becomes(finished, 1.0).await;
     assert_eq!(rig.metric(&format!("kubefan_subscribers{CACHE}")), 0.0);
-    // What was on its way comes first.
+    // Messages that were already sent arrive first.
     let status = loop {
         if let Err(status) = stalled.next().await {
             break status;
@@ -300,13 +301,13 @@ async fn a_peer_that_is_silent_is_dropped() {
     let start = tokio::time::Instant::now();
     let mut raw = Raw::to(&rig).await;
     raw.watch(target("pods")).await.snapshot().await;
-    // From here on it reads nothing, and answers no PING.
+    // From now on the client task runs without any calls.
     let Raw { requests, driver, end } = raw;
     let io = tokio::spawn(async move {
         let _held = (requests, driver);
         std::future::pending::<()>().await;
     });
-    // A client that answers is kept.
+    // A client that answers PINGs stays connected.
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(!end.is_finished());
     io.abort();
@@ -378,7 +379,7 @@ async fn connections_over_the_limit_are_closed_at_once() {
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     assert!(metrics.contains("kubefan_connections_finished_total{reason=\"refused\"} 1"), "{metrics}");
     assert!(metrics.contains("kubefan_connections 1\n"), "{metrics}");
-    // A place that is free again is given again.
+    // The freed connection slot can be used again.
     drop(watch);
     wait::until("a place", wait::SOON, || async {
         let mut client = connect(kubefan.grpc_addr).await;

@@ -1,4 +1,5 @@
-//! Who kubefan is upstream: client certificates, tokens, token files that rotate and plugins, all by kubeconfig.
+//! kubefan's credentials upstream: client certificates, tokens, token files that rotate and
+//! credential plugins, each configured by a kubeconfig.
 
 use std::path::Path;
 
@@ -39,7 +40,7 @@ async fn a_token_file_and_an_authority_file_are_used() {
     let api = ApiServer::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let token = dir.path().join("token");
-    // As an editor leaves it: with a newline.
+    // Editors end a file with a newline.
     std::fs::write(&token, api.admin_token() + "\n").unwrap();
     let text = std::fs::read_to_string(api.kubeconfig()).unwrap();
     let text = text.replace(&format!("token: {}", api.admin_token()), &format!("tokenFile: {}", token.display()));
@@ -68,7 +69,7 @@ async fn a_rotated_token_file_is_read_again_when_it_is_refused() {
     upstream.get(Verb::Get, "/version").await.unwrap();
 }
 
-/// A plugin that notes each of its runs in a file and prints this.
+/// A plugin that records each run in a file, prints `prints` and exits with `exits`.
 fn plugin(simulated: &Simulated, prints: &str, exits: i32) -> (std::path::PathBuf, std::path::PathBuf) {
     let runs = simulated.dir.path().join("runs");
     let script = format!("echo run >> {}; cat <<'END'\n{prints}\nEND\nexit {exits}", runs.display());

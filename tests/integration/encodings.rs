@@ -1,5 +1,6 @@
-//! Every way of sending says the same: against a real apiserver, over a break of the connection, the client library gives the same
-//! events with the same bytes, whether objects travel as JSON, in compressed snapshots, or as deltas.
+//! All encodings give the same events. Against a real apiserver and across a broken connection, the
+//! client library returns the same events with the same bytes, whether objects are sent as JSON, in
+//! compressed snapshots, or as deltas.
 
 use kubefan_client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream};
 use kubefan_common::proto::v1alpha1::{Event, Target};
@@ -18,7 +19,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     apiserver: every_encoding_says_the_same_over_a_break, only_changes_of_what_is_projected_are_told;
 };
 
-/// One subscriber, and what it was told.
+/// One subscriber and the events that it received.
 struct Subscriber {
     watch: WatchStream,
     told: Vec<(i32, String, String, String)>,
@@ -30,7 +31,7 @@ impl Subscriber {
         Self { watch: client.watch(target.clone(), options), told: Vec::new() }
     }
 
-    /// Reads until something says so.
+    /// Reads until `done` accepts an item.
     async fn until(&mut self, done: impl Fn(&WatchItem) -> bool) {
         loop {
             let item = self.watch.next().await.expect("the watch goes on").unwrap();
@@ -88,7 +89,7 @@ async fn every_encoding_says_the_same_over_a_break() {
             label("a", "on", round).await;
             last = label("c", if round % 2 == 0 { "on" } else { "other" }, round).await;
             if round == 5 {
-                // The last event before the break is one that all of them see.
+                // The last event before the break is one that all subscribers get.
                 last = label("a", "on", 100).await;
                 for subscriber in &mut subscribers {
                     subscriber.until_version(last).await;

@@ -1,7 +1,8 @@
-//! What subscribers get through kubefan is what the apiserver's own watch says: event by event, byte for byte, whatever the selector
-//! and however the initial state was read.
+//! Subscribers of kubefan get exactly the events of the apiserver's own watch, byte for byte, for
+//! every selector and for each way of reading the initial state.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 10,000 pods, 200 subscribers and 2,000 updates; by default it is smaller.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 10,000 pods, 200 subscribers and 2,000 updates; the
+//! default is smaller.
 
 use std::{collections::HashMap, env};
 
@@ -28,12 +29,12 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: subscribers_of_a_compressed_cache_see_the_same;
 };
 
-/// How much the larger tests do.
+/// The size of the larger tests.
 pub(crate) struct Scale {
     pub(crate) pods: usize,
     pub(crate) subscribers: usize,
     pub(crate) updates: usize,
-    /// How long the apiserver's own watch is given to tell it all.
+    /// Seconds in which the apiserver's own watch must send everything.
     pub(crate) seconds: u32,
 }
 
@@ -44,7 +45,8 @@ pub(crate) fn scale() -> Scale {
     }
 }
 
-/// Two thirds of the subscribers share the plain ones; the others have selectors whose members come and go.
+/// Two thirds of the subscribers use the plain queries. The others have selectors that objects
+/// enter and leave.
 const PLAIN: [Query; 4] = [
     query("", "", ""),
     query("team-0", "", ""),
@@ -94,7 +96,8 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
     for query in &queries {
         let mut client = connect(kubefan.grpc_addr).await;
         let mut watch = Watch::start(&mut client, query.target("pods"), "").await.unwrap();
-        // Read before the first update, so that all histories start at the same state.
+        // Reads the snapshot before the first update, so that all histories start at the same
+        // state.
         watch.until_resumable().await;
         watches.push(watch);
     }
@@ -117,7 +120,8 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
     let watches = readers.join_all().await;
     assert_eq!(pod_watches(&api).await - before, 1, "still one");
 
-    // All at once: the apiserver proves the end of a quiet selection only by the bookmark before the watch's own end.
+    // All watches run at once: for a quiet selection only the bookmark before the end of the
+    // apiserver's watch proves that nothing is missing.
     let parameters = format!("&resourceVersion={start}&allowWatchBookmarks=true");
     let histories =
         initial.keys().map(|query| async { (*query, upstream_watch(&api, query, &parameters, seconds).await) });
@@ -137,14 +141,15 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
     );
 }
 
-/// The pod watches that the apiserver counts.
+/// The number of pod watches in the apiserver's metrics.
 async fn pod_watches(api: &ApiServer) -> i64 {
     let text = api.metric("apiserver_longrunning_requests").await;
     let pods = text.lines().filter(|line| line.contains(r#"resource="pods""#) && line.contains(r#"verb="WATCH""#));
     pods.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a count") as i64).sum()
 }
 
-/// Compression changes where bytes lie, not what anybody gets: snapshots, events, history, and the difference that a relist makes.
+/// Compression changes only how bytes are stored. Snapshots, events, history and the difference
+/// after a relist stay the same.
 async fn subscribers_of_a_compressed_cache_see_the_same() {
     let mut setup = Setup::of(&["pods"]);
     setup.cache_compression = true;

@@ -1,4 +1,5 @@
-//! What happens to subscribers when upstream fails: they stay connected, what is not exact is marked, and the state is right after.
+//! What happens to subscribers when upstream fails: they stay connected, inexact spans are marked,
+//! and the final state is right.
 
 use kubefan_common::proto::v1alpha1::ResourceState;
 use serde_json::json;
@@ -36,7 +37,7 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
     for n in 0..20 {
         api.create(PODS, &pod(&format!("p{n}"))).await;
     }
-    // Between the two lies a link that can be cut, so that kubefan misses what happens meanwhile.
+    // A link that can be cut lies between kubefan and the apiserver, so that kubefan misses events.
     let link = Link::to(api.url().trim_start_matches("https://").parse().unwrap()).await;
     let text = std::fs::read_to_string(api.kubeconfig()).unwrap().replace(api.url(), &format!("https://{}", link.addr));
     let directory = tempfile::tempdir().unwrap();
@@ -147,7 +148,7 @@ async fn a_changed_schema_is_listed_again_with_its_bytes() {
     let mut watch = Watch::start(&mut client, Query::default().target("gadgets"), "").await.unwrap();
     watch.until(version_of(&created)).await;
 
-    // A default changes what is read without any write to the object.
+    // A schema default changes what reads return, without a write to the object.
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         "properties": { "color": { "type": "string", "default": "blue" } } });
     let patch = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema", "value": schema }]);

@@ -1,5 +1,6 @@
-//! Consistent reads from the cache: never older than a write that came before them, whatever upstream does, and cheap for upstream, however
-//! many ask. On a quiet resource that takes a proof by a bookmark; where none comes, the read is upstream's.
+//! Consistent reads from the cache. They are never older than a write that finished before them,
+//! whatever upstream does, and cost upstream little however many there are. On a quiet resource
+//! this needs a proof by a bookmark; without a bookmark the read goes upstream.
 
 use std::time::Duration;
 
@@ -50,12 +51,12 @@ pub(crate) const TESTS: &[Test] = tests! {
         the_next_watch_goes_on_from_where_a_proof_has_moved_it;
 };
 
-/// Where the cluster is moved without the pods.
+/// Writes to configmaps advance the cluster's version without touching pods.
 fn configmaps() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "configmaps")
 }
 
-/// A write to something else; the cluster's version then.
+/// Writes a configmap. Returns the cluster's new version.
 fn elsewhere(sim: &SimApiserver) -> u64 {
     let name = format!("other-{}", sim.revision());
     sim.create(&configmaps(), json!({ "metadata": { "namespace": "default", "name": name } })).unwrap()
@@ -94,7 +95,7 @@ fn probes(rig: &Rig) -> f64 {
     )
 }
 
-/// How often upstream was asked how far the cluster is.
+/// The number of lookups of the cluster's version.
 fn look_ups(network: &Network) -> usize {
     let asked = network.asked("/api/v1/namespaces/default/pods");
     asked.iter().filter(|asked| asked.path.contains("metadata.name")).count()
@@ -158,7 +159,8 @@ async fn who_comes_during_a_proof_is_not_served_by_it() {
     while probes(&rig) == 0.0 {
         sleep(Duration::from_millis(1)).await;
     }
-    // The bookmark of the watch that is open may well be above this; the question was not.
+    // The bookmark of the open probe may be above this version, but its lookup came before the
+    // write.
     let version = elsewhere(&rig.sim);
     let second = proving(&rig);
     first.await.unwrap().unwrap();
@@ -203,7 +205,7 @@ async fn upstream_is_asked_again_soon_where_a_look_up_is_enough() {
 
 async fn who_has_no_time_goes_upstream_and_is_not_asked_for() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    // A watch that has just begun may have a bookmark soon; the next comes after a minute.
+    // A new watch may get a bookmark soon; after that the next one comes in a minute.
     sleep(Duration::from_secs(5)).await;
     for _ in 0..20 {
         elsewhere(&rig.sim);
@@ -254,7 +256,7 @@ async fn another_cluster_is_no_proof() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let last = churn(&rig.sim, 0, 10);
     watch.until(last).await;
-    // Its version is below ours, and its kube-system another.
+    // The other cluster has a lower version and another kube-system.
     let mut other = Setup::of(&["pods"]);
     other.sim.seed = 7;
     rig.network.lead_to(other.sim());
@@ -293,7 +295,7 @@ async fn a_failure_upstream_is_told_soon() {
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     }
     assert_eq!(proofs(&rig, "failed"), 2.0);
-    // An upstream that is silent costs its time, and no more: that says nothing of bookmarks.
+    // A silent upstream costs only the timeout. It says nothing about bookmarks.
     rig.fault(Verb::List, Fault::Silence, 1);
     let begun = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
@@ -302,7 +304,8 @@ async fn a_failure_upstream_is_told_soon() {
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
-/// Upstream sends no bookmark when it is asked for one. A watch that has just begun may have one soon; the next comes after a minute.
+/// A rig whose upstream sends no bookmark to probes. The wait skips the early bookmark of a new
+/// watch; the next one comes after a minute.
 async fn without_bookmarks() -> Rig {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     sleep(Duration::from_secs(5)).await;
@@ -321,10 +324,10 @@ async fn who_waited_in_vain_is_the_last_for_a_while() {
         waited += usize::from(came.elapsed() > Duration::from_millis(50));
         sleep(Duration::from_millis(500)).await;
     }
-    // After 5, 10, 20 and 40 s, and then once a minute.
+    // Tries after 5, 10, 20 and 40 s, and then once a minute.
     assert!((9..=14).contains(&waited) && probes(&rig) == waited as f64, "{waited} waited, {} probes", probes(&rig));
     assert!(refused > 1000, "{refused} went upstream");
-    // What needs no bookmark is proved meanwhile.
+    // Meanwhile a read that needs no bookmark is proved.
     rig.sim.create(&pods(), pod("moved", "new")).unwrap();
     sleep(Duration::from_millis(10)).await;
     prove(&rig, Patience::Bookmark).await.unwrap();
@@ -342,7 +345,7 @@ async fn a_try_after_a_pause_is_not_everybodys_wait() {
     elsewhere(&rig.sim);
     let first = proving(&rig);
     sleep(Duration::from_secs(1)).await;
-    // Who came while the first waited does not wait for a bookmark of its own.
+    // A read that arrives while the first one waits does not wait for another bookmark.
     let begun = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
     assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
@@ -365,7 +368,7 @@ async fn waits_in_vain_of_long_ago_are_forgotten() {
         assert!(prove(&rig, Patience::Bookmark).await.is_err());
         sleep(Duration::from_millis(500)).await;
     }
-    // Then no bookmark is needed for a while, and none is missed.
+    // For a while no read needs a bookmark.
     let mut proved = 0;
     for round in 0..300 {
         churn(&rig.sim, round, 1);
@@ -414,7 +417,7 @@ async fn nothing_is_lost_while_proofs_move_the_cache() {
     };
     let (mut round, mut written) = (0, Vec::new());
     while !proving.is_finished() {
-        // Now and then a pod, between writes to something else.
+        // A pod is written now and then, between writes to configmaps.
         elsewhere(&rig.sim);
         if round % 20 == 0 {
             written.push(churn(&rig.sim, round, 1));
@@ -435,14 +438,15 @@ async fn the_next_watch_goes_on_from_where_a_proof_has_moved_it() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let version = elsewhere(&rig.sim);
     prove(&rig, Patience::Bookmark).await.unwrap();
-    // Everything from before is too old now.
+    // All earlier versions are too old now.
     rig.sim.restart();
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
     assert_eq!((relists(&rig), watch.gaps.len()), (1.0, 0), "at {version} nothing is missing");
 }
 
-/// A resource that nobody else writes, and kubefan before it. Every consistent list waits for a proof.
+/// A resource without other writers, and a kubefan in front of it. Every consistent list needs a
+/// proof.
 async fn quiet(api: &ApiServer) -> (String, Kubefan) {
     let plural = api.unique("proofs");
     let group = format!("{plural}.example.com");

@@ -1,4 +1,4 @@
-//! The harness itself: what the other tests take for granted about the real apiserver.
+//! Tests of the harness itself: what the other tests assume about the real apiserver.
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;
@@ -93,7 +93,7 @@ async fn a_compacted_version_is_gone() {
     let old = version_of(&api.create("/api/v1/namespaces/default/pods", &pod("first")).await);
     let new = version_of(&api.create("/api/v1/namespaces/default/pods", &pod("second")).await);
     api.compact_etcd(new).await;
-    // Before its restart the apiserver still answers from its watch cache.
+    // The apiserver answers from its watch cache until it restarts.
     api.restart().await;
 
     let watch = format!("/api/v1/namespaces/default/pods?watch=true&timeoutSeconds=5&resourceVersion={old}");
@@ -112,7 +112,7 @@ async fn a_feature_gate_reaches_the_apiserver() {
 }
 
 async fn a_watch_is_counted_by_the_apiserver() {
-    // Nobody else watches this resource.
+    // No other test watches this resource.
     let api = ApiServer::shared().await;
     let running = r#"resource="podtemplates",scope="cluster",subresource="",verb="WATCH",version="v1"} 1"#;
     let url = format!("{}/api/v1/podtemplates?watch=true", api.url());

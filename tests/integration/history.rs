@@ -1,5 +1,5 @@
-//! History that is not what it was: etcd restored from a backup, and another cluster behind the same address. What was told before and
-//! what is true now are never mixed; and an apiserver that merely lags, or a connection that merely breaks, resets nobody.
+//! Rewritten history: etcd restored from a backup, or another cluster at the same address. Old and
+//! new objects are never mixed. A lagging apiserver or a broken connection alone ends no stream.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         where_kube_system_may_not_be_read_the_ca_is_used_and_that_is_said;
 };
 
-/// Takes messages until the stream ends with an error.
+/// Reads messages until the stream ends with an error.
 async fn end_of(watch: &mut Watch) -> Status {
     loop {
         match watch.step().await {
@@ -69,7 +69,7 @@ async fn a_restored_state_resets_every_stream_with_the_reason() {
     assert_starts_over(&rig).await;
 }
 
-/// kubefan has been restarted meanwhile, and has never seen the version that its client comes back with.
+/// kubefan was restarted meanwhile and has never seen the client's version.
 async fn a_version_beyond_the_cluster_is_of_another_history() {
     let setup = Setup::of(&["pods"]);
     let rig = Rig::synced(setup.sim(), setup).await;
@@ -90,7 +90,7 @@ async fn a_version_beyond_the_cluster_is_of_another_history() {
     assert_eq!(*watch.restarted_from, *std::slice::from_ref(&beyond));
     assert_eq!(watch.state, rig.truth(PODS).await);
 
-    // Where upstream does not say so, nobody is put back.
+    // If upstream does not confirm it, no subscriber is set back.
     rig.fault(Verb::List, Fault::Forbidden, 1);
     let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -101,7 +101,7 @@ async fn a_version_beyond_the_cluster_is_of_another_history() {
 
 async fn a_replica_that_lags_starts_nobody_over() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    // The watch of this replica is silent; others have told what comes now.
+    // This replica's watch is silent, while other replicas have sent the events that follow.
     rig.network.answer_once(|path| path.contains("watch=1"), answer(200, vec![], true));
     rig.cut().await;
     rig.readyz_has("pods synced").await;
@@ -114,7 +114,7 @@ async fn a_replica_that_lags_starts_nobody_over() {
     watch.until(told[2]).await;
 }
 
-/// The other cluster is further on, so that the number alone tells nothing.
+/// The other cluster has a higher version, so the number alone cannot reveal it.
 async fn a_version_of_another_cluster_leads_nowhere() {
     let first = Setup::of(&["pods"]);
     let first = Rig::synced(first.sim(), first).await;
@@ -146,7 +146,8 @@ async fn a_version_of_another_cluster_leads_nowhere() {
     }
 }
 
-/// The cluster passes the version reached before kubefan comes back, so only what is listed can tell.
+/// The cluster passes the old version before kubefan reconnects, so only the list can reveal the
+/// restore.
 async fn a_restored_state_that_caught_up_resets_them_too() {
     for (what, because) in [
         ("made again", "default/b at version"),
@@ -165,11 +166,11 @@ async fn a_restored_state_that_caught_up_resets_them_too() {
         }
         let told = rig.sim.revision();
         watch.until(told).await;
-        // Nobody gets through before the cluster has caught up.
+        // Keeps kubefan away until the cluster has caught up.
         rig.network.refuse(true);
         rig.cut().await;
         rig.sim.restore(&backup);
-        // What takes the version that was told before.
+        // A write that takes the version of an earlier event.
         match what {
             "made again" => drop(rig.sim.create(&pods(), pod("b", "new"))),
             _ => drop(rig.sim.update(&pods(), pod("a", "restored"))),
@@ -192,7 +193,7 @@ async fn a_restored_state_behind_a_watch_that_never_broke_is_found() {
     let backup = rig.sim.revision();
     let told = write(&rig, "b");
     watch.until(told[2]).await;
-    // A way that keeps the connection to the apiserver's clients open; what is behind it is another state now.
+    // A proxy that keeps client connections open while the apiserver behind it is replaced.
     let restored = SimApiserver::new(SimOptions::default());
     restored.create(&pods(), pod("a", "first")).unwrap();
     assert_eq!(restored.revision(), backup, "the same history up to the backup");
@@ -205,7 +206,8 @@ async fn an_apiserver_that_lags_resets_nobody() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let told = write(&rig, "b");
     watch.until(told[2]).await;
-    // Its watch cache has not reached what another one has told: a watch from there is silent for now, and no list is asked for.
+    // This apiserver's watch cache is behind another one's: a watch is silent for now, and no list
+    // is needed.
     rig.network.answer_once(|path| path.contains("watch=1"), answer(200, vec![], true));
     rig.cut().await;
     rig.readyz_has("pods synced").await;
@@ -281,7 +283,7 @@ async fn a_different_cluster_that_never_listed_is_never_mixed_in() {
         }
         other.compact();
         rig.network.lead_to(other.clone());
-        // Its history does not reach back, so a list is what would come next.
+        // The other cluster's history is compacted, so a list would come next.
         rig.cut().await;
         rig.readyz_has("another cluster answers").await;
         sleep(Duration::from_secs(300)).await;
@@ -303,7 +305,7 @@ async fn one_question_tells_all_resources_who_answers() {
     rig.network.refuse(true);
     rig.sim.drop_connections();
     rig.readyz_has("pods stale").await;
-    // All of them come back at different moments, which their jitter decides.
+    // The resources reconnect at different moments because of their jitter.
     rig.network.refuse(false);
     for resource in ["pods", "configmaps", "services", "nodes"] {
         rig.readyz_has(&format!("{resource} synced")).await;
@@ -325,14 +327,15 @@ async fn where_kube_system_may_not_be_read_the_ca_is_used_and_that_is_said() {
     let rig = Rig::synced(sim, setup).await;
     assert_eq!(rig.identity(), "no serving CA of its own (the namespace kube-system may not be read)");
 
-    // Granted later: from the next break on the uid is used.
+    // Access is granted later: from the next reconnect on, the uid is the identity.
     rig.sim.clear_faults();
     let mut watch = rig.watch_all("pods").await;
     rig.cut().await;
     rig.readyz_has("pods synced").await;
     assert!(rig.identity().starts_with("kube-system uid "), "{}", rig.identity());
 
-    // Denied for a while, as by an apiserver that has just started: nothing is believed until it can be told.
+    // Access is denied for a while, as by an apiserver that has just started. kubefan trusts no
+    // answer until it can check the identity.
     rig.sim.set_fault(denied(3));
     rig.cut().await;
     rig.readyz_has("pods stale: which cluster answers cannot be told: the apiserver denies").await;

@@ -1,5 +1,5 @@
-//! The metrics: that `docs/metrics.md` says what is served and nothing else, that names follow Prometheus' rules, and that the numbers
-//! are right.
+//! The metrics: `docs/metrics.md` lists exactly the metrics that are served, names follow the
+//! Prometheus rules, and the values are right.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         requests_without_an_answer_are_counted, one_standing_watch_whatever_happens, no_label_names_a_client;
 };
 
-/// What is known of a metric.
+/// The type, labels and help text of a metric.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Metric {
     kind: String,
@@ -33,7 +33,7 @@ struct Metric {
     help: String,
 }
 
-/// Reads Prometheus' text format.
+/// Parses the Prometheus text format.
 fn served(text: &str) -> BTreeMap<String, Metric> {
     let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
     for line in text.lines() {
@@ -56,7 +56,7 @@ fn served(text: &str) -> BTreeMap<String, Metric> {
     metrics
 }
 
-/// Reads the tables of the documentation.
+/// Parses the tables of the documentation.
 fn documented() -> BTreeMap<String, Metric> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let quoted = |cell: &str| cell.trim().trim_matches('`').to_owned();
@@ -74,7 +74,7 @@ fn documented() -> BTreeMap<String, Metric> {
     metrics
 }
 
-/// What kubefan serves after traffic of every kind.
+/// The metrics that kubefan serves after traffic of every kind.
 async fn after_traffic() -> BTreeMap<String, Metric> {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
@@ -100,7 +100,7 @@ async fn the_documentation_is_what_is_served() {
     for (name, served) in served {
         let documented = &documented[&name];
         assert_eq!((&served.kind, &served.labels), (&documented.kind, &documented.labels), "{name}");
-        // The page may say more.
+        // The documentation may say more than the help text.
         let start = served.help.split(['.', ',', ';']).next().unwrap();
         assert!(documented.help.starts_with(start), "{name}: {:?} and {:?}", served.help, documented.help);
     }
@@ -117,7 +117,7 @@ async fn names_follow_prometheus_rules() {
         assert!(help.len() > 10 && help.ends_with('.'), "{name}: {help:?}");
         let stem = name.trim_end_matches("_total");
         assert!(!reserved.iter().any(|end| stem.ends_with(end)) || name == "kubefan_build_info", "{name}");
-        // Base units, and never the type in the name.
+        // Names use base units and never contain the type.
         let bad = [
             "milliseconds",
             "ms",
@@ -237,7 +237,8 @@ async fn every_way_to_resume_is_counted() {
     for version in [&watch.resume_version, &old, &before] {
         rig.watch(target("pods"), version).await.unwrap();
     }
-    // Where upstream does not say that the cluster has never been there, this replica may lag.
+    // Upstream does not confirm that the cluster has never reached the version, so this replica may
+    // lag.
     rig.fault(Verb::List, Fault::Forbidden, 1);
     assert!(rig.watch(target("pods"), "999999").await.is_err());
     rig.sim.compact();
@@ -254,7 +255,7 @@ async fn requests_without_an_answer_are_counted() {
     let requests = |verb: &str, code: &str| {
         rig.metric(&format!(r#"kubefan_upstream_requests_total{{code="{code}",verb="{verb}"}}"#))
     };
-    // Never answered, cut off, and refused with a code.
+    // One request is never answered, one is cut off, and one is refused with a code.
     for fault in [Fault::Silence, Fault::Disconnect, Fault::InternalError] {
         rig.fault(Verb::List, fault, 1);
     }

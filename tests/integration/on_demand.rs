@@ -1,5 +1,5 @@
-//! What nobody configured and somebody asks for: cached within limits, told with the flag that raises them, and let go when nobody
-//! reads it any more.
+//! On-demand caches: a resource that is not configured is cached when a reader asks for it, within
+//! limits. A refusal names the flag that raises the limit. A cache without readers is dropped.
 
 use std::time::Duration;
 
@@ -144,7 +144,8 @@ async fn a_first_sync_that_grows_too_large_is_given_up() {
             let sim = setup.sim();
             let rig = Rig::synced(sim, setup).await;
             fill(&rig, 0, 40);
-            // The look before it fails, as it does where a list is not allowed.
+            // The size check before the list fails, as it does if lists with a limit are not
+            // allowed.
             rig.fault(Verb::List, Fault::InternalError, 1);
             let begun = Instant::now();
             assert_exhausted(&refused(&rig, "pods").await, flag);
@@ -195,7 +196,7 @@ async fn the_bytes_of_all_are_limited_together() {
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
     drop(watch);
-    // What is let go makes room.
+    // Dropping a cache frees its bytes.
     sleep(Duration::from_secs(900)).await;
     assert_eq!(rig.watch_all("configmaps").await.state.len(), 2);
 }
@@ -291,14 +292,14 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
         (api.request(reqwest::Method::GET, &paints, None).await.0 == 200).then_some(())
     })
     .await;
-    // No --resource: on a loopback address readers choose.
+    // No --resource: on a loopback address readers choose what is cached.
     let kubefan = Kubefan::start(&api, &["--schema-check-interval", "1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let selected = |fields: &'static str| Target {
         namespace: namespace.clone(),
         ..Query { fields, ..Query::default() }.target("paints.kubefan.example.org")
     };
-    // Asked again while the OpenAPI document is still without the new resource.
+    // Retried while the OpenAPI document does not have the new resource yet.
     let mut watch = crate::harness::wait::until("the selectable fields", crate::harness::wait::SOON, || {
         let mut client = client.clone();
         let target = selected("spec.color=blue,spec.size!=3");

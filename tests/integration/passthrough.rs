@@ -1,4 +1,5 @@
-//! What is not answered from the cache: it goes on to the apiserver as it came, as whoever sent it, and comes back as it is.
+//! Passthrough: requests that the cache does not answer go to the apiserver unchanged, with the
+//! caller's credentials, and the answers come back unchanged.
 
 use std::{
     net::SocketAddr,
@@ -40,7 +41,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_watch_that_waits_for_its_answer_does_not_hold_up_the_end;
 };
 
-/// kubefan over TLS, with the CA of its certificate.
+/// kubefan with TLS, and the CA of its certificate.
 struct Secure {
     kubefan: Kubefan,
     dir: TempDir,
@@ -67,7 +68,7 @@ impl Secure {
         format!("https://{}", self.kubefan.grpc_addr)
     }
 
-    /// What `kubefan kubeconfig` prints, for a token.
+    /// Writes the output of `kubefan kubeconfig`, with a token file.
     async fn kubeconfig(&self, token: &str) -> PathBuf {
         let path = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
         std::fs::write(path("token"), token).unwrap();
@@ -149,7 +150,7 @@ async fn kubectl_works_through_kubefan() {
         assert!(!direct.0);
         assert_eq!(mine, direct, "{args:?}");
     }
-    // What the flag refuses says so in kubectl's own words.
+    // The refused upgrade appears as an ordinary kubectl error that names the flag.
     api.create(&format!("/api/v1/namespaces/{ns}/pods"), &pod()).await;
     let (_, _, stderr) = api.try_kubectl(&through, &["exec", "a", "-n", &ns, "--", "true"]).await;
     assert!(stderr.contains("--passthrough-upgrades"), "{stderr}");
@@ -165,7 +166,7 @@ fn review() -> String {
     json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" }).to_string()
 }
 
-/// Who the apiserver takes a caller for; the code where it takes it for nobody.
+/// The user that the apiserver sees for a caller, or the status code if it sees none.
 async fn whoami(client: &Client, server: &str, headers: &[(&str, &str)]) -> Result<String, StatusCode> {
     let mut request =
         client.post(format!("{server}{REVIEWS}")).header("content-type", "application/json").body(review());
@@ -193,7 +194,7 @@ async fn nobody_acts_as_kubefan() {
     let ca = std::fs::read(api.ca_pem_path()).unwrap();
     let ca = reqwest::Certificate::from_pem(&ca).unwrap();
     let client = Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap();
-    // kubefan may do everything, by token or by certificate.
+    // kubefan's own credentials allow everything, by token or by certificate.
     for kubeconfig in [api.kubeconfig(), api.kubeconfig_with_certificate("kubefan-masters", "system:masters")] {
         let kubefan = Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await;
         kubefan.ready().await;
@@ -205,7 +206,7 @@ async fn nobody_acts_as_kubefan() {
         let admin = format!("Bearer {}", api.admin_token());
         let as_admin = whoami(&client, &url(&kubefan, ""), &[("authorization", &admin)]).await;
         assert_eq!(as_admin, Ok(ADMIN.to_owned()));
-        // After somebody who may, on the same connections.
+        // The same connections were used by the administrator before.
         assert_eq!(whoami(&client, &url(&kubefan, ""), &[]).await, whoami(&client, api.url(), &[]).await);
         let secrets = client.get(url(&kubefan, "/api/v1/namespaces/kube-system/secrets?x=%20")).send().await.unwrap();
         assert!([StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&secrets.status()), "{secrets:?}");
@@ -215,7 +216,7 @@ async fn nobody_acts_as_kubefan() {
 async fn a_client_certificate_is_told_why_it_goes_no_further() {
     let api = ApiServer::shared().await;
     let secure = Secure::start(&api, &["--resource=pods"]).await;
-    // The apiserver would believe it.
+    // A certificate that the apiserver would accept.
     let path = api.kubeconfig_with_certificate("certified", "system:masters");
     let pem = |name: &str| std::fs::read(path.with_file_name(name)).unwrap();
     let identity = [pem("certified.pem"), pem("certified-key.pem")].concat();
@@ -225,7 +226,7 @@ async fn a_client_certificate_is_told_why_it_goes_no_further() {
     assert_eq!(status["reason"], "Unauthorized");
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("client certificate cannot be passed on") && message.contains("token"), "{message}");
-    // A token beside it is enough, and who has none of both is for the apiserver to judge.
+    // A token beside the certificate is enough. A caller with neither is left to the apiserver.
     let admin = format!("Bearer {}", api.admin_token());
     let got = whoami(&client, &secure.url(), &[("authorization", &admin)]).await;
     assert_eq!(got, Ok(ADMIN.to_owned()));
@@ -246,7 +247,7 @@ async fn with_self_everybody_here_is_kubefan() {
         assert_eq!(whoami(&client, &server, &[]).await, name);
         let other = [("authorization", token.as_str()), ("x-remote-user", NOBODY)];
         assert_eq!(whoami(&client, &server, &other).await, name);
-        // Whoever wants to be less than kubefan is not made more without a word.
+        // A request to act with fewer rights is refused. It must not get kubefan's rights silently.
         let lesser = [("impersonate-user", NOBODY)];
         assert_eq!(whoami(&client, &server, &lesser).await, Err(StatusCode::FORBIDDEN));
         for foreign in [("host", "evil.example"), ("origin", "https://evil.example")] {
@@ -302,7 +303,7 @@ async fn large_bodies_pass_both_ways() {
     let kubefan = Kubefan::start(&api, &["--resource=pods"]).await;
     let http2 = Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
     let http1 = Client::builder().http1_only().no_proxy().build().unwrap();
-    // As large as the apiserver takes them, and beyond every window on the way.
+    // Close to the apiserver's size limit, and larger than every window on the way.
     let text = "0123456789abcdef".repeat(60 << 10);
     for (client, name) in [(http1, "by-http1"), (http2, "by-http2")] {
         let path = format!("/api/v1/namespaces/{ns}/configmaps");
@@ -311,7 +312,7 @@ async fn large_bodies_pass_both_ways() {
         let made = request.bearer_auth(api.admin_token()).send().await.unwrap();
         assert_eq!(made.status(), StatusCode::CREATED);
         drop(made);
-        // Several at a time, compressed by the apiserver and passed on so.
+        // Several requests at a time, compressed by the apiserver and forwarded as they are.
         let get = |encoding: &'static str| {
             let request = client.get(url(&kubefan, &format!("{path}/{name}?pretty=0"))).bearer_auth(api.admin_token());
             async move { request.header("accept-encoding", encoding).send().await.unwrap() }
@@ -333,7 +334,7 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
         let path = format!("/api/v1/namespaces/{ns}/configmaps");
         let client = client.no_proxy().build().unwrap();
         let request = client.get(url(&kubefan, &format!("{path}?watch=1"))).bearer_auth(api.admin_token());
-        // The headers come before there is any event.
+        // The headers come before the first event.
         let mut watch = request.send().await.unwrap();
         assert_eq!(watch.status(), StatusCode::OK);
         let mut read = String::new();
@@ -352,7 +353,8 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
 }
 
 async fn watches_fill_no_connection_for_others() {
-    // kube-apiserver takes 100 streams per connection; the next would wait for one of them to end.
+    // kube-apiserver allows 100 streams per connection; the next one would wait until one of them
+    // ends.
     const WATCHES: usize = 130;
     let api = ApiServer::shared().await;
     let ns = api.namespace("crowd").await;
@@ -369,7 +371,7 @@ async fn watches_fill_no_connection_for_others() {
     gone(&kubefan).await;
 }
 
-/// Waits until nothing is passed on any more.
+/// Waits until no request is being forwarded.
 async fn gone(kubefan: &Kubefan) {
     wait::until("the request to be let go", wait::SOON, || async {
         let (_, metrics) = kubefan.admin("/metrics").await?;
@@ -415,7 +417,7 @@ async fn the_pod_in_the_documentation_is_valid() {
     api.kubectl(&["create", "-n", &ns, "--dry-run=server", "--validate=strict", "-f", file]).await;
 }
 
-/// An apiserver that says what the test says, byte for byte.
+/// An apiserver whose answers the test writes byte by byte.
 struct Scripted {
     listener: TcpListener,
     dir: TempDir,
@@ -427,13 +429,13 @@ impl Scripted {
         Scripted { listener, dir: tempfile::tempdir().unwrap() }
     }
 
-    /// kubefan in front of it, which never gets anything for itself.
+    /// A kubefan in front of it, whose own requests are never answered.
     async fn kubefan(&self, prefix: &str, args: &[&str]) -> Kubefan {
         let server = format!("http://{}{prefix}", self.listener.local_addr().unwrap());
         Kubefan::spawn(&kubeconfig(&self.dir, &server, "{ token: very-secret }"), args).await
     }
 
-    /// The next request that is passed on: its head, and the connection it came by.
+    /// The next forwarded request: its head, and its connection.
     async fn next(&self) -> (String, TcpStream) {
         loop {
             let (mut stream, _) = self.listener.accept().await.unwrap();
@@ -445,7 +447,7 @@ impl Scripted {
     }
 }
 
-/// Up to the empty line. Byte by byte: what follows is for others.
+/// Reads up to the empty line, byte by byte, because the bytes after it belong to the body.
 async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -539,7 +541,7 @@ async fn both_bodies_come_as_they_are_sent() {
         caller.write_all(b"5\r\nhello\r\n").await.unwrap();
         read_exactly(&mut upstream, "5\r\nhello\r\n").await;
     }
-    // The answer begins before the question has ended.
+    // The response starts before the request has ended.
     upstream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
     assert!(read_head(&mut caller).await.starts_with("HTTP/1.1 200 OK"));
     for _ in 0..3 {
@@ -606,7 +608,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     let (head, mut upstream) = scripted.next().await;
     assert!(head.starts_with(&format!("POST {EXEC} HTTP/1.1\r\n")), "{head}");
     assert!(head.contains("connection: Upgrade\r\n") && head.contains("upgrade: SPDY/3.1\r\n"), "{head}");
-    // What follows the 101 at once is of the tunnel already.
+    // Bytes directly after the 101 already belong to the tunnel.
     let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\n\r\nfirst";
     upstream.write_all(answer.as_bytes()).await.unwrap();
     let answer = read_head(&mut caller).await;
@@ -621,7 +623,7 @@ async fn an_upgrade_becomes_a_tunnel() {
         upstream.write_all(text.as_bytes()).await.unwrap();
         read_exactly(&mut caller, text).await;
     }
-    // It has a place for as long as it lasts.
+    // The tunnel counts as a request until it ends.
     let client = Client::builder().no_proxy().build().unwrap();
     let refused = client.post(url(&kubefan, "/x")).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -635,7 +637,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     drop(caller);
     gone(&kubefan).await;
 
-    // One that upstream refuses is an ordinary response, and its connection goes on.
+    // A refused upgrade is an ordinary response, and its connection stays usable.
     let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
     let (_, mut upstream) = scripted.next().await;
     upstream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
@@ -674,7 +676,7 @@ async fn too_many_requests_are_told_to_come_back() {
     let (code, text) = status(response).await;
     assert_eq!((code, &text["reason"]), (StatusCode::TOO_MANY_REQUESTS, &json!("TooManyRequests")));
     assert!(text["message"].as_str().unwrap().contains("--passthrough-max"), "{text}");
-    // Whose answer has come to its end makes room.
+    // A finished response frees its slot.
     upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await.unwrap();
     drop(upstream);
     drop(held);
@@ -704,7 +706,7 @@ async fn an_apiserver_that_is_away_is_told() {
     assert!(message.contains("cannot reach the apiserver at http://127.0.0.1"), "{message}");
     assert!(!message.contains("very-secret") && !message.contains("mine"), "{message}");
 
-    // One that took the request may have done it.
+    // A request that the apiserver received may have been executed.
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}").send();

@@ -1,5 +1,6 @@
-//! Warm start: a replica that begins with what another one holds serves whoever comes back as that one did, and asks upstream for names
-//! and versions only; what is wrong, foreign, cut off or slow is not taken, and the start is a cold one.
+//! Warm start: a new replica takes state and history from a peer, serves every resume as that peer
+//! did, and asks upstream only for names and versions. If the peer's state is wrong, from another
+//! cluster, incomplete or too slow, the replica starts cold.
 
 use std::{
     net::SocketAddr,
@@ -50,19 +51,19 @@ pub(crate) const TESTS: &[Test] = tests! {
 #[derive(Clone)]
 pub(crate) enum Peer {
     Good(Arc<Registry>),
-    /// It answers nothing.
+    /// The peer answers nothing.
     Silent,
-    /// Its connection breaks after so many bytes.
+    /// The connection breaks after this many bytes.
     Dying(Arc<Registry>, u64),
-    /// Nobody is there.
+    /// The peer refuses connections.
     Gone,
 }
 
-/// Peers in memory, each at an address of its own.
+/// Peers in memory, each at its own address.
 #[derive(Clone)]
 struct Memory {
     peers: Vec<Peer>,
-    /// Those that were asked for a connection, in order.
+    /// The peers that were asked for a connection, in order.
     dialled: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -115,7 +116,7 @@ impl Dial for Memory {
     }
 }
 
-/// A setup with little history in full, so that much of it is residue.
+/// A setup with a small ring, so that much history is conflated.
 pub(crate) fn short() -> Setup {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.ring.ring_events_max = 12;
@@ -137,13 +138,14 @@ pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
     ))
 }
 
-/// Waits until a kubefan has told everything so far.
+/// Waits until a kubefan has sent everything so far.
 async fn up_to_date(rig: &Rig) {
     let mut watch = rig.watch_all("pods").await;
     watch.until(rig.sim.revision()).await;
 }
 
-/// Requests for objects: lists and watches that begin with the state, those for metadata or for a version left out.
+/// The requests for objects: lists, and watches with initial events. Lists for metadata or for an
+/// exact version are not counted.
 fn object_lists(rig: &Rig) -> Vec<String> {
     let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.of_metadata).map(|asked| asked.path);
     let of_objects = |path: &String| {
@@ -211,7 +213,7 @@ async fn a_warm_replica_serves_every_resume_as_the_first_did() {
     }
 }
 
-/// A kubefan that has lost what was written while it was away, and believes to be up to date.
+/// A kubefan that missed writes while it was cut off, but believes to be up to date.
 async fn deceived(sim: &SimApiserver) -> Rig {
     sim.create(&pods(), pod("ghost", "on")).unwrap();
     let rig = Rig::synced(sim.clone(), short()).await;
@@ -249,7 +251,7 @@ async fn labels_that_upstream_does_not_have_are_not_taken() {
         metadata["labels"]["stage"] = stage.into();
         let list =
             json!({ "metadata": { "resourceVersion": version.to_string() }, "items": [{ "metadata": metadata }] });
-        // Of the present, and of the version itself.
+        // One list of the current state, and one of the exact version.
         let is_list =
             |path: &str| path.starts_with(PODS) && !path.contains("watch=") && !path.contains("fieldSelector=");
         let is_exact = |path: &str| path.contains("resourceVersionMatch=Exact");
@@ -284,7 +286,8 @@ async fn slow_dying_and_absent_peers_are_passed_by() {
     for mut peers in [bad().to_vec(), vec![Peer::Silent]] {
         let bad = peers.len();
         peers.push(good());
-        // Each seed asks them in another order; in one of a few the good one comes last.
+        // Each seed asks the peers in another order; in one of a few seeds the healthy peer comes
+        // last.
         let mut passed_by = 0;
         for seed in 0.. {
             let memory = Memory { peers: peers.clone(), dialled: Arc::default() };
@@ -363,7 +366,7 @@ async fn what_changes_during_a_transfer_is_watched_for() {
     assert_eq!(object_lists(&second), Vec::<String>::new());
 }
 
-/// Writes a replica's certificate, key and CA, and gives the flags that name them.
+/// Writes a replica's certificate, key and CA. Returns the flags that name them.
 fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
     let (certificate, key) = of.peer();
     let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
@@ -446,7 +449,7 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     for result in ["warm", "failed", "alone", "timeout", "unconfirmed"] {
         assert_eq!(warm_starts(&cold, result).await, 0.0);
     }
-    // Of another CA, and one that believes in another.
+    // A replica with a certificate of another CA, and one that trusts another CA.
     for (name, of, trusts) in [("stranger", &others, &ours), ("doubter", &ours, &others)] {
         let third = start(&[&files(dir.path(), name, of, trusts), &peers]).await;
         assert_eq!(warm_starts(&third, "failed").await, 1.0, "{name}");
@@ -457,7 +460,7 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
     assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
 
-    // Without a certificate, in plain text, and on the port of subscribers.
+    // Without a client certificate, in plain text, and on the port for subscribers.
     let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };
     let ca = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.ca_pem)).domain_name("127.0.0.1");
     let endpoint = |scheme: &str, port: u16| Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}")).unwrap();

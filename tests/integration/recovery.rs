@@ -1,8 +1,9 @@
-//! What a restart costs: the time from a kill until every subscriber has an event that was written after it, and what the apiserver does
-//! for it, for subscribers of kubefan and, in the same experiment, for as many informers of client-go that watch the apiserver themselves.
+//! The cost of a restart: the time from a kill until every subscriber has an event that was written
+//! after it, and the load on the apiserver. The same experiment runs for subscribers of kubefan and
+//! for as many client-go informers that watch the apiserver directly.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows the table. The figures are the machine's:
-//! only what has to be so on every machine is asserted.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows
+//! the table. The values depend on the machine, so only what holds on every machine is checked.
 
 use std::{
     env,
@@ -34,10 +35,10 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
 const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
-/// Lists, and watches that begin with a state, of a kubefan between its start and its end.
+/// Lists, and watches with initial events, that one kubefan process may send.
 const STATES_MAX: f64 = 2.0;
 const LIVE_AT_MOST: Duration = Duration::from_secs(300);
-/// Subscribers that connect at a time.
+/// The number of subscribers that connect at the same time.
 const CONNECTING_MAX: usize = 32;
 
 struct Scale {
@@ -74,15 +75,17 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
     println!("{}", table(scale.pods, &rows));
 }
 
-/// Subscribers of either kind.
+/// A group of subscribers, with or without kubefan.
 trait Fleet {
-    /// Kills what stands between them and the apiserver, or themselves, and starts it again at once.
+    /// Kills the kubefan in front of them, or the subscribers themselves, and starts it again at
+    /// once.
     async fn restart(&mut self, api: &ApiServer);
-    /// Waits until all have a mark, whose number and version are given; when the last had it.
+    /// Waits until all subscribers have a mark, given by number and version. Returns when the last
+    /// one had it.
     async fn have(&mut self, mark: u64, version: u64) -> Instant;
 }
 
-/// An apiserver with pods, one of which is marked again and again.
+/// An apiserver with pods. One of them is the marker, which gets a new mark again and again.
 struct Experiment {
     api: ApiServer,
     marks: u64,
@@ -103,7 +106,7 @@ impl Experiment {
         (self.marks, version_of(&self.api.patch(MARKER, &patch).await))
     }
 
-    /// Restarts a fleet, or kubefan for it.
+    /// Restarts the subscribers, or the kubefan in front of them.
     async fn killed(&mut self, who: &'static str, killed: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
         let (mark, version) = self.mark().await;
         fleet.have(mark, version).await;
@@ -116,7 +119,7 @@ impl Experiment {
         Row { who, killed, count, live: live - start, away: None, cost }
     }
 
-    /// Restarts the apiserver, which then has counted nothing else.
+    /// Restarts the apiserver. Its metrics start at zero then.
     async fn apiserver_killed(&mut self, who: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
         let (mark, version) = self.mark().await;
         fleet.have(mark, version).await;
@@ -131,7 +134,7 @@ impl Experiment {
     }
 }
 
-/// Nobody.
+/// No subscribers at all.
 impl Fleet for () {
     async fn restart(&mut self, _: &ApiServer) {}
 
@@ -140,7 +143,7 @@ impl Fleet for () {
     }
 }
 
-/// Subscribers of kubefan, each over a connection of its own.
+/// Subscribers of kubefan, each with its own connection.
 struct Through {
     kubefan: Option<Kubefan>,
     address: SocketAddr,
@@ -180,7 +183,7 @@ impl Fleet for Through {
         let all = async {
             for progress in &mut self.progress {
                 if progress.wait_for(|progress| progress.event >= version).await.is_err() {
-                    // It has failed, and says why.
+                    // The subscriber failed; resume its panic.
                     let ended = self.subscribers.join_next().await.expect("a subscriber has ended");
                     std::panic::resume_unwind(ended.err().expect("it has failed").into_panic());
                 }
@@ -191,7 +194,7 @@ impl Fleet for Through {
     }
 }
 
-/// Informers that watch the apiserver, in a process of their own.
+/// Informers that watch the apiserver directly, in their own process.
 struct Direct {
     process: Process,
     program: PathBuf,
@@ -234,21 +237,21 @@ impl Fleet for Direct {
     }
 }
 
-/// What an apiserver has done, as its metrics tell.
+/// The load on an apiserver, from its metrics.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     lists: f64,
-    /// Begun, whether they have ended or not.
+    /// Started watches, whether they have ended or not.
     watches: f64,
-    /// Watches that began with a state.
+    /// Watches with initial events.
     watch_lists: f64,
-    /// Events sent to watches, those of the states among them.
+    /// Events sent to watches, with the initial events.
     events: f64,
     cpu_seconds: f64,
 }
 
 impl Cost {
-    /// Of pods; the CPU time is for everything.
+    /// Reads the metrics for pods. The CPU time is that of the whole process.
     async fn read(api: &ApiServer) -> Cost {
         let requests = api.metric("apiserver_request_total").await;
         let open = api.metric("apiserver_longrunning_requests").await;
@@ -273,13 +276,13 @@ impl Cost {
         }
     }
 
-    /// How often it sent the whole state.
+    /// How often the apiserver sent the whole state.
     fn states(&self) -> f64 {
         self.lists + self.watch_lists
     }
 }
 
-/// The sum of the lines that have all of these labels.
+/// The sum of the metric's lines that have all of these labels.
 fn sum(text: &str, labels: &[&str]) -> f64 {
     let ours = text.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
     ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a value"))
@@ -291,9 +294,9 @@ struct Row {
     who: &'static str,
     killed: &'static str,
     count: usize,
-    /// Until all are live again.
+    /// Time until all subscribers are live again.
     live: Duration,
-    /// Until the apiserver was ready again.
+    /// Time until the apiserver was ready again.
     away: Option<Duration>,
     cost: Cost,
 }

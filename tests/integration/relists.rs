@@ -1,5 +1,6 @@
-//! Where upstream's history does not bridge a break, or the resource itself goes: what subscribers see is exact before, one marked gap,
-//! and exact after, or an end that says why. And how the state is read in the first place, whatever comes in between.
+//! Relists: upstream's history does not bridge a break, or the resource is removed. Subscribers get
+//! exact events before, one marked gap, and exact events after it, or an end with a reason. Also
+//! covers how the initial state is read, whatever happens in between.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ fn object(name: &str, version: u64) -> Value {
     })
 }
 
-/// What must hold after a break that upstream's history does not bridge: exact before, one marked gap, exact after.
+/// Checks a break that upstream's history does not bridge: exact before, one marked gap, exact
+/// after.
 async fn assert_gap(rig: &Rig, watch: &mut Watch, reason: &str, before: &[u64], during: [u64; 3]) {
     watch.until(during[2]).await;
     assert_eq!(versions(&watch.events), before, "{reason}: exact up to the gap");
@@ -70,7 +72,8 @@ async fn an_expired_version_leaves_a_marked_gap() {
         let before = [&before[..], &[kept]].concat();
         rig.cut().await;
         let during = write(&rig, "c");
-        // The watch comes back to an apiserver that has forgotten: HTTP 200 with one ERROR event.
+        // The watch resumes at an apiserver that has compacted the version: HTTP 200 with one ERROR
+        // event.
         rig.sim.compact();
         assert_gap(&rig, &mut watch, "expired", &before, during).await;
         let requests = if watch_list { 2 } else { 3 };
@@ -111,7 +114,7 @@ async fn an_object_too_long_for_a_watch_comes_by_list() {
 }
 
 async fn a_short_403_is_bridged() {
-    // An apiserver that has just started denies everything until its authorizer knows its rules.
+    // An apiserver that has just started denies everything until its authorizer has read its rules.
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     rig.fault(Verb::Watch, Fault::Forbidden, 3);
     rig.cut().await;
@@ -243,7 +246,7 @@ async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {
     assert!(!lists[3].contains("limit="), "{lists:?}");
     assert_eq!(relists_for(&rig, "continue_expired"), 1.0);
 
-    // The next list is paged again.
+    // The next list uses pages again.
     rig.cut().await;
     let last = write(&rig, "f");
     rig.sim.compact();
@@ -302,7 +305,7 @@ async fn an_interrupted_watch_list_shows_nobody_half_a_state() {
         assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap, and why it began");
         assert_eq!(watch.events, [], "{form}: nothing outside of it");
         let asked = rig.network.asked(PODS);
-        // Each time what fails is a watch list, and what follows a list and a watch.
+        // Each time one watch list fails, then a list and a watch follow.
         assert_eq!(asked.len(), 3 + (1 + 3), "{form}: {asked:?}");
     }
 }
@@ -349,7 +352,7 @@ async fn an_empty_page_is_no_restart() {
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
     let network = Network::to(sim.clone());
-    // With a selector a page may be empty and not the last.
+    // With a selector a page can be empty without being the last one.
     let empty = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6", "continue": "next" }, "items": [] });
     network.answer_once(|path| path.starts_with(PODS), answer(200, vec![empty.to_string()], false));
     let all = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6" }, "items": null });
@@ -390,7 +393,7 @@ async fn a_watch_list_that_always_fails_is_listed() {
     }
 }
 
-/// What must hold after a gap whose list took more than one try.
+/// Checks a gap whose list took more than one try.
 async fn assert_gap_begins(rig: &Rig, watch: &mut Watch, reason: &str, during: [u64; 3]) {
     watch.until(during[2]).await;
     assert_eq!(watch.gap_reasons, [reason], "the reason is what began it");

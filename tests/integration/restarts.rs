@@ -1,7 +1,9 @@
-//! kubefan is killed and started again while objects change all the time: subscribers come back with their last resume version and
-//! lose, repeat and are sent again nothing, whatever they select, and the apiserver is asked for hardly anything.
+//! kubefan is killed and restarted under constant writes. Subscribers resume with their last resume
+//! version. They miss nothing and get nothing twice, whatever they select, and the apiserver gets
+//! hardly any requests.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; by default it is smaller.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; the default is
+//! smaller.
 
 use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
 
@@ -24,18 +26,19 @@ pub(crate) const TESTS: &[Test] = tests! {
         replicas_restarted_in_turn_go_on_for_each_others_subscribers;
 };
 
-/// Of a process between its start and its end, whatever it is asked for.
+/// Requests for a whole state that one process may send, whatever its subscribers ask for.
 const STATES_MAX: usize = 2;
-/// All are live within seconds; who hangs fails, and does not hold up the run.
+/// Subscribers are live within seconds. A subscriber that hangs fails the test and does not block
+/// the run.
 const LIVE_MAX: Duration = Duration::from_secs(300);
 
 struct Scale {
     pods: usize,
     subscribers: usize,
     updates_per_second: u32,
-    /// Updates while kubefan is away, one restart for each.
+    /// Updates during each outage, with one restart per outage.
     outages: &'static [usize],
-    /// How long the apiserver's own watch is given to tell the rest, in seconds.
+    /// Seconds in which the apiserver's own watch must send the rest.
     seconds: u32,
 }
 
@@ -49,7 +52,7 @@ fn scale() -> Scale {
     }
 }
 
-/// Half of the subscribers share these.
+/// Half of the subscribers use these queries.
 const PLAIN: [Query; 3] = [query("", "", ""), query("team-0", "", ""), query("team-1", "", "")];
 /// The other half have selectors that objects enter and leave all the time.
 const CHANGING: [Query; 12] = [
@@ -94,7 +97,8 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
         experiment.kill(victim);
         experiment.churn.more(*outage).await;
         experiment.all_are_live().await;
-        // The next victim falls as soon as this one listens: whoever comes meets a cache that is younger than what it has seen.
+        // The next replica is killed as soon as this one listens, so subscribers meet a cache that
+        // is younger than their versions.
         experiment.start(victim).await;
         experiment.kill(1 - victim);
         experiment.all_are_live().await;
@@ -106,7 +110,8 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
     experiment.end().await;
 }
 
-/// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own watches of what they select.
+/// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own
+/// watches of the same selections.
 struct Experiment {
     api: ApiServer,
     audit: Audit,
@@ -164,7 +169,7 @@ impl Experiment {
         kubefan.process.kill9();
     }
 
-    /// Starts a replica again and waits until it listens, not until it is ready.
+    /// Starts a replica again and waits until it listens, but not until it is ready.
     async fn start(&mut self, replica: usize) {
         self.replicas[replica] = Some(spawn(&self.api, self.addresses[replica]).await);
     }
@@ -173,7 +178,7 @@ impl Experiment {
         self.replicas[replica].as_ref().expect("it runs").ready().await;
     }
 
-    /// Waits until every subscriber has all up to something that is still to be written.
+    /// Waits until every subscriber has everything up to a new write.
     async fn all_are_live(&mut self) {
         let live = tokio::time::timeout(LIVE_MAX, self.see_the_next_write()).await;
         assert!(live.is_ok(), "not all are live again after {LIVE_MAX:?}");
@@ -185,7 +190,7 @@ impl Experiment {
             if progress.wait_for(|progress| progress.version >= version).await.is_ok() {
                 continue;
             }
-            // It has failed, and says why.
+            // The subscriber failed; resume its panic.
             while let Some(ended) = self.subscribers.join_next().await {
                 if let Err(error) = ended {
                     std::panic::resume_unwind(error.into_panic());
@@ -194,17 +199,18 @@ impl Experiment {
         }
     }
 
-    /// Streams that were opened by all together, but for the first of each.
+    /// The number of streams of all subscribers, without the first stream of each.
     fn streams(&self) -> usize {
         self.progress.iter().map(|progress| progress.borrow().streams).sum()
     }
 
-    /// Lists and watches of all replicas so far.
+    /// The number of lists and watches of all replicas so far.
     fn asked(&self) -> usize {
         self.audit.requests("kubefan/").len()
     }
 
-    /// Lists and watches since there were so many; few of them asked for a state.
+    /// Checks that few of the requests since `before` asked for a whole state. Returns the number
+    /// of these requests.
     fn asked_at_most_twice(&self, before: usize) -> usize {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.asks_for_state()).count();
@@ -212,7 +218,8 @@ impl Experiment {
         asked.len()
     }
 
-    /// A replica's own word for it: it has sent no snapshot, and listed once for itself. How many lists and watches it counts.
+    /// Checks by the replica's own metrics that it sent no snapshot and listed only once. Returns
+    /// the number of lists and watches that it counts.
     async fn nothing_was_sent_again(&self, replica: usize) -> usize {
         let kubefan = self.replicas[replica].as_ref().expect("it runs");
         let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");

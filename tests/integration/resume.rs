@@ -1,4 +1,5 @@
-//! Leaving and coming back: with a resume version a subscriber gets exactly what came in between, or is told that it is too late.
+//! Resuming: a subscriber that returns with a resume version gets exactly the events that it
+//! missed, or a refusal if the version cannot be served.
 
 use kubefan_client::ListWatch;
 use serde_json::json;

@@ -1,5 +1,6 @@
-//! `--namespace`: each namespace is a cache with versions, an upstream watch, metrics and a readiness of its own, and a subscription
-//! names one, because across them there is no common order to promise.
+//! `--namespace`: each namespace has its own cache with its own versions, upstream watch, metrics
+//! and readiness. A subscription names one namespace, because versions have no common order across
+//! namespaces.
 
 use kubefan_common::proto::v1alpha1::{ResourceState, Target};
 use kubefan_sim::apiserver::SimApiserver;
@@ -144,7 +145,7 @@ async fn a_version_of_one_namespace_means_nothing_in_another() {
     let mut beta = rig.watch(in_namespace("beta", ""), "").await.unwrap();
     let ahead = rig.sim.create(&pods(), pod_in("beta", "ahead", "new")).unwrap();
     beta.until(ahead).await;
-    // It is met by alpha's own progress, and nothing of alpha's is skipped.
+    // Alpha's own progress reaches the version, and no event of alpha is skipped.
     let next = rig.sim.create(&pods(), pod_in("alpha", "next", "new")).unwrap();
     let mut alpha = rig.watch(in_namespace("alpha", ""), &beta.resume_version).await.unwrap();
     alpha.until(next).await;

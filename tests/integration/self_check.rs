@@ -1,5 +1,6 @@
-//! The self-check: a cache that has lost an event is found and mended, what is only late, expired or unreadable is not taken for that,
-//! and the apiserver never sees a burst.
+//! The self-check: a cache that has lost an event is found and repaired. Data that is only late,
+//! expired or unreadable does not count as a difference, and the apiserver never gets a burst of
+//! requests.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ fn checks(rig: &Rig, result: &str) -> f64 {
     ))
 }
 
-/// Makes kubefan believe that it has seen everything so far, although what was written since it was cut off never came.
+/// Makes kubefan believe that it is up to date, although it missed these writes while it was cut
+/// off.
 async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
     rig.network.refuse(true);
     rig.cut().await;
@@ -53,7 +55,7 @@ async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
     assert_eq!(watch.events, [], "it was lost");
 }
 
-/// The rest of the cluster goes on.
+/// A write to another resource advances the cluster's version.
 fn move_on(rig: &Rig) {
     let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     rig.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "generateName": "other-" } })).unwrap();
@@ -106,7 +108,7 @@ async fn what_cannot_be_compared_is_no_difference() {
     rig.sim.clear_faults();
     let last = write(&rig, "b");
     watch.until(last[2]).await;
-    // The version of the cache is compacted, and no bookmark has come yet.
+    // The cache's version is compacted, and no bookmark has come yet.
     rig.network.rule(|path| {
         let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
         path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
@@ -149,7 +151,7 @@ async fn a_check_is_paced_and_of_one_version() {
     let rig = Rig::synced(sim, setup).await;
     let version = rig.sim.revision();
     let writer = rig.sim.clone();
-    // Written to while it is compared: the pages stay at their version.
+    // Writes during the check: the pages must stay at their version.
     let writes = tokio::spawn(async move {
         for i in 0..1000 {
             sleep(Duration::from_millis(100)).await;
@@ -171,7 +173,8 @@ async fn a_check_is_paced_and_of_one_version() {
 
 async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
     let (rig, mut watch, _) = synced(checked()).await;
-    // Pages without what is cached; so many that it takes longer than to come back, twice.
+    // Pages without the cached objects. There are so many that the check takes longer than two
+    // reconnects.
     let mut version = String::new();
     rig.network.rule(move |path| {
         let page = if path.contains("resourceVersionMatch=Exact") {

@@ -1,4 +1,5 @@
-//! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and an end that tells every subscriber to come back.
+//! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and a shutdown that
+//! ends every stream with a reason to reconnect.
 
 use std::{process::Command, time::Duration};
 
@@ -106,10 +107,10 @@ async fn a_termination_tells_every_stream_to_come_back() {
     let mut watches = Vec::new();
     for n in 0..20 {
         let mut client = connect(kubefan.grpc_addr).await;
-        // Without bookmarks of its own, which would wake it anyway.
+        // No short bookmark interval, because a bookmark would wake the stream anyway.
         let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
         let mut watch = Watch::over(Box::pin(client.watch(request).await.unwrap().into_inner()), "");
-        // One has not read its snapshot yet.
+        // One stream has not read its snapshot yet.
         if n > 0 {
             watch.until_resumable().await;
         }
@@ -129,10 +130,10 @@ async fn a_termination_tells_every_stream_to_come_back() {
 async fn a_termination_waits_for_nobody_longer_than_it_may() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=2s"]).await;
-    // Half a request, for ever.
+    // Sends half a request and stops.
     let mut stream = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();
     let settings = [0u8, 0, 0, 4, 0, 0, 0, 0, 0];
-    // HEADERS of a POST without END_STREAM: a call whose message never comes.
+    // HEADERS of a POST without END_STREAM: a call whose message never arrives.
     let headers = [
         &[0u8, 0, 60, 1, 4, 0, 0, 0, 1, 0x83, 0x86, 0x04, 39][..],
         b"/kubefan.v1alpha1.WatchService/WatchAll",
@@ -210,7 +211,7 @@ async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
     assert!(kubefan.admin("/readyz").await.unwrap().0.is_success());
     let got = run(&["get", "po", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "what is cached is served: {got:?}");
-    // Short names too, which only the configuration knows now.
+    // Other names too, which only the configuration can resolve now.
     let begun = tokio::time::Instant::now();
     let got = run(&["get", "pods", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", begun.elapsed());

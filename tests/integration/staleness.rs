@@ -1,4 +1,5 @@
-//! An apiserver that is away: what is cached is served on and streams stay open, and everybody can tell how old it is.
+//! An unreachable apiserver: cached objects are still served and streams stay open, and clients and
+//! operators can see how old the data is.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ fn age(rig: &Rig) -> Duration {
     Duration::from_secs_f64(rig.metric(AGE))
 }
 
-/// That a stream stays open and neither tells nor promises anything new.
+/// Checks that a stream stays open and sends nothing new, not even a higher bookmark.
 async fn assert_silent(watch: &mut Watch, span: Duration) {
     let before = watch.resume_version.clone();
     let end = Instant::now() + span;
@@ -101,7 +102,7 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_go_on() {
 }
 
 async fn a_quiet_resource_does_not_look_stale() {
-    // Whether the rest of the cluster moves or not; the former is where upstream's bookmarks come from.
+    // With and without writes in the rest of the cluster, which cause upstream's bookmarks.
     for others_move in [false, true] {
         let mut setup = Setup::of(&["pods"]);
         setup.registry.staleness_max = Some(Duration::from_secs(180));
@@ -119,7 +120,7 @@ async fn a_quiet_resource_does_not_look_stale() {
     }
 }
 
-/// A replica that begins with what another one holds, and whose watches upstream do not come about.
+/// A replica that starts warm from a peer, and whose upstream watches all fail.
 async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -> Rig {
     let mut setup = beside(vec![Peer::Good(first.registry.clone())]);
     setup.registry.staleness_max = Some(Duration::from_secs(180));
@@ -154,7 +155,7 @@ async fn a_warm_start_that_is_behind_is_read_when_the_watch_has_told() {
     churn(&sim, 0, 20);
     let first = Rig::synced(sim.clone(), short()).await;
     let (writer, from) = (sim.clone(), sim.revision());
-    // After what it was given, and before upstream is asked about that.
+    // Writes after the transfer and before upstream is asked to confirm it.
     let rig = warm_without_watch(&first, move |path| {
         if path.starts_with(PODS) && writer.revision() == from {
             churn(&writer, 20, 2);

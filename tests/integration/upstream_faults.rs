@@ -1,5 +1,6 @@
-//! Every way upstream can fail, and what a subscriber sees of it: nothing lost, nothing repeated, and what is not exact is marked.
-//! The apiserver must not suffer either: each failure costs it one request, and the next comes after a wait.
+//! Every way in which upstream can fail, and what a subscriber sees: nothing is lost, nothing is
+//! repeated, and inexact spans are marked. The failures must not hurt the apiserver either: each
+//! costs it one request, and the next request comes after a wait.
 
 use std::time::Duration;
 
@@ -28,7 +29,8 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
 
-/// A synced kubefan with one pod, a subscriber that has its snapshot, and the number of requests for pods so far.
+/// A synced kubefan with one pod, a subscriber that has its snapshot, and the number of requests
+/// for pods so far.
 pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
@@ -38,7 +40,7 @@ pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     (rig, watch, asked)
 }
 
-/// Creates, changes and deletes pods; the versions of the three writes.
+/// Creates, changes and deletes a pod. Returns the versions of the three writes.
 pub(crate) fn write(rig: &Rig, name: &str) -> [u64; 3] {
     let created = rig.sim.create(&pods(), pod(name, "new")).unwrap();
     let changed = rig.sim.update(&pods(), pod(name, "changed")).unwrap();
@@ -50,7 +52,7 @@ pub(crate) fn at_least(asked: &[Asked], least: Duration, what: &str) {
     assert!(waits.iter().all(|wait| *wait >= least), "{what}: requests came after {waits:?}");
 }
 
-/// What must hold after a break that upstream's history bridges.
+/// Checks a break that upstream's history bridges.
 async fn assert_bridged(what: &str, rig: &Rig, watch: &mut Watch, expected: &[u64]) {
     watch.until(*expected.last().unwrap()).await;
     assert_eq!(versions(&watch.events), expected, "{what}: the events");
@@ -95,7 +97,7 @@ pub(crate) fn status(code: u16, reason: &'static str, message: &str) -> Fault {
     Fault::Status(Box::new(Status::failure(code, reason, message)))
 }
 
-/// What upstream may answer or do instead of serving, and passes; each with its reason in metrics.
+/// Temporary failures of upstream, each with its reason in the metrics.
 fn passing_faults() -> Vec<(Fault, &'static str)> {
     vec![
         (Fault::TooManyRequests { retry_after_seconds: 1 }, "too_many_requests"),
@@ -215,7 +217,7 @@ async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
 }
 
 async fn a_quiet_resource_is_no_failure() {
-    // No bookmark comes before the version has moved.
+    // No bookmark comes until the version has moved.
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let mut phase = rig.registry.hubs().remove(0).1.phase();
     let half_an_hour = Duration::from_secs(1800);
@@ -234,7 +236,7 @@ async fn compression_and_fragments_change_nothing() {
         let sim = setup.sim();
         sim.create(&pods(), pod("a", "first")).unwrap();
         let rig = Rig::start(sim, setup);
-        // The initial state and all that follows on the same stream.
+        // The fault covers the initial state and everything after it on the same stream.
         rig.fault(Verb::Watch, fault, 100);
         rig.ready().await;
         let mut watch = rig.watch_all("pods").await;
@@ -277,12 +279,12 @@ async fn bookmarks_move_the_version() {
     let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let other = json!({ "metadata": { "namespace": "default", "name": "other" } });
     let moved = rig.sim.create(&configmaps, other).unwrap();
-    // As in an apiserver, somebody's consistent read tells the watch cache how far the cluster is.
+    // As in a real apiserver, a consistent read advances the watch cache to the cluster's version.
     rig.truth(PODS).await;
     watch.until(moved).await;
     assert_eq!((watch.events.len(), watch.gaps.len()), (0, 0), "by a bookmark alone");
     rig.cut().await;
-    // Without it this would be too old.
+    // Without the bookmark this version would be too old.
     rig.sim.compact();
     let expected = write(&rig, "b");
     assert_bridged("bookmark", &rig, &mut watch, &expected).await;
@@ -290,7 +292,8 @@ async fn bookmarks_move_the_version() {
     assert!(asked[0].path.contains(&format!("resourceVersion={moved}&")), "{asked:?}");
 }
 
-/// Ten minutes of one failure cost at most so many requests: 0.8 s doubled up to 30 s.
+/// The maximum of requests in ten minutes of one failure: waits start at 0.8 s and double up to 30
+/// s.
 const REQUESTS_MAX: usize = 30;
 
 async fn no_failure_makes_a_tight_loop() {
@@ -307,7 +310,7 @@ async fn no_failure_makes_a_tight_loop() {
     for fault in passing_faults().into_iter().map(|(fault, _)| fault).chain(others) {
         let what = format!("{fault:?}");
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-        // A watch that broke begins with the question how far the cluster is.
+        // After a break, kubefan first asks for the cluster's version.
         let asked = || [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.network.asked(path).len()).iter().sum();
         let before: usize = asked();
         for verb in [Verb::Watch, Verb::List] {
@@ -336,7 +339,7 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
     for form in ["empty", "the same bookmark", "an html page", "a redirect"] {
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
         let version = rig.sim.revision();
-        // It stops by itself, so that a tight loop fails instead of hanging.
+        // The rule stops by itself, so that a tight loop fails instead of hanging.
         let mut left = 500;
         rig.network.rule(move |path| {
             left -= usize::from(left > 0);
@@ -373,7 +376,7 @@ async fn what_is_cached_is_found_while_upstream_is_silent() {
     for name in ["pods", "po", "Pod"] {
         rig.watch_all(name).await;
     }
-    // Long enough for discovery to be asked again.
+    // Long enough that discovery would be asked again.
     sleep(Duration::from_secs(3600)).await;
     let silence = |verb| FaultRule { fault: Fault::Silence, verb: Some(verb), resource: None, requests: 1000 };
     rig.sim.set_fault(silence(Verb::Discovery));

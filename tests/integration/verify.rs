@@ -1,4 +1,4 @@
-//! `kubefan verify`: equal, different and unknown, each with its output and exit code.
+//! `kubefan verify`: the results equal, different and unknown, each with its output and exit code.
 
 use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
@@ -43,7 +43,8 @@ async fn what_is_equal_is_said_with_its_version() {
         ],
         "{ran:?}"
     );
-    // What is not cached yet is cached for it, and named as kubectl names it.
+    // A resource that is not cached yet is cached for the check. Results use the name of the
+    // request.
     let ran = verify(&kubefan, &simulated.kubeconfig(), &["po,deploy", "-n", "default", "-o", "json"]).await;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let results = parse(&ran.stdout)["results"].take();

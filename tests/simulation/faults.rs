@@ -1,4 +1,5 @@
-//! What goes wrong, and when it is well again: drawn from the seed, told in the story.
+//! The faults of one seed: what breaks, when, and when it heals. All of it is drawn from the seed
+//! and noted in the story.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{upstream::Trick, world::World};
 
-/// The kinds of faults, as they are counted.
+/// The kinds of faults, by the names under which they are counted.
 pub(crate) const KINDS: [&str; 25] = [
     "upstream cut",
     "upstream cut mid-frame",
@@ -38,7 +39,7 @@ pub(crate) const KINDS: [&str; 25] = [
     "clock jump",
 ];
 
-/// What ends a fault.
+/// The end of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Heal {
     Reach(usize),
@@ -56,11 +57,12 @@ pub(crate) struct Faults {
     agenda: Vec<(Instant, Heal)>,
     backups: Vec<Backup>,
     rewinds_left: usize,
-    /// What was done at once; what waits for an event is counted where it happens.
+    /// Faults that happened at once. A fault that waits for an event is counted when it happens.
     counts: BTreeMap<&'static str, u64>,
 }
 
-/// How long a replica takes to have noticed that versions went back, before they are reached again.
+/// Time for every replica to notice that versions went back, before the cluster reaches the old
+/// versions again.
 const REWIND_PAUSE: Duration = Duration::from_secs(300);
 
 impl Faults {
@@ -69,7 +71,7 @@ impl Faults {
         Faults { world, random, agenda, backups, rewinds_left, counts }
     }
 
-    /// How many there were of each kind. What found nothing to break is none.
+    /// The number of faults of each kind. A fault that found nothing to break is not counted.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = self.counts.clone();
         for (fault, count) in self.world.nodes.iter().flat_map(|node| node.way.played()) {
@@ -78,17 +80,17 @@ impl Faults {
         counts
     }
 
-    /// How many there were.
+    /// The number of all faults.
     pub(crate) fn count(&self) -> u64 {
         self.counts().values().sum()
     }
 
-    /// Keeps a backup, from which the cluster may be restored.
+    /// Takes a backup, from which the cluster may be restored later.
     pub(crate) fn back_up(&mut self) {
         self.backups.push(self.world.sim.backup());
     }
 
-    /// Ends what is due.
+    /// Ends the faults that are due.
     pub(crate) fn heal_due(&mut self) {
         let now = Instant::now();
         let agenda = std::mem::take(&mut self.agenda);
@@ -97,7 +99,7 @@ impl Faults {
         due.into_iter().for_each(|(_, heal)| self.heal(heal));
     }
 
-    /// Ends everything.
+    /// Ends all faults.
     pub(crate) fn heal_all(&mut self) {
         self.world.tell("all is healed");
         for _ in 0..2 {
@@ -146,7 +148,7 @@ impl Faults {
         Duration::from_millis(self.random.random_range(least * 1000..=most * 1000))
     }
 
-    /// Makes something go wrong.
+    /// Starts one fault.
     pub(crate) async fn inject(&mut self) {
         let world = self.world.clone();
         let node = self.random.random_range(0..world.nodes.len());
@@ -240,7 +242,8 @@ impl Faults {
                 world.sim.compact();
             }
             "rewound" => {
-                // At least some writes back, or nobody could tell.
+                // Restores a backup that is at least some writes old. Otherwise no replica could
+                // notice.
                 let Some(at) = self.backups.len().checked_sub(2).filter(|_| self.rewinds_left > 0) else { return };
                 self.rewinds_left -= 1;
                 let backup = self.backups[self.random.random_range(0..=at)].clone();

@@ -1,8 +1,11 @@
-//! The judge: walks a subscriber's history beside the truth, and names the guarantee of docs/architecture.md that it breaks.
+//! The oracle: compares a subscriber's history with the truth and names the guarantee of
+//! docs/architecture.md that it breaks.
 //!
-//! Where a subscriber stands is an epoch of the truth and a version. After a restore from a backup versions mean two things, and what
-//! the subscriber is told must fit one of them: each possibility is a stand, and those that do not fit are dropped. Outside marked
-//! spans every event must be the truth's next; inside only the end counts, and that each key comes once.
+//! A subscriber's position is an epoch of the truth and a version. After a restore from a backup
+//! the same versions have two meanings, and the received events must fit one of them. The oracle
+//! follows every possible position and drops those that do not fit. Outside of marked spans every
+//! event must be the truth's next event. Inside a marked span only the end state counts, and each
+//! key appears once.
 
 mod exact;
 mod span;
@@ -14,24 +17,24 @@ use super::{
     truth::{Epoch, Truth},
 };
 
-/// What is promised, by etcd's names.
+/// The guarantees, by etcd's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Guarantee {
-    /// Versions never go back.
+    /// Versions never decrease.
     Ordered,
-    /// No event twice.
+    /// No event is sent twice.
     Unique,
-    /// No gap, no ghost, no other bytes.
+    /// No event is missing, no object is a ghost, no bytes differ.
     Reliable,
     /// One version is never split over two positions.
     Atomic,
-    /// From any version given out, to the same events as an unbroken watch.
+    /// A resume from any resume version continues with the events of an unbroken watch.
     Resumable,
-    /// A bookmark says that nothing at or below it is still to come.
+    /// After a bookmark, nothing at or below its version is still to come.
     Bookmarkable,
-    /// Exactly the selector's enter, change and leave.
+    /// Exactly the selector's enters, changes and leaves.
     Filtered,
-    /// After a marked span, and once all is quiet, the state is the truth's.
+    /// The state equals the truth after a marked span, and once every fault has healed.
     Convergent,
 }
 
@@ -40,9 +43,9 @@ pub(crate) enum Guarantee {
 pub(crate) struct Violation {
     pub(crate) guarantee: Guarantee,
     pub(crate) text: String,
-    /// Which entry of the history it is.
+    /// The index of the history's entry that breaks it.
     pub(crate) entry: usize,
-    /// It is not in what was told, but in what was not: more time might have helped.
+    /// The subscriber has not received something. More time might have helped.
     pub(crate) at_end: bool,
 }
 
@@ -52,8 +55,9 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What kubefan may say where a stream ends. The resource is there and allowed in every world, and there are more places for snapshots than
-/// subscribers: any other reason is made up.
+/// The reasons with which kubefan may end a stream here. The resource exists and may be read in
+/// every simulated world, and the gate has more permits than there are subscribers. Any other
+/// reason is wrong.
 const REASONS: [&str; 7] = [
     "DRAINING",
     "HISTORY_REWRITTEN",
@@ -64,39 +68,40 @@ const REASONS: [&str; 7] = [
     "UPSTREAM_UNAVAILABLE",
 ];
 
-/// A guarantee, and how it is broken.
+/// A broken guarantee, and how it was broken.
 type Broken = (Guarantee, String);
 
-/// One possibility of where a subscriber stands: everything up to `at` was told.
+/// One possible position of a subscriber: it has received everything up to `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stand {
     epoch: usize,
     at: u64,
-    /// It came back with a version of a history that was undone, and the replica that it came to could not know: what it holds is from
-    /// both histories. So it is with any client of a restored cluster.
+    /// The subscriber resumed with a version of a history that a restore undid, and the replica
+    /// could not know. Its state is a mix of both histories, as for any client of a restored
+    /// cluster.
     mixed: bool,
 }
 
 enum Phase {
-    /// No stream.
+    /// There is no stream.
     Closed,
-    /// A stream that has said nothing yet.
+    /// A stream that has not sent anything yet.
     Opened { from: Option<u64> },
-    /// The state, being received.
+    /// A snapshot is being received.
     Snapshot { version: u64, told: Vec<Told> },
-    /// A gap or a catch-up.
+    /// A gap or a catch-up is being received.
     Span { told: Vec<Told> },
     /// Outside of marked spans.
     Exact,
 }
 
-/// How a resumed stream has begun. Events that were read again from upstream end with a bookmark, and a catch-up may follow right there,
-/// whatever is to happen on lag.
+/// What a resumed stream has sent so far. Backfilled events end with a bookmark, and a catch-up may
+/// follow directly, whatever `on_lag` says.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Youth {
-    /// With events, or with nothing yet.
+    /// Only events, or nothing yet.
     Events,
-    /// With events, and then a bookmark.
+    /// Events and then a bookmark.
     Bookmark,
     Over,
 }
@@ -106,15 +111,16 @@ struct Walk<'a> {
     spec: &'a Spec,
     stands: Vec<Stand>,
     phase: Phase,
-    /// The last version that may be resumed from.
+    /// The last resume version.
     resume: Option<u64>,
-    /// Time may not go back behind this.
+    /// No later version may be lower than this one.
     floor: Option<u64>,
-    /// What has come since it resumed: it may still be being led to where the replica goes on by itself.
+    /// While this is not `Over`, the replica may still be sending a backfill.
     youth: Youth,
 }
 
-/// Judges one history. `ended`: the world was healed and had time, so the subscriber must have everything.
+/// Judges one history. `ended`: every fault has healed and there was enough time, so the subscriber
+/// must have received everything.
 pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
     let stands = Vec::new();
     let mut walk = Walk {
@@ -144,12 +150,13 @@ impl Walk<'_> {
         &self.truth.epochs[stand.epoch]
     }
 
-    /// How far the cluster had come when this was told: an epoch that had not begun is no further than the one of then.
+    /// The cluster's revision when this entry was recorded. An epoch that had not started then has
+    /// not gone further than the epoch of that time.
     fn reached(&self, epoch: usize, entry: &Entry) -> u64 {
         if epoch >= entry.epoch { entry.revision } else { self.truth.epochs[epoch].revision }
     }
 
-    /// The first version after a stand that the subscriber has to be told of.
+    /// The version of the next event that the subscriber must get after a position.
     fn next_after(&self, stand: Stand) -> Option<u64> {
         let epoch = self.epoch(stand);
         let rest = &epoch.writes[epoch.after(stand.at)..];
@@ -160,7 +167,8 @@ impl Walk<'_> {
         self.spec.encoding == Encoding::Deltas
     }
 
-    /// The stands, and those of later epochs that are the same: from before a restore to a later version.
+    /// All positions, and the positions of later epochs that are equal to them because the restore
+    /// went back to a later version.
     fn possible(&self) -> Vec<Stand> {
         let mut all = self.stands.clone();
         for stand in &self.stands {
@@ -176,8 +184,8 @@ impl Walk<'_> {
         all
     }
 
-    /// Keeps the stands that an observation fits, as it moves them; broken where it fits none, and told as it is from where the subscriber
-    /// was known to stand.
+    /// Keeps the positions that an observation fits, moved as it says. If none fits, the error is
+    /// that of the first position, the one where the subscriber was known to be.
     fn keep(&mut self, fits: impl Fn(&Self, Stand) -> Result<Stand, Broken>) -> Result<(), Broken> {
         let (mut kept, mut why) = (Vec::new(), None);
         for stand in self.possible() {
@@ -199,7 +207,8 @@ impl Walk<'_> {
             What::Undecodable(why) => {
                 self.phase = Phase::Closed;
                 return self.keep(|_, stand| match stand.mixed {
-                    // It said that it had kept the state, and was wrong about it.
+                    // The client said that it had kept the state, which was not true after the
+                    // restore.
                     true => Ok(stand),
                     false => Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}"))),
                 });
@@ -249,7 +258,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A version was given out as one to resume from: nothing at or below it may still be to come.
+    /// Checks a resume version: nothing at or below it may still be to come.
     fn given(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Broken> {
         self.keep(|walk, stand| {
             if version < stand.at {
@@ -285,7 +294,8 @@ impl Walk<'_> {
         let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
         self.stands = match from {
             None => Vec::new(),
-            // A version is only a number: a replica that has seen a restore since then cannot tell that it is from before.
+            // A version is only a number. A replica that saw a restore cannot tell that the version
+            // is from before it.
             Some(at) => {
                 let stood = |epoch| self.stands.iter().any(|stand| stand.epoch == epoch && !stand.mixed);
                 let stand = |epoch| Stand { epoch, at, mixed: !stood(epoch) && at > self.truth.epochs[epoch].base };
@@ -300,7 +310,7 @@ impl Walk<'_> {
     fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Broken> {
         self.phase = Phase::Closed;
         match reason {
-            // The network's, or a clean end.
+            // The network broke the stream, or it ended cleanly.
             "" => {}
             _ if !REASONS.contains(&reason) => {
                 let text = format!("was ended with {code} ({reason}), for which there is no reason here: {message}");
@@ -315,7 +325,8 @@ impl Walk<'_> {
                 let numbers = numbers.and_then(|(asked, oldest)| {
                     Some((asked.parse::<u64>().ok()?, oldest.trim_matches(['(', ')']).parse::<u64>().ok()?))
                 });
-                // What it says it stood at may be beyond the last version that was given out, never behind it.
+                // The version in the message may be beyond the last resume version, but never below
+                // it.
                 if !numbers.is_some_and(|(asked, oldest)| asked < oldest && self.resume.is_none_or(|at| at <= asked)) {
                     let resume = self.resume;
                     return Err((
@@ -329,7 +340,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Once all is quiet: nothing is left to be told.
+    /// Checks that the subscriber has received everything, after every fault has healed.
     fn end(&self) -> Result<(), Broken> {
         let last = self.truth.epochs.len() - 1;
         let mut why = format!("is not in the cluster's history of now (its stands: {:?})", self.stands);

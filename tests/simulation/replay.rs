@@ -1,5 +1,5 @@
-//! Plays one seed and tells its story: what was done, what each subscriber was told around the first violation, and which guarantee
-//! that breaks.
+//! Plays one seed and prints its story: the faults, what each subscriber received around the first
+//! violation, and the guarantee that this breaks.
 
 use std::process::ExitCode;
 
@@ -8,10 +8,10 @@ use super::{
     seed::{Options, Report, run_seed},
 };
 
-/// Entries that are shown before and after a violation.
+/// The entries that are shown before a violation. A fifth as many are shown after it.
 const AROUND: usize = 25;
 
-/// Plays a seed.
+/// Plays a seed and prints its story.
 pub(crate) fn replay(seed: u64) -> ExitCode {
     let report = run_seed(seed, &Options::default());
     println!("{}", story(&report));
@@ -21,7 +21,7 @@ pub(crate) fn replay(seed: u64) -> ExitCode {
     }
 }
 
-/// Everything that was done, and every mark, in the order of time.
+/// All faults and all observations except events and bookmarks, ordered by time.
 pub(crate) fn story(report: &Report) -> String {
     let mut lines: Vec<_> =
         report.story.iter().map(|(at, what)| (*at, format!("{:>10.3} s  {what}", at.as_secs_f64()))).collect();

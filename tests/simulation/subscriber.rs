@@ -1,5 +1,6 @@
-//! Subscribers: each keeps a watch for as long as the world lasts, by the generated client or by the client library, and records all
-//! that it is told. Whenever a connection breaks it comes back to the other replica.
+//! Subscribers. Each keeps a watch as long as the simulation runs, with the generated client or the
+//! client library, and records everything it receives. After each broken connection it connects to
+//! the other replica.
 
 use std::{
     collections::BTreeMap,
@@ -36,18 +37,18 @@ use super::{
     world::World,
 };
 
-/// How a subscriber connects and asks.
+/// How a subscriber connects and what it requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
     pub(crate) start_after: Duration,
     pub(crate) window_bytes: u32,
     pub(crate) bookmark_interval: Duration,
-    /// With the generated client: a watch ends after so many seconds; 0 for never.
+    /// For the generated client: its watches end after this many seconds, or never if 0.
     pub(crate) timeout_seconds: i64,
     pub(crate) first_replica: usize,
 }
 
-/// A channel whose connections lead to the replicas in turn.
+/// A channel that connects to the replicas in turn.
 fn channel(world: &Arc<World>, spec: &Spec, habits: &Habits, turn: &Arc<AtomicUsize>) -> Channel {
     let (world, turn, number) = (world.clone(), turn.clone(), spec.number);
     let connect = move |_| {
@@ -64,12 +65,12 @@ fn channel(world: &Arc<World>, spec: &Spec, habits: &Habits, turn: &Arc<AtomicUs
         .connect_with_connector_lazy(service_fn(connect))
 }
 
-/// The replica that the last connection was made to.
+/// The replica of the last connection.
 fn last(world: &World, turn: &AtomicUsize) -> usize {
     (turn.load(Ordering::Relaxed) + world.nodes.len() - 1) % world.nodes.len()
 }
 
-/// Watches by the generated client, for ever.
+/// Watches forever with the generated client.
 pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
     sleep(habits.start_after).await;
     let kept = Kept::default();
@@ -91,18 +92,18 @@ struct Generated {
     random: Pcg64Mcg,
     turn: Arc<AtomicUsize>,
     resume: Option<String>,
-    /// Of which cluster that is, as the last snapshot said.
+    /// The cluster of the last snapshot.
     cluster: String,
     kept: Kept,
 }
 
-/// The bases of deltas.
+/// The bases for decoding deltas.
 #[derive(Default)]
 struct Kept {
     objects: BTreeMap<String, Bytes>,
-    /// They began with a snapshot, so that none is missing.
+    /// They started with a snapshot, so none is missing.
     whole: bool,
-    /// They are the state at the version to resume from.
+    /// They are the state at the resume version.
     fits: bool,
 }
 
@@ -150,7 +151,7 @@ impl Generated {
         };
         let channel = channel(&self.world, &self.spec, &self.habits, &self.turn);
         let mut client = WatchServiceClient::new(channel).max_decoding_message_size(64 << 20);
-        // Asked from the replica whose turn it is, which the channel connects to now.
+        // The channel is about to connect to the next replica in turn.
         let replica = self.turn.load(Ordering::Relaxed) % self.world.nodes.len();
         self.recorder.note(What::Opened { replica, from }, None);
         let mut stream = client.watch(request).await?.into_inner();
@@ -169,10 +170,10 @@ impl Generated {
     fn take(&mut self, response: WatchResponse) -> Result<(), String> {
         let resume = version(&response.resume_version);
         if let Some(Message::SnapshotBegin(begin)) = &response.message {
-            // There is only one; and every replica knows it.
+            // There is only one cluster, and every replica knows it.
             self.cluster.clone_from(&begin.cluster);
         }
-        // Set before the message is looked at: what cannot be decoded may have changed a part.
+        // Set before decoding: a message that fails to decode may have changed some of the bases.
         self.kept.fits = false;
         match mark(&response) {
             Some(what) => {
@@ -215,14 +216,14 @@ impl Generated {
             self.resume = None;
             self.kept = Kept::default();
         } else if self.random.random_bool(0.3) {
-            // As a program that was started again: it has kept the version, and nothing else.
+            // Behaves like a restarted program that stored its resume version but not its state.
             self.kept = Kept::default();
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }
 }
 
-/// Watches by the client library, for ever.
+/// Watches forever with the client library.
 pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, mut random: Pcg64Mcg) {
     sleep(habits.start_after).await;
     let turn = Arc::new(AtomicUsize::new(habits.first_replica));

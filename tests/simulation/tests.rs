@@ -1,4 +1,5 @@
-//! What `cargo test` runs: a few seeds, each twice, the named cases, and whether the oracle can fail.
+//! What `cargo test` runs: a few seeds, each twice, the named cases, and a test that the oracle can
+//! fail.
 
 mod blind_oracle;
 mod named_cases;
@@ -9,7 +10,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use super::seed::{Options, run_seed};
 
-/// The seeds that are run twice.
+/// The number of seeds that run twice.
 const SEEDS: u64 = 20;
 
 /// Runs the tests.
@@ -20,7 +21,7 @@ pub(crate) fn run() -> ExitCode {
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }
 
-/// Two runs of one seed are the same to the last byte and millisecond, and break no promise.
+/// Two runs of one seed are equal to the last byte and millisecond, and break no guarantee.
 fn twice(seed: u64) -> Result<(), Failed> {
     let options = Options::default();
     let (first, second) = (run_seed(seed, &options), run_seed(seed, &options));

@@ -1,7 +1,8 @@
-//! The way from a kubefan to the apiserver: connections that can fail, and lines of a watch that get lost, come again or lie.
+//! The transport from a kubefan to the apiserver: connections that can fail, and watch lines that
+//! are lost, repeated or replaced by an error.
 //!
-//! What the apiserver sends is only ever repeated or left out, as broken proxies and servers have done; events that are left out or
-//! swapped are not among it, because no reader of a watch can tell.
+//! It only drops bookmarks and repeats lines, as broken proxies and servers have done. It never
+//! drops or swaps events, because no reader of a watch could notice.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,21 +25,21 @@ use tower::{BoxError, service_fn};
 
 use super::link::Route;
 
-/// What is done to the next event of a watch that is live.
+/// What happens to the next event of a live watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trick {
-    /// It comes twice.
+    /// The event is sent twice.
     Duplicate,
-    /// One from before comes again after it.
+    /// An earlier event is sent again after it.
     OutOfOrder,
-    /// Instead of it the watch ends with an ERROR: its version has expired.
+    /// The watch ends with an ERROR event (expired version) in its place.
     Expire,
 }
 
-/// How many lines can come again.
+/// The number of recent lines that can be repeated.
 const LINES_KEPT: usize = 8;
 
-/// A kubefan's way to the apiserver.
+/// A kubefan's transport to the apiserver.
 pub(crate) struct Way {
     sim: SimApiserver,
     pub(crate) route: Route,
@@ -47,7 +48,7 @@ pub(crate) struct Way {
 
 #[derive(Default)]
 struct Tampering {
-    /// With the fault that it is counted as.
+    /// With the name under which the fault is counted.
     trick: Option<(Trick, &'static str)>,
     no_bookmarks_until: Option<Instant>,
     played: BTreeMap<&'static str, u64>,
@@ -58,7 +59,7 @@ impl Way {
         Arc::new(Way { sim, route: Route::default(), tampering: Mutex::default() })
     }
 
-    /// A client over this way.
+    /// A client that uses this transport.
     pub(crate) fn upstream(self: &Arc<Way>) -> Upstream {
         let way = self.clone();
         let service = service_fn(move |request| way.clone().send(request));
@@ -66,7 +67,7 @@ impl Way {
         Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
     }
 
-    /// The next event has this done to it, which is counted as `fault` when it has happened.
+    /// Applies `event_fault` to the next event, and then counts it as `fault`.
     pub(crate) fn play(&self, trick: Trick, fault: &'static str) {
         self.tampering.lock().unwrap().trick = Some((trick, fault));
     }
@@ -75,13 +76,13 @@ impl Way {
         self.tampering.lock().unwrap().no_bookmarks_until = Some(until);
     }
 
-    /// No more tricks.
+    /// Cancels all faults of lines.
     pub(crate) fn heal(&self) {
         let mut tampering = self.tampering.lock().unwrap();
         (tampering.trick, tampering.no_bookmarks_until) = (None, None);
     }
 
-    /// The tricks that were played, by what they are counted as.
+    /// The faults that were applied, by the names under which they are counted.
     pub(crate) fn played(&self) -> BTreeMap<&'static str, u64> {
         self.tampering.lock().unwrap().played.clone()
     }
@@ -104,7 +105,7 @@ impl Way {
         Ok(response.map(|body| StreamBody::new(self.tampered(body, live)).boxed_unsync()))
     }
 
-    /// The lines of a watch, as they arrive here.
+    /// The lines of a watch, with the faults applied.
     fn tampered(
         self: Arc<Way>,
         body: UpstreamBody,
@@ -135,7 +136,7 @@ impl Reader {
                 ended => {
                     self.over = true;
                     let rest = self.partial.split().freeze();
-                    // What broke off is read, and then how.
+                    // The incomplete last line is delivered first, then the error.
                     return match (rest.is_empty(), ended) {
                         (false, _) => Some(Ok(rest)),
                         (true, Some(Err(error))) => Some(Err(error)),

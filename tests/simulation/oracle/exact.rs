@@ -1,4 +1,4 @@
-//! Outside of marked spans: each event must be the next that an unbroken watch of the truth would give.
+//! Outside of marked spans: each event must be the next event of an unbroken watch of the truth.
 
 use super::{Broken, Guarantee, Phase, Stand, Walk};
 use crate::history::{Entry, Told};
@@ -29,7 +29,7 @@ impl Walk<'_> {
         })
     }
 
-    /// The stand after an event, where it is the right one.
+    /// The position after an event, if the event is the right one.
     fn next(&self, stand: Stand, told: &Told) -> Result<Stand, Broken> {
         let Told { kind, key, uid, version, bytes } = told;
         let name = format!("{kind:?} {key} at {version}");
@@ -80,7 +80,7 @@ impl Walk<'_> {
         entry: &Entry,
     ) -> Result<(), Broken> {
         let resumable = |text: String| Err((Guarantee::Resumable, text));
-        // Time may go back where the version is of a history that was undone since.
+        // The version may go back if a restore undid its history since.
         let known = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
         let is_undone = |version: u64| {
             self.truth.epochs.iter().take(entry.epoch + 1).skip(known + 1).any(|epoch| epoch.base < version)
@@ -90,7 +90,7 @@ impl Walk<'_> {
         }
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
-            // Inside a span too: what was told of it is replaced with all else.
+            // This may also happen inside a span: the snapshot replaces what the span has sent.
             (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
                     return resumable(format!("was started over from {restarted}, and had asked for FAIL"));
@@ -130,7 +130,7 @@ impl Walk<'_> {
             let resume = entry.resume;
             return Err((Guarantee::Resumable, format!("got a snapshot at {version} that is resumed from {resume:?}")));
         }
-        // Any epoch in which that version was reached by then.
+        // Every epoch that had reached the snapshot's version by then is possible.
         let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
@@ -138,7 +138,7 @@ impl Walk<'_> {
         self.keep(|walk, stand| walk.is_state(stand, &told).map(|()| stand))
     }
 
-    /// Whether a snapshot is the truth's state.
+    /// Checks that a snapshot equals the truth's state.
     fn is_state(&self, stand: Stand, told: &[Told]) -> Result<(), Broken> {
         let at = stand.at;
         let state = self.epoch(stand).at(at);

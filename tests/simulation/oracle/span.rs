@@ -1,5 +1,6 @@
-//! Marked spans: gaps and catch-ups. They begin where the stream was exact and must end in the truth's state; on the way each key that
-//! has changed comes once, or twice where an object was deleted and another made in its name.
+//! Marked spans: gaps and catch-ups. A span starts where the stream was exact and must end in the
+//! truth's state. Inside, each changed key appears once, or twice if its object was deleted and
+//! another was created under its name.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +54,7 @@ impl Walk<'_> {
         })
     }
 
-    /// The part of a state that is selected.
+    /// The selected part of a state.
     fn selected<'s>(&self, state: &'s State) -> State
     where
         Self: 's,
@@ -62,7 +63,7 @@ impl Walk<'_> {
         selected.map(|(key, object)| (key.clone(), object.clone())).collect()
     }
 
-    /// Whether the events of a span lead from the state before it to the one after it.
+    /// Checks that the events of a span turn the state before it into the state after it.
     fn leads_to(&self, stand: Stand, to: u64, told: &[Told], catch_up: bool) -> Result<(), Broken> {
         let epoch = self.epoch(stand);
         let (mut held, after) = (self.selected(epoch.at(stand.at)), self.selected(epoch.at(to)));

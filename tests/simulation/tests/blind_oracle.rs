@@ -1,5 +1,5 @@
-//! An oracle that never fails proves nothing. Real histories are spoiled in one place each, as a defect would, and the oracle must name
-//! the guarantee that this breaks.
+//! Tests that the oracle can fail: an oracle that never fails proves nothing. Real histories are
+//! corrupted in one place each, as a defect would, and the oracle must name the broken guarantee.
 
 #![expect(clippy::ptr_arg, reason = "all have one type, and some take entries out")]
 
@@ -14,7 +14,7 @@ use crate::{
     truth::Kind,
 };
 
-/// Spoils a history; nothing where it has no place that could be spoiled like that.
+/// Corrupts a history. `None` if the history has no suitable place.
 type Spoil = fn(&mut Vec<Entry>) -> Option<()>;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -50,7 +50,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     cases.into_iter().map(trial).collect()
 }
 
-/// Histories of a few seeds, in which all that is spoiled below occurs.
+/// Histories of a few seeds that contain every place the corruptions need.
 fn reports() -> &'static [Report] {
     static REPORTS: OnceLock<Vec<Report>> = OnceLock::new();
     REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &Options::default())).collect())
@@ -76,7 +76,7 @@ fn sees(expected: &[Guarantee], spoil: Spoil) -> Result<(), Failed> {
     if spoiled == 0 { Err("no history could be spoiled like that".into()) } else { Ok(()) }
 }
 
-/// The place of an exact event in the middle that is followed by another.
+/// The index of an exact event, near the middle, that is followed by another exact event.
 fn exact(entries: &[Entry]) -> Option<usize> {
     let is_exact = |entry: &Entry| matches!(entry.what, What::Event(_)) && entry.resume.is_some();
     let pairs = entries.windows(2).enumerate().filter(|(_, pair)| pair.iter().all(is_exact));
@@ -98,7 +98,7 @@ fn told_mut(entry: &mut Entry) -> Option<&mut Told> {
     }
 }
 
-/// The events of gaps and catch-ups that came to their end, of keys that come once there.
+/// The events of completed gaps and catch-ups whose keys appear only once there.
 fn in_spans(entries: &[Entry]) -> Vec<usize> {
     let (mut span, mut places) = (None, Vec::new());
     for (at, entry) in entries.iter().enumerate() {
@@ -152,7 +152,7 @@ fn other_key(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// At the version of the event that comes after it.
+/// A bookmark at the version of the next event, before that event.
 fn early_bookmark(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
     let bookmark = Entry { what: What::Bookmark, ..entries[at + 1].clone() };
@@ -160,7 +160,7 @@ fn early_bookmark(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// At a version that the cluster had not reached.
+/// A bookmark at a version that the cluster had not reached.
 fn future_bookmark(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
     entries.truncate(at + 1);
@@ -206,7 +206,7 @@ fn twice_in_span(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// Of a version at which nothing can have happened any more.
+/// An event at a version at which nothing can have happened any more.
 fn event_from_before(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
     told_mut(&mut entries[at])?.version = 1;
@@ -241,7 +241,7 @@ fn other_uid(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// The place of the last object of the first snapshot that has any.
+/// The index of the last object of the first snapshot that is not empty.
 fn last_in_snapshot(entries: &[Entry]) -> Option<usize> {
     let is_end = |entry: &Entry| matches!(entry.what, What::SnapshotEnd { objects } if objects > 0);
     Some(entries.iter().position(is_end)? - 1)
@@ -278,7 +278,7 @@ fn other_bytes_removed_in_span(entries: &mut Vec<Entry>) -> Option<()> {
     spoil_bytes_in_span(entries, true)
 }
 
-/// Whoever has asked for a resource that is there is told that it is not.
+/// A refusal of a resource that exists.
 fn made_up_end(entries: &mut Vec<Entry>) -> Option<()> {
     let at = exact(entries)?;
     let (code, reason) = ("NotFound".to_owned(), "RESOURCE_NOT_FOUND".to_owned());
@@ -286,7 +286,7 @@ fn made_up_end(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// Neither it nor anything after it came.
+/// Drops the last event and everything after it.
 fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
     let last = entries.iter().rposition(|entry| told(entry).is_some() && entry.resume.is_some())?;
     entries.truncate(last);

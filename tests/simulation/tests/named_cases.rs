@@ -1,5 +1,6 @@
-//! Two failures that other proxies have had, played step by step beside what the seeds draw: an object that is deleted while a
-//! subscriber is being attached stays as a ghost; a delete while a subscriber is away is never told.
+//! Two known failures of other proxies, as fixed scenarios beside the random seeds: an object that
+//! is deleted while a subscriber attaches stays as a ghost, and a delete while a subscriber is away
+//! is never sent.
 
 use std::{sync::Arc, time::Duration};
 
@@ -57,7 +58,7 @@ impl Case {
         Case { world, workload, recorders: Vec::new() }
     }
 
-    /// Another subscriber, which comes to the first replica after a while.
+    /// Adds a subscriber that connects to the first replica after a delay.
     fn subscribe(&mut self, selection: Selection, encoding: Encoding, start_after: Duration) {
         let number = self.recorders.len();
         let library = number.is_multiple_of(2);
@@ -73,7 +74,8 @@ impl Case {
         };
     }
 
-    /// One for each selection and encoding, and time to take the state.
+    /// Adds one subscriber for each selection and encoding, and waits until all have their
+    /// snapshots.
     async fn subscribe_all(&mut self) {
         for selection in Selection::ALL {
             ENCODINGS.iter().for_each(|encoding| self.subscribe(selection, *encoding, Duration::ZERO));
@@ -85,14 +87,14 @@ impl Case {
         (0..writes).for_each(|_| self.workload.step(&self.world.sim, &mut self.world.truth.lock().unwrap()));
     }
 
-    /// Deletes every pod but the first ones.
+    /// Deletes all pods except the first `kept`.
     fn delete_all_but(&mut self, kept: usize) {
         let mut truth = self.world.truth.lock().unwrap();
         let others: Vec<_> = truth.state().values().skip(kept).cloned().collect();
         others.iter().for_each(|object| self.workload.delete(&self.world.sim, &mut truth, object));
     }
 
-    /// Cuts all subscribers off, who stay away for so long.
+    /// Cuts all subscribers off. They come back after `time`.
     fn away(&self, time: Duration) {
         for place in &self.world.places {
             place.leave(time);
@@ -100,8 +102,8 @@ impl Case {
         }
     }
 
-    /// Lets everything come to rest: then every subscriber must have everything, and have been told right. Tells how many subscribers
-    /// were told something like it.
+    /// Waits until nothing changes any more, then judges every history. Returns the number of
+    /// subscribers with an observation that `like` accepts.
     async fn judge(&self, like: impl Fn(&What) -> bool) -> usize {
         sleep(Duration::from_secs(120)).await;
         let truth = self.world.truth.lock().unwrap();
@@ -117,10 +119,11 @@ impl Case {
     }
 }
 
-/// Deletes come at every moment of an attachment: before the request, on its way, while the snapshot is sent, and after it.
+/// Deletes happen at every moment of an attachment: before the request, on its way, during the
+/// snapshot, and after it.
 async fn while_attaching() {
     let mut case = Case::begin().await;
-    // So that an attachment takes some time.
+    // Latency makes an attachment take some time.
     case.world.places.iter().for_each(|place| place.route.delay(Duration::from_millis(3)));
     for i in 0..60 {
         case.subscribe(Selection::ALL[i % 4], ENCODINGS[i % 3], Duration::from_millis(i as u64));
@@ -135,7 +138,7 @@ async fn while_attaching() {
     assert!(told > 30, "only {told} were told of a delete");
 }
 
-/// The events are still held: the deletes come as they were.
+/// The events are still in the ring, so the deletes are sent as they were.
 async fn while_away() {
     let mut case = Case::begin().await;
     case.subscribe_all().await;
@@ -145,7 +148,7 @@ async fn while_away() {
     assert!(told > 3, "only {told} were told of a delete itself");
 }
 
-/// Both rings have forgotten them, and some of their names are taken by other objects.
+/// Both rings have evicted the events, and other objects have taken some of the names.
 async fn while_away_for_long() {
     let mut case = Case::begin().await;
     case.subscribe_all().await;
@@ -158,7 +161,7 @@ async fn while_away_for_long() {
     assert_eq!(caught_up, case.recorders.len(), "all come back behind the ring");
 }
 
-/// No replica remembers them: what happened is read again from the apiserver.
+/// The restarted replicas know nothing of the events and read them again from the apiserver.
 async fn while_restarted() {
     let mut case = Case::begin().await;
     case.subscribe_all().await;
