@@ -24,19 +24,19 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
-        bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused,
-        a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused,
-        an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said,
-        the_admin_port_takes_no_nonsense;
+    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_byte_offset,
+        bad_versions_are_refused, invalid_names_are_refused, invalid_durations_are_refused, invalid_gets_are_refused,
+        garbage_on_the_data_port_disturbs_no_subscriber, a_request_that_is_too_long_is_refused,
+        an_unknown_method_is_refused, the_command_line_reports_mistakes, the_client_prints_the_servers_error,
+        the_admin_port_refuses_bad_requests;
 };
 
 /// Checks for exactly one line on stderr that has all of these parts, and the exit code.
 pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
-    assert_eq!(ran.stdout, "", "{what}: errors are no output");
+    assert_eq!(ran.stdout, "", "{what}: errors do not go to stdout");
     let lines: Vec<&str> = ran.stderr.lines().collect();
-    assert_eq!(lines.len(), 1, "{what}: one line: {}", ran.stderr);
+    assert_eq!(lines.len(), 1, "{what}: not one line: {}", ran.stderr);
     for part in has {
         assert!(ran.stderr.contains(part), "{what}: {part:?} is not in {}", ran.stderr);
     }
@@ -45,20 +45,20 @@ pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
 }
 
 /// A subscriber that the bad requests must not disturb.
-struct Good {
+struct HealthySubscriber {
     watch: Watch,
     writes: u32,
 }
 
-impl Good {
-    async fn of(kubefan: &Kubefan) -> Good {
+impl HealthySubscriber {
+    async fn of(kubefan: &Kubefan) -> HealthySubscriber {
         let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
         watch.until_resumable().await;
-        Good { watch, writes: 0 }
+        HealthySubscriber { watch, writes: 0 }
     }
 
     /// Writes once and checks that the subscriber gets exactly this event.
-    async fn goes_on(&mut self, simulated: &Simulated) {
+    async fn gets_the_next_event(&mut self, simulated: &Simulated) {
         self.writes += 1;
         let version = simulated.stage("a", &format!("s{}", self.writes));
         self.watch.until(version).await;
@@ -67,16 +67,16 @@ impl Good {
 }
 
 pub(crate) async fn good(simulated: &Simulated, kubefan: &Kubefan) {
-    Good::of(kubefan).await.goes_on(simulated).await;
+    HealthySubscriber::of(kubefan).await.gets_the_next_event(simulated).await;
 }
 
 /// A simulated apiserver, kubefan with pods, a subscriber, and a client for the bad requests.
-async fn disturbed() -> (Simulated, Kubefan, Good, WatchServiceClient<Channel>) {
+async fn with_subscriber() -> (Simulated, Kubefan, HealthySubscriber, WatchServiceClient<Channel>) {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let good = Good::of(&kubefan).await;
+    let subscriber = HealthySubscriber::of(&kubefan).await;
     let client = connect(kubefan.grpc_addr).await;
-    (simulated, kubefan, good, client)
+    (simulated, kubefan, subscriber, client)
 }
 
 /// Checks a refusal: its code, the field at fault, and an ErrorInfo with a reason.
@@ -94,7 +94,7 @@ fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &st
 async fn watch_error(client: &mut WatchServiceClient<Channel>, request: WatchRequest) -> Status {
     match client.watch(request).await {
         Err(status) => status,
-        Ok(response) => panic!("it is served: {:?}", response.into_inner().message().await),
+        Ok(response) => panic!("the request was served: {:?}", response.into_inner().message().await),
     }
 }
 
@@ -103,7 +103,7 @@ fn watch_of(target: Target) -> WatchRequest {
 }
 
 async fn unknown_resources_are_refused_with_a_suggestion() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let cases = [
         ("podz", "did you mean \"pods\"?"),
         ("deploymnets", "did you mean \"deployments.apps\"?"),
@@ -126,11 +126,11 @@ async fn unknown_resources_are_refused_with_a_suggestion() {
     );
     let nothing = watch_error(&mut client, WatchRequest::default()).await;
     assert_refused("no target", &nothing, Code::InvalidArgument, "target.resource", "required");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn bad_selectors_are_refused_with_the_place() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn bad_selectors_are_refused_with_the_byte_offset() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let labels = [
         ("a in (b", 7),
         ("a=b,,c=d", 4),
@@ -163,11 +163,11 @@ async fn bad_selectors_are_refused_with_the_place() {
     assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "16384 bytes at most");
     let deep = Target { label_selector: "(".repeat(16_000), ..target("pods") };
     assert_eq!(watch_error(&mut client, watch_of(deep)).await.code(), Code::InvalidArgument);
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
 async fn bad_versions_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     for text in ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"] {
         let request = WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
         let status = watch_error(&mut client, request).await;
@@ -183,11 +183,11 @@ async fn bad_versions_are_refused() {
         ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
     let status = client.list(list).await.err().unwrap();
     assert_refused("a list from the future", &status, Code::Unavailable, "", "too large resource version");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn names_that_are_no_names_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_names_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let bad = [
         "../../secrets",
         "pods/status",
@@ -219,18 +219,18 @@ async fn names_that_are_no_names_are_refused() {
         set(&mut long, "x".repeat(10_000));
         let status = watch_error(&mut client, watch_of(long)).await;
         assert_refused(field, &status, Code::InvalidArgument, field, "longer than");
-        assert!(status.message().len() < 1000, "what is refused is not repeated at length");
+        assert!(status.message().len() < 1000, "a refusal does not repeat a long value");
     }
     for odd in ["..", ".", "...", "-", ".pods", "pods..apps", &"x.".repeat(200)] {
         let status = watch_error(&mut client, watch_of(target(odd))).await;
         assert!([Code::NotFound, Code::InvalidArgument].contains(&status.code()), "{odd}: {status}");
         assert!(status.message().len() < 1000 && status.get_details_error_info().is_some(), "{status:?}");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn times_that_cannot_be_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_durations_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     for seconds in [-1, i64::MIN] {
         let request = WatchRequest { timeout_seconds: seconds, ..watch_of(target("pods")) };
         let status = watch_error(&mut client, request).await;
@@ -249,11 +249,11 @@ async fn times_that_cannot_be_are_refused() {
         let mut stream = client.watch(request).await.unwrap().into_inner();
         assert!(stream.message().await.unwrap().is_some());
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn a_get_that_cannot_be_is_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_gets_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let get = |target: Target| GetRequest { target: Some(target), ..GetRequest::default() };
     let named =
         |namespace: &str, name: &str| Target { namespace: namespace.into(), name: name.into(), ..target("pods") };
@@ -277,7 +277,7 @@ async fn a_get_that_cannot_be_is_refused() {
         "target.namespace",
         "not namespaced",
     );
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
 /// Sends bytes. Returns everything that comes back within a second or until the other side closes.
@@ -290,8 +290,8 @@ async fn send(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-async fn what_is_no_grpc_disturbs_nobody() {
-    let (simulated, kubefan, mut good, mut client) = disturbed().await;
+async fn garbage_on_the_data_port_disturbs_no_subscriber() {
+    let (simulated, kubefan, mut subscriber, mut client) = with_subscriber().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let inputs: [Vec<u8>; 9] = [
@@ -312,14 +312,14 @@ async fn what_is_no_grpc_disturbs_nobody() {
     ];
     for bytes in &inputs {
         send(kubefan.grpc_addr, bytes).await;
-        good.goes_on(&simulated).await;
+        subscriber.gets_the_next_event(&simulated).await;
     }
     // Silent connections disturb no other one.
     let mut idle = Vec::new();
     for _ in 0..200 {
         idle.push(TcpStream::connect(kubefan.grpc_addr).await.unwrap());
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 
     // Valid gRPC frames with a body that is no request.
     for body in [&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0, 9, 1], &[]] {
@@ -336,23 +336,23 @@ async fn what_is_no_grpc_disturbs_nobody() {
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
     assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
 }
 
 async fn a_request_that_is_too_long_is_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
     let status = watch_error(&mut client, watch_of(long.clone())).await;
     // Not OUT_OF_RANGE, which means that a version is too old.
     assert_refused("a watch", &status, Code::ResourceExhausted, "", "--max-message-size");
     let status = client.list(ListRequest { target: Some(long), ..ListRequest::default() }).await.err().unwrap();
     assert_refused("a list", &status, Code::ResourceExhausted, "", "--max-message-size");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
 async fn an_unknown_method_is_refused() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr))
         .unwrap()
         .connect()
@@ -366,10 +366,10 @@ async fn an_unknown_method_is_refused() {
         let status = grpc.unary(Request::new(WatchRequest::default()), path, codec).await.unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented, "{status}");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn the_command_line_says_what_is_wrong() {
+async fn the_command_line_reports_mistakes() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let ran = run(&["get", "pods", "--server", &closed]).await;
     assert_line("no server", &ran, 1, &["cannot reach kubefan at", &closed, "kubefan serve"]);
@@ -397,8 +397,8 @@ async fn the_command_line_says_what_is_wrong() {
     }
 }
 
-async fn the_client_says_what_the_server_said() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+async fn the_client_prints_the_servers_error() {
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     let server = kubefan.grpc_addr.to_string();
     let cases: [(&[&str], &[&str]); 9] = [
         (&["get", "podz"], &["Error from server (NotFound): ", "did you mean \"pods\"?"]),
@@ -414,7 +414,7 @@ async fn the_client_says_what_the_server_said() {
     for (args, has) in cases {
         assert_line(&args.join(" "), &run(&[args, &["--server", &server]].concat()).await, 1, has);
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
     let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = plain.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -427,8 +427,8 @@ async fn the_client_says_what_the_server_said() {
     assert!(ran.stderr.lines().count() == 1 && ran.stderr.contains(&address), "{}", ran.stderr);
 }
 
-async fn the_admin_port_takes_no_nonsense() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+async fn the_admin_port_refuses_bad_requests() {
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     for path in ["/nope", "/metrics/../../etc/passwd", "/readyz/x", "/%00"] {
         assert_eq!(kubefan.admin(path).await.unwrap().0, 404, "{path}");
     }
@@ -441,5 +441,5 @@ async fn the_admin_port_takes_no_nonsense() {
     let odd = Query::default().target("<script>alert(1)</script>");
     assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
     assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }

@@ -9,10 +9,11 @@ use serde_json::Value;
 use crate::harness::{Test, apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_measurement_that_is_stopped_leaves_no_pods;
-    local: every_scenario_reports_every_field, who_stops_reading_is_caught_up_and_ends_with_the_right_state, a_table_is_for_people, streams_share_connections_over_tls,
-        too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
-        two_servers_are_measured_side_by_side, a_measurement_that_is_killed_leaves_no_process;
+    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
+    local: every_scenario_reports_every_field, a_stalled_subscriber_catches_up_to_the_right_state,
+        the_default_output_is_a_table, streams_share_connections_over_tls,
+        too_many_subscribers_are_refused_with_the_remedy, a_program_that_does_not_start_is_named,
+        two_servers_are_measured_side_by_side, a_killed_measurement_leaves_no_process;
 };
 
 /// Small values, because the machine runs other tests too.
@@ -98,14 +99,14 @@ async fn every_scenario_reports_every_field() {
     );
 }
 
-async fn who_stops_reading_is_caught_up_and_ends_with_the_right_state() {
+async fn a_stalled_subscriber_catches_up_to_the_right_state() {
     // The scenario itself compares the subscribers' state with the apiserver's list, and fails if
     // they differ.
     let ran = bench(&["stalled", "--duration=2s", "--rate=200", "-o", "json"]).await;
     let rows = rows(&ran);
     let names: Vec<_> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
     assert_eq!(names, ["all read", "some stalled", "caught up"]);
-    assert_eq!(rows[2]["catch_ups"], 2.0, "both had fallen behind: {rows:?}");
+    assert_eq!(rows[2]["catch_ups"], 2.0, "both subscribers fell behind: {rows:?}");
 }
 
 async fn a_real_apiserver_is_measured_beside_kubefan() {
@@ -134,7 +135,7 @@ async fn a_real_apiserver_is_measured_beside_kubefan() {
     assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");
 }
 
-async fn a_measurement_that_is_stopped_leaves_no_pods() {
+async fn a_stopped_measurement_leaves_no_pods() {
     let api = ApiServer::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
@@ -153,7 +154,7 @@ async fn a_measurement_that_is_stopped_leaves_no_pods() {
     assert_eq!(status["status"]["phase"], "Terminating", "{status}");
 }
 
-async fn a_table_is_for_people() {
+async fn the_default_output_is_a_table() {
     let ran = bench(&["fanout", "--batch=2"]).await;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let lines: Vec<&str> = ran.stdout.trim().lines().collect();
@@ -172,7 +173,7 @@ async fn streams_share_connections_over_tls() {
     }
 }
 
-async fn too_many_subscribers_are_refused_with_the_way_out() {
+async fn too_many_subscribers_are_refused_with_the_remedy() {
     let mut command = tokio::process::Command::new("sh");
     let kubefan = env!("CARGO_BIN_EXE_kubefan");
     command.args(["-c", &format!("ulimit -n 300; exec {kubefan} bench fanout --subscribers 1000")]).kill_on_drop(true);
@@ -186,7 +187,7 @@ async fn too_many_subscribers_are_refused_with_the_way_out() {
     );
 }
 
-async fn a_program_that_is_no_server_is_named() {
+async fn a_program_that_does_not_start_is_named() {
     let ran = bench(&["fanout", "--against", "/does/not/exist"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("error: fanout, exist: exist did not start: /does/not/exist: No such file"), "{ran:?}");
@@ -203,7 +204,7 @@ async fn two_servers_are_measured_side_by_side() {
     assert_eq!(servers, [("kubefan", 2), (kubefan, 2)]);
 }
 
-async fn a_measurement_that_is_killed_leaves_no_process() {
+async fn a_killed_measurement_leaves_no_process() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
     command.args(["bench", "idle", "--subscribers=2", "--objects=10", "--duration=60s"]);

@@ -16,8 +16,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: get_prints_as_kubectl_does, get_takes_every_name_and_selector, get_follows_changes,
-        exit_codes_are_for_scripts, a_watch_resumes_by_itself_and_says_so,
+    local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
+        exit_codes_distinguish_success_and_failure, a_watch_resumes_by_itself_and_says_so,
         a_watch_that_cannot_resume_starts_over_and_says_so, version_and_completion_need_no_server;
 };
 
@@ -65,7 +65,7 @@ async fn get_prints_as_kubectl_does() {
     assert_eq!(empty.stderr, "No resources found in kube-public namespace.\n");
 }
 
-async fn get_takes_every_name_and_selector() {
+async fn get_accepts_every_name_and_selector() {
     let (simulated, _kubefan, server) = with_pods().await;
     simulated.stage("b", "other");
     let deployment = json!({ "metadata": { "namespace": "default", "name": "web" }, "spec": {} });
@@ -112,7 +112,7 @@ impl Running {
 
     async fn line(&mut self) -> String {
         let line = tokio::time::timeout(wait::SOON, self.stdout.next_line());
-        line.await.expect("a line comes").unwrap().expect("it goes on")
+        line.await.expect("no line arrived").unwrap().expect("the command has ended")
     }
 
     async fn lines(&mut self, count: usize) -> Vec<String> {
@@ -124,16 +124,16 @@ impl Running {
     }
 
     /// The next line on stderr that contains `text`. Earlier lines are dropped.
-    async fn says(&mut self, text: &str) -> String {
+    async fn stderr_line(&mut self, text: &str) -> String {
         let found = async {
             loop {
-                let line = self.stderr.next_line().await.unwrap().expect("it goes on");
+                let line = self.stderr.next_line().await.unwrap().expect("the command has ended");
                 if line.contains(text) {
                     return line;
                 }
             }
         };
-        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("{text:?} is not said"))
+        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
     }
 }
 
@@ -145,12 +145,12 @@ async fn get_follows_changes() {
     assert_eq!(table.lines(4).await.len(), 4);
     simulated.create("d");
     simulated.stage("b", "other");
-    assert_eq!(names.lines(2).await, ["pod/d", "pod/b"], "what leaves the selector is shown once more");
+    assert_eq!(names.lines(2).await, ["pod/d", "pod/b"], "an object that leaves the selector is shown once more");
     let rows = table.lines(2).await;
     assert!(rows[0].starts_with("d ") && rows[1].starts_with("b "), "{rows:?}");
 }
 
-async fn exit_codes_are_for_scripts() {
+async fn exit_codes_distinguish_success_and_failure() {
     let (simulated, _kubefan, server) = with_pods().await;
     let partly = run(&["get", "po", "a", "nope", "-o", "name", "--server", &server]).await;
     assert_eq!((partly.code, partly.stdout.as_str()), (Some(1), "pod/a\n"), "{partly:?}");
@@ -172,7 +172,7 @@ async fn exit_codes_are_for_scripts() {
     let Running { mut child, stdout, .. } = running;
     drop(stdout);
     simulated.create("d");
-    let ended = wait::until("the end of it", wait::SOON, || {
+    let ended = wait::until("the command to end", wait::SOON, || {
         let ended = child.try_wait().unwrap();
         async move { ended }
     })
@@ -196,7 +196,7 @@ async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubef
     simulated.create("before");
     assert_eq!(watch.line().await, "pod/before");
     drop(kubefan);
-    watch.says("connection lost").await;
+    watch.stderr_line("connection lost").await;
     meanwhile(&simulated);
     let kubefan = start().await;
     (simulated, kubefan, watch)
@@ -207,7 +207,7 @@ async fn a_watch_resumes_by_itself_and_says_so() {
         simulated.create("between");
     })
     .await;
-    let said = watch.says("reconnected").await;
+    let said = watch.stderr_line("reconnected").await;
     assert!(said.contains("reconnected; continuing from version "), "{said}");
     assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
@@ -220,7 +220,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
         simulated.sim.compact();
     })
     .await;
-    let said = watch.says("starting over with a snapshot").await;
+    let said = watch.stderr_line("starting over with a snapshot").await;
     assert!(!said.contains("nothing was missed"), "{said}");
     for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
         assert_eq!(watch.line().await, pod);
@@ -234,7 +234,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
     assert_eq!(fixed.code, Some(1));
     assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
-    assert!(fixed.stderr.contains("--on-expired=restart"), "the way out: {fixed:?}");
+    assert!(fixed.stderr.contains("--on-expired=restart"), "the remedy: {fixed:?}");
     let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=1s", "-o=name"];
     let over = run(&[&args[..], &["--on-expired=restart", "--on-lag=expire"]].concat()).await;
     assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");

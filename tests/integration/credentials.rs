@@ -20,8 +20,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_client_certificate_is_used, a_token_file_and_an_authority_file_are_used;
-    local: a_rotated_token_file_is_read_again_when_it_is_refused, a_plugin_is_run_again_when_its_token_runs_out,
-        a_plugin_that_fails_is_told_without_its_output;
+    local: a_rotated_token_file_is_read_again_after_a_401, a_plugin_is_run_again_when_its_token_expires,
+        a_failing_plugin_is_reported_without_its_output;
 };
 
 async fn serves_pods(kubefan: &Kubefan) {
@@ -57,7 +57,7 @@ async fn strict() -> Simulated {
     Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await
 }
 
-async fn a_rotated_token_file_is_read_again_when_it_is_refused() {
+async fn a_rotated_token_file_is_read_again_after_a_401() {
     let simulated = strict().await;
     let token = simulated.dir.path().join("token");
     std::fs::write(&token, "old").unwrap();
@@ -88,7 +88,7 @@ fn credential(token: &str, expires: &str) -> String {
     )
 }
 
-async fn a_plugin_is_run_again_when_its_token_runs_out() {
+async fn a_plugin_is_run_again_when_its_token_expires() {
     let simulated = strict().await;
     for (expires, again) in [("2000-01-01T00:00:00Z", true), ("2999-01-01T00:00:00Z", false)] {
         let (kubeconfig, runs) = plugin(&simulated, &credential("right", expires), 0);
@@ -107,7 +107,7 @@ async fn a_plugin_is_run_again_when_its_token_runs_out() {
     serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
 }
 
-async fn a_plugin_that_fails_is_told_without_its_output() {
+async fn a_failing_plugin_is_reported_without_its_output() {
     let simulated = strict().await;
     for (prints, exits) in [("very-secret", 3), ("very-secret", 0), (credential("very-secret", "x").as_str(), 0)] {
         let (kubeconfig, _) = plugin(&simulated, prints, exits);

@@ -6,7 +6,7 @@ use std::{net::TcpListener, path::Path, process::Command, time::Duration};
 use crate::harness::{Test, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: the_demo_ends_by_itself_with_the_summary, the_demo_is_ended_by_a_signal_with_its_summary,
+    local: the_demo_ends_by_itself_with_the_summary, a_signal_ends_the_demo_with_the_summary,
         a_port_in_use_is_named_with_the_flag_that_changes_it;
 };
 
@@ -59,7 +59,7 @@ async fn the_demo_ends_by_itself_with_the_summary() {
     assert!(lines.iter().any(|line| line.starts_with("all 20 subscribers are at version ")), "{printed}");
 }
 
-async fn the_demo_is_ended_by_a_signal_with_its_summary() {
+async fn a_signal_ends_the_demo_with_the_summary() {
     let dir = tempfile::tempdir().unwrap();
     let mut demo = demo(dir.path(), &[&ANY_PORT[..], &["--duration", "0"]].concat());
     let churning = || async { demo.log().contains("s through kubefan: watches 1, ").then_some(()) };

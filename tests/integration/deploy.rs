@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: the_apiserver_takes_both_overlays, with_its_components_it_takes_the_cluster_proxy_too, the_pods_keep_to_the_restricted_standard,
-        the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else,
+    apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
 
@@ -84,12 +84,12 @@ impl Overlay {
         let pod = &workload["spec"]["template"]["spec"];
         let containers = ["initContainers", "containers"].map(|list| pod[list].as_array().cloned().unwrap_or_default());
         let kubefan = containers.concat().into_iter().find(|container| container["name"] == "kubefan");
-        let args = kubefan.expect("a container is named kubefan")["args"].take();
-        serde_json::from_value(args).expect("args are strings")
+        let args = kubefan.expect("no container is named kubefan")["args"].take();
+        serde_json::from_value(args).expect("args are not strings")
     }
 }
 
-async fn the_apiserver_takes_both_overlays() {
+async fn the_apiserver_accepts_both_overlays() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let applied = overlay.apply_with(&api, &["--dry-run=server"]).await;
@@ -98,7 +98,7 @@ async fn the_apiserver_takes_both_overlays() {
     }
 }
 
-async fn with_its_components_it_takes_the_cluster_proxy_too() {
+async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
     // kustomize accepts only relative paths.
@@ -138,7 +138,7 @@ async fn with_its_components_it_takes_the_cluster_proxy_too() {
     assert!(ran.stderr.contains("cannot read /etc/kubefan/peers/"), "{ran:?}");
 }
 
-async fn the_pods_keep_to_the_restricted_standard() {
+async fn the_pods_meet_the_restricted_standard() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         overlay.apply(&api).await;
@@ -153,7 +153,7 @@ async fn the_pods_keep_to_the_restricted_standard() {
     }
 }
 
-async fn the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else() {
+async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let kubeconfig = overlay.service_account_kubeconfig(&api).await;
@@ -190,7 +190,7 @@ async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() 
         for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
             assert!(verbose.contains(&resource), "{resource}: {verbose}");
         }
-        assert!(verbose.contains("[+]identity kube-system uid "), "the shipped rights are enough: {verbose}");
+        assert!(verbose.contains("[+]identity kube-system uid "), "the shipped rights are not enough: {verbose}");
     }
 }
 

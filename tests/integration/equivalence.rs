@@ -25,8 +25,9 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: subscribers_see_what_the_apiserver_says_by_list, subscribers_see_what_the_apiserver_says_by_watch_list;
-    paused: subscribers_of_a_compressed_cache_see_the_same;
+    apiserver: subscribers_get_the_apiservers_events_after_a_list,
+        subscribers_get_the_apiservers_events_after_a_watch_list;
+    paused: subscribers_of_a_compressed_cache_get_the_same_bytes;
 };
 
 /// The size of the larger tests.
@@ -64,15 +65,15 @@ const CHANGING: [Query; 8] = [
     query("", "tier=front", "spec.restartPolicy=Always"),
 ];
 
-async fn subscribers_see_what_the_apiserver_says_by_list() {
-    subscribers_see_what_the_apiserver_says("never").await;
+async fn subscribers_get_the_apiservers_events_after_a_list() {
+    compare_with_the_apiserver("never").await;
 }
 
-async fn subscribers_see_what_the_apiserver_says_by_watch_list() {
-    subscribers_see_what_the_apiserver_says("auto").await;
+async fn subscribers_get_the_apiservers_events_after_a_watch_list() {
+    compare_with_the_apiserver("auto").await;
 }
 
-async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
+async fn compare_with_the_apiserver(watch_list: &str) {
     let Scale { pods, subscribers, updates, seconds } = scale();
     let api = ApiServer::start(Options::default()).await;
     let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
@@ -101,9 +102,9 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
         watch.until_resumable().await;
         watches.push(watch);
     }
-    assert_eq!(pod_watches(&api).await - before, 1, "one watch upstream, whatever the number of subscribers");
+    assert_eq!(pod_watches(&api).await - before, 1, "one upstream watch for any number of subscribers");
 
-    let (tell_end, end) = watch::channel(u64::MAX);
+    let (end_sender, end) = watch::channel(u64::MAX);
     let mut readers = JoinSet::new();
     for (query, mut watch) in queries.iter().copied().cloned().zip(watches) {
         let end = end.clone();
@@ -116,9 +117,9 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
         load::apply(&api, workload.next_change()).await;
     }
     let last = version_of(&api.create("/api/v1/namespaces/team-0/pods", &pod("the-last")).await);
-    tell_end.send_replace(last);
+    end_sender.send_replace(last);
     let watches = readers.join_all().await;
-    assert_eq!(pod_watches(&api).await - before, 1, "still one");
+    assert_eq!(pod_watches(&api).await - before, 1, "still one upstream watch");
 
     // All watches run at once: for a quiet selection only the bookmark before the end of the
     // apiserver's watch proves that nothing is missing.
@@ -134,7 +135,7 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
         assert!(watch.gaps.is_empty());
         left += watch.left;
     }
-    assert!(left > 0, "objects left selectors");
+    assert!(left > 0, "no object left a selector");
     let events: usize = watches.iter().map(|(_, watch)| watch.events.len()).sum();
     println!(
         "{subscribers} subscribers, {updates} updates, {events} events compared, {left} of them objects that left"
@@ -150,7 +151,7 @@ async fn pod_watches(api: &ApiServer) -> i64 {
 
 /// Compression changes only how bytes are stored. Snapshots, events, history and the difference
 /// after a relist stay the same.
-async fn subscribers_of_a_compressed_cache_see_the_same() {
+async fn subscribers_of_a_compressed_cache_get_the_same_bytes() {
     let mut setup = Setup::of(&["pods"]);
     setup.cache_compression = true;
     let sim = setup.sim();

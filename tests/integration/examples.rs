@@ -24,8 +24,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_go_example_loses_and_repeats_no_event;
-    python: the_python_example_loses_and_repeats_no_event, the_python_decoder_takes_every_vector;
-    local: the_examples_are_short, the_go_decoder_takes_every_vector;
+    python: the_python_example_loses_and_repeats_no_event, the_python_decoder_decodes_every_vector;
+    local: the_examples_are_short, the_go_decoder_decodes_every_vector;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
@@ -61,11 +61,11 @@ async fn the_python_example_loses_and_repeats_no_event() {
     .await;
 }
 
-async fn the_go_decoder_takes_every_vector() {
+async fn the_go_decoder_decodes_every_vector() {
     run("go", Command::new("go").args(["run", "./decode", VECTORS]).current_dir(Path::new(DIR).join("go")));
 }
 
-async fn the_python_decoder_takes_every_vector() {
+async fn the_python_decoder_decodes_every_vector() {
     let python = python();
     let stubs = stubs(&python);
     let program = Path::new(DIR).join("python/decode.py");

@@ -11,9 +11,10 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: any_client_connects_with_the_authority_and_a_token, a_pod_is_served_until_it_is_deleted, a_user_sees_what_its_role_allows, a_client_certificate_names_a_user,
-        a_custom_resource_comes_and_goes, a_killed_apiserver_comes_back_with_its_data, a_compacted_version_is_gone,
-        a_feature_gate_reaches_the_apiserver, a_watch_is_counted_by_the_apiserver;
+    apiserver: any_client_connects_with_the_authority_and_a_token, a_pod_is_served_until_it_is_deleted,
+        a_user_sees_what_its_role_allows, a_client_certificate_names_a_user,
+        a_custom_resource_can_be_created_and_deleted, a_killed_apiserver_comes_back_with_its_data,
+        a_compacted_version_is_gone, a_feature_gate_reaches_the_apiserver, a_watch_is_counted_by_the_apiserver;
 };
 
 async fn any_client_connects_with_the_authority_and_a_token() {
@@ -63,7 +64,7 @@ async fn a_client_certificate_names_a_user() {
     assert!(ok && stdout.contains("carried"), "{stdout}{stderr}");
 }
 
-async fn a_custom_resource_comes_and_goes() {
+async fn a_custom_resource_can_be_created_and_deleted() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("widgets").await;
     for _ in 0..2 {

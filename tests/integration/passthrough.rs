@@ -31,14 +31,17 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: kubectl_works_through_kubefan, nobody_acts_as_kubefan, a_client_certificate_is_told_why_it_goes_no_further,
-        with_self_everybody_here_is_kubefan, a_client_reads_its_own_writes, large_bodies_pass_both_ways,
-        a_watch_of_what_is_not_cached_comes_event_by_event, watches_fill_no_connection_for_others, a_websocket_watch_passes_where_it_may,
-        the_pod_in_the_documentation_is_valid;
-    local: a_kubefan_that_is_its_own_apiserver_says_so, requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
-        an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
-        with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one,
-        a_watch_that_waits_for_its_answer_does_not_hold_up_the_end;
+    apiserver: kubectl_works_through_kubefan, a_forwarded_request_never_uses_kubefans_credentials,
+        a_client_certificate_is_refused_with_the_reason, with_self_every_request_uses_kubefans_credentials,
+        a_client_reads_its_own_writes, large_bodies_are_forwarded_both_ways,
+        an_uncached_watch_is_forwarded_event_by_event, many_watches_do_not_block_other_requests,
+        a_websocket_watch_is_forwarded_if_upgrades_are_allowed, the_pod_in_the_documentation_is_valid;
+    local: a_kubefan_that_is_its_own_upstream_says_so, requests_and_responses_are_forwarded_to_the_byte,
+        request_and_response_bodies_are_streamed, an_upgrade_becomes_a_tunnel,
+        an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_refused_with_retry_after,
+        an_unreachable_apiserver_is_reported, with_passthrough_off_nothing_is_forwarded,
+        self_is_refused_on_an_address_that_others_can_reach, a_broken_response_does_not_look_complete,
+        an_unanswered_watch_does_not_delay_the_shutdown;
 };
 
 /// kubefan with TLS, and the CA of its certificate.
@@ -181,7 +184,7 @@ async fn whoami(client: &Client, server: &str, headers: &[(&str, &str)]) -> Resu
     Ok(review["status"]["userInfo"]["username"].as_str().unwrap().to_owned())
 }
 
-async fn nobody_acts_as_kubefan() {
+async fn a_forwarded_request_never_uses_kubefans_credentials() {
     let api = ApiServer::shared().await;
     let token = format!("Bearer token-of-{NOBODY}");
     let callers: [&[(&str, &str)]; 5] = [
@@ -213,7 +216,7 @@ async fn nobody_acts_as_kubefan() {
     }
 }
 
-async fn a_client_certificate_is_told_why_it_goes_no_further() {
+async fn a_client_certificate_is_refused_with_the_reason() {
     let api = ApiServer::shared().await;
     let secure = Secure::start(&api, &["--resource=pods"]).await;
     // A certificate that the apiserver would accept.
@@ -235,7 +238,7 @@ async fn a_client_certificate_is_told_why_it_goes_no_further() {
     assert!(metrics.contains(r#"kubefan_passthrough_refused_total{reason="certificate"} 1"#), "{metrics}");
 }
 
-async fn with_self_everybody_here_is_kubefan() {
+async fn with_self_every_request_uses_kubefans_credentials() {
     let api = ApiServer::shared().await;
     let client = Client::builder().no_proxy().build().unwrap();
     let token = format!("Bearer token-of-{NOBODY}");
@@ -256,7 +259,7 @@ async fn with_self_everybody_here_is_kubefan() {
     }
 }
 
-async fn a_kubefan_that_is_its_own_apiserver_says_so() {
+async fn a_kubefan_that_is_its_own_upstream_says_so() {
     let address = format!("127.0.0.1:{}", free_port());
     let dir = tempfile::tempdir().unwrap();
     let itself = kubeconfig(&dir, &format!("http://{address}"), "{}");
@@ -297,7 +300,7 @@ async fn a_client_reads_its_own_writes() {
     }
 }
 
-async fn large_bodies_pass_both_ways() {
+async fn large_bodies_are_forwarded_both_ways() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("large").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods"]).await;
@@ -325,7 +328,7 @@ async fn large_bodies_pass_both_ways() {
     }
 }
 
-async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
+async fn an_uncached_watch_is_forwarded_event_by_event() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("uncached").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false"]).await;
@@ -348,11 +351,11 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
         let line = format!(r#"kubefan_passthrough_requests_total{{code="200",verb="watch"}} {}"#, number + 1);
         assert!(metrics.contains(&line) && metrics.contains("kubefan_passthrough_requests 1"), "{metrics}");
         drop(watch);
-        gone(&kubefan).await;
+        until_nothing_is_forwarded(&kubefan).await;
     }
 }
 
-async fn watches_fill_no_connection_for_others() {
+async fn many_watches_do_not_block_other_requests() {
     // kube-apiserver allows 100 streams per connection; the next one would wait until one of them
     // ends.
     const WATCHES: usize = 130;
@@ -368,19 +371,19 @@ async fn watches_fill_no_connection_for_others() {
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     assert!(metrics.contains(&format!("kubefan_passthrough_requests {WATCHES}")), "{metrics}");
     drop(watches);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 }
 
 /// Waits until no request is being forwarded.
-async fn gone(kubefan: &Kubefan) {
-    wait::until("the request to be let go", wait::SOON, || async {
+async fn until_nothing_is_forwarded(kubefan: &Kubefan) {
+    wait::until("the end of all forwarded requests", wait::SOON, || async {
         let (_, metrics) = kubefan.admin("/metrics").await?;
         metrics.contains("kubefan_passthrough_requests 0").then_some(())
     })
     .await;
 }
 
-async fn a_websocket_watch_passes_where_it_may() {
+async fn a_websocket_watch_is_forwarded_if_upgrades_are_allowed() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("websocket").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false", "--passthrough-upgrades"]).await;
@@ -402,7 +405,7 @@ async fn a_websocket_watch_passes_where_it_may() {
         assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{}", String::from_utf8_lossy(&read));
     }
     drop(stream);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 }
 
 async fn the_pod_in_the_documentation_is_valid() {
@@ -471,7 +474,7 @@ async fn read_exactly(stream: &mut TcpStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&read), text);
 }
 
-async fn requests_and_responses_pass_to_the_byte() {
+async fn requests_and_responses_are_forwarded_to_the_byte() {
     let scripted = Scripted::start().await;
     for prefix in ["", "/k8s/clusters/a"] {
         let kubefan = scripted.kubefan(prefix, &["--resource=pods"]).await;
@@ -488,7 +491,7 @@ async fn requests_and_responses_pass_to_the_byte() {
         assert_eq!(first, format!("PATCH {prefix}{path} HTTP/1.1"));
         let mut headers: Vec<_> = headers.trim_end().lines().collect();
         headers.sort_unstable();
-        let via = headers.iter().position(|header| header.starts_with("via: 1.1 kubefan-")).expect("who passed it on");
+        let via = headers.iter().position(|header| header.starts_with("via: 1.1 kubefan-")).expect("no via header");
         headers.remove(via);
         let host = format!("host: {}", scripted.listener.local_addr().unwrap());
         let mut expected = vec![
@@ -528,7 +531,7 @@ async fn requests_and_responses_pass_to_the_byte() {
     }
 }
 
-async fn both_bodies_come_as_they_are_sent() {
+async fn request_and_response_bodies_are_streamed() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller = send(
@@ -556,7 +559,7 @@ async fn both_bodies_come_as_they_are_sent() {
     read_exactly(&mut caller, "0\r\n\r\n").await;
 }
 
-async fn a_broken_response_is_not_a_whole_one() {
+async fn a_broken_response_does_not_look_complete() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller =
@@ -574,7 +577,7 @@ async fn a_broken_response_is_not_a_whole_one() {
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
-async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
+async fn an_unanswered_watch_does_not_delay_the_shutdown() {
     let scripted = Scripted::start().await;
     let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
     let mut kubefan = scripted.kubefan("", &args).await;
@@ -588,7 +591,7 @@ async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
     }
     kubefan.process.terminate();
     for caller in &mut callers {
-        let head = timeout(wait::SOON, read_head(caller)).await.expect("it is told");
+        let head = timeout(wait::SOON, read_head(caller)).await.expect("no answer");
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
     }
     drop(callers);
@@ -635,7 +638,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     drop(upstream);
     assert_eq!(caller.read(&mut [0; 8]).await.unwrap_or(0), 0);
     drop(caller);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 
     // A refused upgrade is an ordinary response, and its connection stays usable.
     let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
@@ -662,7 +665,7 @@ async fn an_upgrade_is_refused_unless_it_is_allowed() {
     assert!(status["message"].as_str().unwrap().contains("--passthrough-upgrades"), "{status}");
 }
 
-async fn too_many_requests_are_told_to_come_back() {
+async fn too_many_requests_are_refused_with_retry_after() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-max=2"]).await;
     let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -681,7 +684,7 @@ async fn too_many_requests_are_told_to_come_back() {
     drop(upstream);
     drop(held);
     assert!(read_head(&mut first).await.starts_with("HTTP/1.1 200 OK\r\n"));
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     for line in [
         r#"kubefan_passthrough_refused_total{reason="limit"} 1"#,
@@ -692,14 +695,14 @@ async fn too_many_requests_are_told_to_come_back() {
     }
 }
 
-async fn an_apiserver_that_is_away_is_told() {
+async fn an_unreachable_apiserver_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let server = format!("http://admin:very-secret@127.0.0.1:{}", free_port());
     let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{ token: very-secret }"), &["--resource=pods"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
     let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}");
     let response = request.bearer_auth("mine").send().await.unwrap();
-    assert_eq!(response.headers()["retry-after"], "1", "nothing was sent, so it may be tried again");
+    assert_eq!(response.headers()["retry-after"], "1", "nothing was sent, so a retry is safe");
     let (code, text) = status(response).await;
     assert_eq!((code, &text["reason"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("ServiceUnavailable")));
     let message = text["message"].as_str().unwrap();
@@ -716,7 +719,7 @@ async fn an_apiserver_that_is_away_is_told() {
     assert_eq!(status(response).await.0, StatusCode::BAD_GATEWAY);
 }
 
-async fn with_off_nothing_is_passed_on() {
+async fn with_passthrough_off_nothing_is_forwarded() {
     let simulated = Simulated::with(SimOptions::default()).await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
@@ -732,7 +735,7 @@ async fn with_off_nothing_is_passed_on() {
     }
 }
 
-async fn self_is_refused_where_others_reach_it() {
+async fn self_is_refused_on_an_address_that_others_can_reach() {
     let args = ["serve", "--listen", "0.0.0.0:0", "--insecure", "--resource=pods", "--passthrough=self"];
     let ran = run(&args).await;
     assert_line("self", &ran, 1, &["--passthrough=self", "0.0.0.0:0", "127.0.0.1", "unix:"]);

@@ -43,9 +43,9 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: every_built_in_type_is_the_same_in_both_encodings, what_is_made_of_an_object_is_what_the_apiserver_makes,
-        a_protobuf_cache_follows_its_watch_and_knows_what_was_before, protobuf_has_a_budget_of_its_own,
-        what_nobody_reads_as_protobuf_is_let_go;
+    apiserver: every_built_in_type_is_the_same_in_both_encodings, derived_responses_equal_the_apiservers_bytes,
+        a_protobuf_cache_follows_its_watch_and_can_be_backfilled, protobuf_caches_have_their_own_byte_limit,
+        an_unread_protobuf_cache_is_dropped;
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
 };
 
@@ -340,7 +340,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     assert!(matches!(expired, Err(Refusal::Expired(_))), "an ERROR event in protobuf: {expired:?}");
 }
 
-async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
+async fn derived_responses_equal_the_apiservers_bytes() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -409,7 +409,7 @@ async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
     assert!(missing.to_string().contains("configmaps \"none\" not found"), "{missing}");
 }
 
-async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
+async fn a_protobuf_cache_follows_its_watch_and_can_be_backfilled() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -419,7 +419,7 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
     caches.synced(&configmaps(), &namespace, Media::Json).await;
     let served = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
     let again = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    assert!(Arc::ptr_eq(&served.hub, &again.hub), "one cache for all");
+    assert!(Arc::ptr_eq(&served.hub, &again.hub), "all readers share one cache");
     let (state, _) = served.hub.state().unwrap();
     let old = state.iter().find(|object| object.key().name() == "a").unwrap().clone();
 
@@ -455,7 +455,7 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
     assert_eq!(forms, [(Media::Json, 2), (Media::Protobuf, 2)], "{listed:?}");
 }
 
-async fn protobuf_has_a_budget_of_its_own() {
+async fn protobuf_caches_have_their_own_byte_limit() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -466,32 +466,32 @@ async fn protobuf_has_a_budget_of_its_own() {
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let Err(Refusal::NotCached(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
-        panic!("it is more than may be")
+        panic!("it is served beyond its limit")
     };
     assert!(message.contains("--protobuf-bytes-max") && message.contains("40000"), "{message}");
-    assert!(json.hub.phase().borrow().serves(), "JSON is not concerned");
+    assert!(json.hub.phase().borrow().serves(), "the JSON cache still serves");
     let secrets = GroupVersionResource::new("", "v1", "secrets");
     let Err(Refusal::NotCached(message)) = caches.find(&secrets, &namespace, Media::Protobuf).await else {
-        panic!("nobody configured secrets")
+        panic!("secrets are served without being configured")
     };
     assert!(message.contains("--resource secrets"), "{message}");
 }
 
-async fn what_nobody_reads_as_protobuf_is_let_go() {
+async fn an_unread_protobuf_cache_is_dropped() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let soon = Form { idle_timeout: Duration::from_millis(200), ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, soon)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let first = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    wait::until("the end of what nobody reads", wait::SOON, || async {
+    wait::until("the end of the unread cache", wait::SOON, || async {
         (*first.hub.phase().borrow() == Phase::Syncing).then_some(())
     })
     .await;
     let second = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
     assert!(!Arc::ptr_eq(&first.hub, &second.hub));
     let still = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    assert!(Arc::ptr_eq(&json.hub, &still.hub), "what is configured stays");
+    assert!(Arc::ptr_eq(&json.hub, &still.hub), "configured resources stay");
 }
 
 fn pods() -> GroupVersionResource {

@@ -22,8 +22,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: killed_and_started_again_nothing_is_lost_or_sent_again,
-        replicas_restarted_in_turn_go_on_for_each_others_subscribers;
+    apiserver: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
+        replicas_restarted_in_turn_continue_each_others_streams;
 };
 
 /// Requests for a whole state that one process may send, whatever its subscribers ask for.
@@ -70,7 +70,7 @@ const CHANGING: [Query; 12] = [
     query("team-2", "nobody=has-it", ""),
 ];
 
-async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
+async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 1).await;
     for outage in scale.outages {
@@ -80,15 +80,15 @@ async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
         experiment.start(0).await;
         experiment.all_are_live().await;
         let resumed = experiment.streams() - streams;
-        assert!(resumed >= scale.subscribers, "everyone came back: {resumed} streams");
+        assert!(resumed >= scale.subscribers, "not all subscribers came back: {resumed} streams");
         let own = experiment.nothing_was_sent_again(0).await;
         let asked = experiment.asked_at_most_twice(asked);
-        assert_eq!(own, asked, "lists and watches, by its own word and by the apiserver's");
+        assert_eq!(own, asked, "lists and watches, by its metrics and by the apiserver's audit log");
     }
     experiment.end().await;
 }
 
-async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
+async fn replicas_restarted_in_turn_continue_each_others_streams() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 2).await;
     for (round, outage) in scale.outages.iter().enumerate() {
@@ -121,7 +121,7 @@ struct Experiment {
     progress: Vec<watch::Receiver<Progress>>,
     subscribers: JoinSet<Subscriber>,
     recordings: JoinSet<(Query, Vec<Recorded>)>,
-    tell_end: watch::Sender<u64>,
+    end_sender: watch::Sender<u64>,
     began: Instant,
 }
 
@@ -141,7 +141,7 @@ impl Experiment {
         let list = api.get_json("/api/v1/pods?limit=1").await;
         let start = list["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap();
 
-        let (tell_end, end) = watch::channel(u64::MAX);
+        let (end_sender, end) = watch::channel(u64::MAX);
         let (mut progress, mut subscribers, mut recordings) = (Vec::new(), JoinSet::new(), JoinSet::new());
         let mut recorded: Vec<&Query> = Vec::new();
         for number in 0..scale.subscribers {
@@ -161,11 +161,11 @@ impl Experiment {
         let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
         churn.more(scale.pods / 2).await;
         let replicas = started;
-        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, tell_end, began }
+        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, end_sender, began }
     }
 
     fn kill(&mut self, replica: usize) {
-        let mut kubefan = self.replicas[replica].take().expect("it runs");
+        let mut kubefan = self.replicas[replica].take().expect("the replica does not run");
         kubefan.process.kill9();
     }
 
@@ -175,7 +175,7 @@ impl Experiment {
     }
 
     async fn is_ready(&self, replica: usize) {
-        self.replicas[replica].as_ref().expect("it runs").ready().await;
+        self.replicas[replica].as_ref().expect("the replica does not run").ready().await;
     }
 
     /// Waits until every subscriber has everything up to a new write.
@@ -221,8 +221,8 @@ impl Experiment {
     /// Checks by the replica's own metrics that it sent no snapshot and listed only once. Returns
     /// the number of lists and watches that it counts.
     async fn nothing_was_sent_again(&self, replica: usize) -> usize {
-        let kubefan = self.replicas[replica].as_ref().expect("it runs");
-        let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");
+        let kubefan = self.replicas[replica].as_ref().expect("the replica does not run");
+        let (_, text) = kubefan.admin("/metrics").await.expect("no metrics");
         let sum = |name: &str| {
             let ours = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
             ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap())
@@ -238,7 +238,7 @@ impl Experiment {
     async fn end(self) {
         let written = self.churn.end().await;
         let elapsed = self.began.elapsed().as_secs_f64();
-        self.tell_end.send_replace(written.version);
+        self.end_sender.send_replace(written.version);
         let subscribers = self.subscribers.join_all().await;
         let expected: HashMap<Query, Vec<Recorded>> = self.recordings.join_all().await.into_iter().collect();
         let (mut events, mut left) = (0, 0);
@@ -247,7 +247,7 @@ impl Experiment {
             events += subscriber.events.len();
             left += subscriber.left;
         }
-        assert!(left > 0, "objects left selectors");
+        assert!(left > 0, "no object left a selector");
         let count = subscribers.len();
         println!(
             "{count} subscribers, {} updates in {elapsed:.0} s, {events} events compared, {left} of them objects that left",

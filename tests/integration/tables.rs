@@ -23,8 +23,10 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_cached_table_is_the_apiservers_to_the_byte, a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells,
-        the_status_page_shows_the_cache_in_every_form, a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
+    apiserver: a_cached_table_equals_the_apiservers_to_the_byte,
+        a_watch_of_tables_equals_the_apiservers_and_sends_columns_once, the_status_page_shows_the_cache_in_every_form,
+        changed_columns_of_a_custom_resource_are_picked_up, tables_that_cannot_be_cached_come_from_upstream,
+        table_caches_have_their_own_byte_limit;
     paused: an_apiserver_without_tables_is_asked_once_a_minute;
 };
 
@@ -182,7 +184,7 @@ async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Opti
     api.patch(&format!("{path}/{name}/status"), &status).await;
 }
 
-async fn a_cached_table_is_the_apiservers_to_the_byte() {
+async fn a_cached_table_equals_the_apiservers_to_the_byte() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let columns = json!([
@@ -277,7 +279,7 @@ impl Servers {
     }
 }
 
-async fn a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells() {
+async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let namespace = api.namespace("tables").await;
@@ -297,10 +299,10 @@ async fn a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells()
             let watch = format!(
                 "{path}?watch=1&timeoutSeconds=2&resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}"
             );
-            let told = servers.same_events(&watch).await;
-            assert_eq!(told.lines().count(), events, "{told}");
-            assert_eq!(told.matches("\"columnDefinitions\":[").count(), 1, "{told}");
-            assert!(told.lines().next().unwrap().contains("\"columnDefinitions\":["), "{told}");
+            let events_text = servers.same_events(&watch).await;
+            assert_eq!(events_text.lines().count(), events, "{events_text}");
+            assert_eq!(events_text.matches("\"columnDefinitions\":[").count(), 1, "{events_text}");
+            assert!(events_text.lines().next().unwrap().contains("\"columnDefinitions\":["), "{events_text}");
         }
     }
     api.delete(&format!("{path}/a")).await;
@@ -327,7 +329,7 @@ impl Servers {
     }
 }
 
-async fn a_custom_resource_may_change_its_columns() {
+async fn changed_columns_of_a_custom_resource_are_picked_up() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let group =
@@ -353,7 +355,7 @@ async fn a_custom_resource_may_change_its_columns() {
     api.delete_crd(&group, "widgets").await;
 }
 
-async fn what_cannot_be_kept_comes_from_upstream() {
+async fn tables_that_cannot_be_cached_come_from_upstream() {
     let servers = Servers::start(&["--cache-tables", "--resource=jobs.batch,pods", "--on-demand"]).await;
     let api = &servers.api;
     let since = json!([{ "name": "Since", "type": "date", "jsonPath": ".status.at" }]);
@@ -376,7 +378,7 @@ async fn what_cannot_be_kept_comes_from_upstream() {
     api.delete_crd(&group, "widgets").await;
 }
 
-async fn tables_have_a_budget_of_their_own() {
+async fn table_caches_have_their_own_byte_limit() {
     let args = ["--cache-tables", "--cache-tables-bytes-max=20Ki", "--resource=configmaps"];
     let servers = Servers::start(&args).await;
     let namespace = servers.api.namespace("tables").await;
@@ -401,7 +403,7 @@ async fn an_apiserver_without_tables_is_asked_once_a_minute() {
     let refused = async || match rig.registry.find("", "v1", "pods", "", Media::Table).await {
         Err(Refusal::NotCached(message)) => message,
         Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("the simulator knows no tables"),
+        Ok(_) => panic!("the simulator has no tables"),
     };
     let before = asked();
     assert!(refused().await.contains("does not give pods as table"));

@@ -12,10 +12,10 @@ use kubefan_proxy::upstream::{
 use crate::harness::{Test, apiserver::ApiServer, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: watches_beyond_what_a_connection_takes_are_answered;
+    apiserver: more_watches_than_one_connection_allows_are_answered;
 };
 
-async fn watches_beyond_what_a_connection_takes_are_answered() {
+async fn more_watches_than_one_connection_allows_are_answered() {
     // kube-apiserver allows 100 streams per connection; the next one would wait until one of them
     // ends.
     const WATCHES: usize = 250;

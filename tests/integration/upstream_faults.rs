@@ -19,12 +19,12 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told,
-        retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing,
-        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure,
-        compression_and_fragments_change_nothing, a_line_that_is_no_event_is_asked_for_again,
-        bookmarks_move_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
-        a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
+    paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
+        retry_after_is_the_minimum_wait, a_refused_connection_and_a_reset_lose_nothing,
+        a_silent_upstream_connection_is_closed_and_the_watch_resumes, a_quiet_resource_is_no_failure,
+        compression_and_fragments_change_nothing, a_line_that_is_no_event_restarts_the_watch,
+        bookmarks_advance_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
+        a_429_stops_discovery_too, cached_resources_are_found_while_upstream_is_silent;
 };
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
@@ -110,7 +110,7 @@ fn passing_faults() -> Vec<(Fault, &'static str)> {
     ]
 }
 
-async fn a_failed_watch_goes_on_where_it_was() {
+async fn a_failed_watch_resumes_at_its_version() {
     let in_stream = [(Fault::TruncatedLine, "truncated")];
     for (fault, reason) in passing_faults().into_iter().chain(in_stream) {
         let what = format!("{fault:?}");
@@ -125,13 +125,13 @@ async fn a_failed_watch_goes_on_where_it_was() {
         assert_eq!(asked.len(), 4, "{what}: each failure is one request: {asked:?}");
         at_least(asked, LEAST_WAIT, &what);
         let expected_restarts = if reason == "reset" { 4.0 } else { 3.0 };
-        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted as what it was");
+        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted under its own reason");
         expected.extend(write(&rig, "d"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
     }
 }
 
-async fn a_failed_first_list_is_tried_again_and_readers_are_told() {
+async fn a_failed_first_list_is_retried_and_reported_to_readers() {
     for watch_list in [true, false] {
         for (fault, _) in passing_faults() {
             let what = format!("{fault:?}, watch list: {watch_list}");
@@ -159,7 +159,7 @@ async fn a_failed_first_list_is_tried_again_and_readers_are_told() {
     }
 }
 
-async fn retry_after_is_the_least_wait() {
+async fn retry_after_is_the_minimum_wait() {
     let least = Duration::from_secs(20);
     let event = json!({ "type": "ERROR", "object": {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 429, "reason": "TooManyRequests",
@@ -189,7 +189,7 @@ async fn a_refused_connection_and_a_reset_lose_nothing() {
     rig.network.refuse(true);
     rig.cut().await;
     rig.readyz_has("pods stale: watch: cannot reach the apiserver").await;
-    assert!(rig.registry.readiness().0, "what is cached is served");
+    assert!(rig.registry.readiness().0, "cached objects are served");
     let mut expected = write(&rig, "b").to_vec();
     sleep(Duration::from_secs(60)).await;
     rig.network.refuse(false);
@@ -203,7 +203,7 @@ async fn a_refused_connection_and_a_reset_lose_nothing() {
     }
 }
 
-async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
+async fn a_silent_upstream_connection_is_closed_and_the_watch_resumes() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     rig.fault(Verb::Watch, Fault::Silence, 1);
     rig.cut().await;
@@ -222,7 +222,7 @@ async fn a_quiet_resource_is_no_failure() {
     let mut phase = rig.registry.hubs().remove(0).1.phase();
     let half_an_hour = Duration::from_secs(1800);
     let stale = phase.wait_for(|phase| *phase != kubefan_proxy::fanout::Phase::Synced);
-    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it stays synced");
+    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it does not stay synced");
     let asked = &rig.network.asked(PODS)[before..];
     assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
     let expected = write(&rig, "b");
@@ -254,7 +254,7 @@ pub(crate) fn line(kind: &str, object: &Value) -> String {
     json!({ "type": kind, "object": object }).to_string()
 }
 
-async fn a_line_that_is_no_event_is_asked_for_again() {
+async fn a_line_that_is_no_event_restarts_the_watch() {
     let lines = [
         "no json at all".to_owned(),
         r#"{"type":"SURPRISE","object":{}}"#.to_owned(),
@@ -274,7 +274,7 @@ async fn a_line_that_is_no_event_is_asked_for_again() {
     }
 }
 
-async fn bookmarks_move_the_version() {
+async fn bookmarks_advance_the_version() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let other = json!({ "metadata": { "namespace": "default", "name": "other" } });
@@ -326,7 +326,7 @@ async fn no_failure_makes_a_tight_loop() {
         let mut watch = rig.watch_all("pods").await;
         let expected = write(&rig, "c");
         watch.until(expected[2]).await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "{what}: all is well again");
+        assert_eq!(watch.state, rig.truth(PODS).await, "{what}: the state is right again");
     }
 }
 
@@ -371,7 +371,7 @@ async fn a_429_stops_discovery_too() {
     at_least(&asked, Duration::from_secs(25), "discovery");
 }
 
-async fn what_is_cached_is_found_while_upstream_is_silent() {
+async fn cached_resources_are_found_while_upstream_is_silent() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     for name in ["pods", "po", "Pod"] {
         rig.watch_all(name).await;
@@ -383,8 +383,8 @@ async fn what_is_cached_is_found_while_upstream_is_silent() {
     rig.sim.set_fault(silence(Verb::Watch));
     rig.sim.drop_connections();
     for name in ["pods", "po", "Pod", "pods"] {
-        let begun = Instant::now();
+        let start_time = Instant::now();
         rig.watch_all(name).await;
-        assert!(begun.elapsed() < Duration::from_secs(1), "{name} is found after {:?}", begun.elapsed());
+        assert!(start_time.elapsed() < Duration::from_secs(1), "{name} is found after {:?}", start_time.elapsed());
     }
 }

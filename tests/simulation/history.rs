@@ -45,7 +45,7 @@ impl fmt::Display for Spec {
 
 /// One event as the subscriber received it.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ReceivedEvent {
     pub(crate) kind: Kind,
     pub(crate) key: String,
     pub(crate) uid: String,
@@ -53,9 +53,9 @@ pub(crate) struct Told {
     pub(crate) bytes: Bytes,
 }
 
-impl Told {
+impl ReceivedEvent {
     /// Reads an event that carries the whole object.
-    pub(crate) fn of(event: &Event) -> Told {
+    pub(crate) fn of(event: &Event) -> ReceivedEvent {
         let kind = match (event.r#type(), event.delete_reason()) {
             (EventType::Added, DeleteReason::Unspecified) => Kind::Added,
             (EventType::Modified, DeleteReason::Unspecified) => Kind::Modified,
@@ -64,7 +64,7 @@ impl Told {
             (EventType::Deleted, DeleteReason::FinalStateUnknown) => Kind::Gone,
             _ => Kind::Invalid,
         };
-        Told {
+        ReceivedEvent {
             kind,
             key: format!("{}/{}", event.namespace, event.name),
             uid: event.uid.clone(),
@@ -76,7 +76,7 @@ impl Told {
 
 /// One entry of a history: something the subscriber did or received.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Observation {
     /// A watch started, from a version or, if `None`, with a snapshot.
     Opened {
         replica: usize,
@@ -98,7 +98,7 @@ pub(crate) enum What {
         from: u64,
     },
     CatchUpEnd,
-    Event(Told),
+    Event(ReceivedEvent),
     Bookmark,
     /// The stream ended or was refused.
     Ended {
@@ -122,7 +122,7 @@ pub(crate) struct Entry {
     pub(crate) at: Duration,
     pub(crate) epoch: usize,
     pub(crate) revision: u64,
-    pub(crate) what: What,
+    pub(crate) what: Observation,
     pub(crate) resume: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>10.3} s  ", self.at.as_secs_f64())?;
         match &self.what {
-            What::Event(Told { kind, key, uid, version, bytes }) => {
+            Observation::Event(ReceivedEvent { kind, key, uid, version, bytes }) => {
                 write!(f, "{kind:?} {key} uid {} at {version}, {} bytes", &uid[..uid.len().min(8)], bytes.len())?;
             }
             other => write!(f, "{other:?}")?,
@@ -171,7 +171,7 @@ impl Recorder {
         Recorder { history: Arc::new(Mutex::new(History { spec, entries: Vec::new() })), clock }
     }
 
-    pub(crate) fn note(&self, what: What, resume: Option<u64>) {
+    pub(crate) fn note(&self, what: Observation, resume: Option<u64>) {
         let (at, epoch, revision) = (self.clock)();
         self.history.lock().unwrap().entries.push(Entry { at, epoch, revision, what, resume });
     }
@@ -179,7 +179,8 @@ impl Recorder {
     /// The last resume version since the subscriber last dropped its state, or 0.
     pub(crate) fn reached(&self) -> u64 {
         let history = self.history.lock().unwrap();
-        let given = history.entries.iter().rev().take_while(|entry| !matches!(entry.what, What::StartsOver { .. }));
+        let given =
+            history.entries.iter().rev().take_while(|entry| !matches!(entry.what, Observation::StartsOver { .. }));
         given.filter_map(|entry| entry.resume).next().unwrap_or(0)
     }
 
@@ -199,21 +200,21 @@ pub(crate) fn version(text: &str) -> Option<u64> {
 
 /// The observation in a message of a watch. `None` for events and snapshot chunks: only the
 /// subscriber's delta bases can decode them.
-pub(crate) fn mark(response: &WatchResponse) -> Option<What> {
+pub(crate) fn mark(response: &WatchResponse) -> Option<Observation> {
     let number = |text: &str| version(text).unwrap_or(0);
     Some(match response.message.as_ref()? {
-        Message::SnapshotBegin(begin) => What::SnapshotBegin {
+        Message::SnapshotBegin(begin) => Observation::SnapshotBegin {
             version: number(&begin.resource_version),
             restarted_from: version(&begin.restarted_from),
         },
-        Message::SnapshotEnd(end) => What::SnapshotEnd { objects: end.object_count },
+        Message::SnapshotEnd(end) => Observation::SnapshotEnd { objects: end.object_count },
         Message::GapBegin(begin) => {
-            What::GapBegin { from: number(&begin.resource_version), reason: begin.reason.clone() }
+            Observation::GapBegin { from: number(&begin.resource_version), reason: begin.reason.clone() }
         }
-        Message::GapEnd(_) => What::GapEnd,
-        Message::CatchUpBegin(begin) => What::CatchUpBegin { from: number(&begin.resource_version) },
-        Message::CatchUpEnd(_) => What::CatchUpEnd,
-        Message::Bookmark(_) => What::Bookmark,
+        Message::GapEnd(_) => Observation::GapEnd,
+        Message::CatchUpBegin(begin) => Observation::CatchUpBegin { from: number(&begin.resource_version) },
+        Message::CatchUpEnd(_) => Observation::CatchUpEnd,
+        Message::Bookmark(_) => Observation::Bookmark,
         Message::Event(_) | Message::SnapshotChunk(_) => return None,
     })
 }

@@ -29,7 +29,7 @@ struct Direction {
     /// The writer closed its side.
     closed: bool,
     /// The reader was dropped.
-    deaf: bool,
+    reader_gone: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -113,7 +113,7 @@ impl Link {
     /// Whether the connection is broken or one end was dropped.
     pub(crate) fn is_over(&self) -> bool {
         let state = self.state();
-        state.broken || state.directions.iter().any(|direction| direction.deaf)
+        state.broken || state.directions.iter().any(|direction| direction.reader_gone)
     }
 }
 
@@ -161,7 +161,7 @@ impl AsyncWrite for End {
         let mut state = self.link.state();
         let state = &mut *state;
         let direction = &mut state.directions[self.side];
-        if state.broken || direction.deaf || direction.closed {
+        if state.broken || direction.reader_gone || direction.closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let room = PIPE_BYTES.saturating_sub(direction.bytes);
@@ -205,7 +205,7 @@ impl Drop for End {
     fn drop(&mut self) {
         let mut state = self.link.state();
         state.directions[self.side].closed = true;
-        state.directions[1 - self.side].deaf = true;
+        state.directions[1 - self.side].reader_gone = true;
         state.wake_all();
     }
 }

@@ -29,7 +29,7 @@ fn main() -> std::process::ExitCode {
     let number = |name: &str| {
         std::env::var(name).ok().map(|text| {
             text.parse().unwrap_or_else(|_| {
-                eprintln!("{name}={text:?} is no number");
+                eprintln!("{name}={text:?} is not a number");
                 std::process::exit(2)
             })
         })

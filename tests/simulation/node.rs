@@ -29,7 +29,7 @@ use tonic::service::Routes;
 
 use super::{
     link::{End, Route},
-    upstream::Way,
+    upstream::Transport,
 };
 
 /// The configuration of every replica of a seed.
@@ -66,7 +66,7 @@ impl Default for NodeOptions {
 /// A replica, running or stopped.
 pub(crate) struct Node {
     options: NodeOptions,
-    pub(crate) way: Arc<Way>,
+    pub(crate) transport: Arc<Transport>,
     running: Mutex<Option<Running>>,
     /// Counters of the metrics of earlier runs of this replica.
     counts: Mutex<BTreeMap<String, u64>>,
@@ -83,8 +83,8 @@ struct Running {
 }
 
 impl Node {
-    pub(crate) fn new(options: NodeOptions, way: Arc<Way>) -> Node {
-        Node { options, way, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
+    pub(crate) fn new(options: NodeOptions, transport: Arc<Transport>) -> Node {
+        Node { options, transport, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
     }
 
     /// Starts the replica with an empty cache.
@@ -96,7 +96,7 @@ impl Node {
         };
         let options = &self.options;
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
-        let upstream = self.way.upstream();
+        let upstream = self.transport.upstream();
         let shared = Shared {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
@@ -147,7 +147,7 @@ impl Node {
         if let Some(running) = running {
             self.count(&running.metrics);
         }
-        self.way.route.each(|link| link.cut());
+        self.transport.route.each(|link| link.cut());
     }
 
     /// Ends every stream with DRAINING. [`Self::kill`] follows.

@@ -13,7 +13,7 @@ mod span;
 use std::fmt;
 
 use super::{
-    history::{Encoding, Entry, History, Spec, Told, What},
+    history::{Encoding, Entry, History, Observation, ReceivedEvent, Spec},
     truth::{Epoch, Truth},
 };
 
@@ -69,11 +69,11 @@ const REASONS: [&str; 7] = [
 ];
 
 /// A broken guarantee, and how it was broken.
-type Broken = (Guarantee, String);
+type Breach = (Guarantee, String);
 
 /// One possible position of a subscriber: it has received everything up to `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stand {
+struct Position {
     epoch: usize,
     at: u64,
     /// The subscriber resumed with a version of a history that a restore undid, and the replica
@@ -88,9 +88,9 @@ enum Phase {
     /// A stream that has not sent anything yet.
     Opened { from: Option<u64> },
     /// A snapshot is being received.
-    Snapshot { version: u64, told: Vec<Told> },
+    Snapshot { version: u64, received: Vec<ReceivedEvent> },
     /// A gap or a catch-up is being received.
-    Span { told: Vec<Told> },
+    Span { received: Vec<ReceivedEvent> },
     /// Outside of marked spans.
     Exact,
 }
@@ -98,7 +98,7 @@ enum Phase {
 /// What a resumed stream has sent so far. Backfilled events end with a bookmark, and a catch-up may
 /// follow directly, whatever `on_lag` says.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Youth {
+enum ResumePhase {
     /// Only events, or nothing yet.
     Events,
     /// Events and then a bookmark.
@@ -109,30 +109,30 @@ enum Youth {
 struct Walk<'a> {
     truth: &'a Truth,
     spec: &'a Spec,
-    stands: Vec<Stand>,
+    positions: Vec<Position>,
     phase: Phase,
     /// The last resume version.
     resume: Option<u64>,
     /// No later version may be lower than this one.
     floor: Option<u64>,
     /// While this is not `Over`, the replica may still be sending a backfill.
-    youth: Youth,
+    resume_phase: ResumePhase,
 }
 
 /// Judges one history. `ended`: every fault has healed and there was enough time, so the subscriber
 /// must have received everything.
 pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
-    let stands = Vec::new();
+    let positions = Vec::new();
     let mut walk = Walk {
         truth,
         spec: &history.spec,
-        stands,
+        positions,
         phase: Phase::Closed,
         resume: None,
         floor: None,
-        youth: Youth::Over,
+        resume_phase: ResumePhase::Over,
     };
-    let violation = |(guarantee, text): Broken, entry, at_end| {
+    let violation = |(guarantee, text): Breach, entry, at_end| {
         let text = format!("{} {text}", history.spec);
         Violation { guarantee, text, entry, at_end }
     };
@@ -146,8 +146,8 @@ pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(),
 }
 
 impl Walk<'_> {
-    fn epoch(&self, stand: Stand) -> &Epoch {
-        &self.truth.epochs[stand.epoch]
+    fn epoch(&self, position: Position) -> &Epoch {
+        &self.truth.epochs[position.epoch]
     }
 
     /// The cluster's revision when this entry was recorded. An epoch that had not started then has
@@ -157,9 +157,9 @@ impl Walk<'_> {
     }
 
     /// The version of the next event that the subscriber must get after a position.
-    fn next_after(&self, stand: Stand) -> Option<u64> {
-        let epoch = self.epoch(stand);
-        let rest = &epoch.writes[epoch.after(stand.at)..];
+    fn next_after(&self, position: Position) -> Option<u64> {
+        let epoch = self.epoch(position);
+        let rest = &epoch.writes[epoch.after(position.at)..];
         rest.iter().find(|write| write.seen_by(self.spec.selection).is_some()).map(|write| write.version)
     }
 
@@ -169,15 +169,15 @@ impl Walk<'_> {
 
     /// All positions, and the positions of later epochs that are equal to them because the restore
     /// went back to a later version.
-    fn possible(&self) -> Vec<Stand> {
-        let mut all = self.stands.clone();
-        for stand in &self.stands {
-            for epoch in stand.epoch + 1..self.truth.epochs.len() {
-                if self.truth.epochs[epoch].base < stand.at {
+    fn possible_positions(&self) -> Vec<Position> {
+        let mut all = self.positions.clone();
+        for position in &self.positions {
+            for epoch in position.epoch + 1..self.truth.epochs.len() {
+                if self.truth.epochs[epoch].base < position.at {
                     break;
                 }
                 if all.iter().all(|other| other.epoch != epoch) {
-                    all.push(Stand { epoch, ..*stand });
+                    all.push(Position { epoch, ..*position });
                 }
             }
         }
@@ -186,70 +186,74 @@ impl Walk<'_> {
 
     /// Keeps the positions that an observation fits, moved as it says. If none fits, the error is
     /// that of the first position, the one where the subscriber was known to be.
-    fn keep(&mut self, fits: impl Fn(&Self, Stand) -> Result<Stand, Broken>) -> Result<(), Broken> {
+    fn retain_fitting(&mut self, fits: impl Fn(&Self, Position) -> Result<Position, Breach>) -> Result<(), Breach> {
         let (mut kept, mut why) = (Vec::new(), None);
-        for stand in self.possible() {
-            match fits(self, stand) {
-                Ok(stand) => kept.push(stand),
+        for position in self.possible_positions() {
+            match fits(self, position) {
+                Ok(position) => kept.push(position),
                 Err(broken) => why = why.or(Some(broken)),
             }
         }
-        self.stands = kept;
-        let without_state = || (Guarantee::Reliable, "was told something without a state to start from".to_owned());
-        if self.stands.is_empty() { Err(why.unwrap_or_else(without_state)) } else { Ok(()) }
+        self.positions = kept;
+        let without_state = || (Guarantee::Reliable, "got a message without a state to start from".to_owned());
+        if self.positions.is_empty() { Err(why.unwrap_or_else(without_state)) } else { Ok(()) }
     }
 
-    fn step(&mut self, entry: &Entry) -> Result<(), Broken> {
+    fn step(&mut self, entry: &Entry) -> Result<(), Breach> {
         let in_span = matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. });
         match &entry.what {
-            What::Opened { from, .. } => return self.opened(*from),
-            What::Ended { code, reason, message } => return self.ended(code, reason, message),
-            What::Undecodable(why) => {
+            Observation::Opened { from, .. } => return self.opened(*from),
+            Observation::Ended { code, reason, message } => return self.ended(code, reason, message),
+            Observation::Undecodable(why) => {
                 self.phase = Phase::Closed;
-                return self.keep(|_, stand| match stand.mixed {
+                return self.retain_fitting(|_, position| match position.mixed {
                     // The client said that it had kept the state, which was not true after the
                     // restore.
-                    true => Ok(stand),
-                    false => Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}"))),
+                    true => Ok(position),
+                    false => Err((Guarantee::Reliable, format!("got a message that cannot be decoded: {why}"))),
                 });
             }
-            What::StartsOver { goes_on } => {
+            Observation::StartsOver { goes_on } => {
                 self.resume = None;
-                self.stands.clear();
+                self.positions.clear();
                 self.floor = self.floor.filter(|_| *goes_on);
                 return Ok(());
             }
-            What::SnapshotBegin { version, restarted_from } => self.snapshot_begin(*version, *restarted_from, entry)?,
-            What::GapBegin { from, .. } => self.span_begin(*from, false)?,
-            What::CatchUpBegin { from } => self.span_begin(*from, true)?,
-            What::Event(told) => match &mut self.phase {
-                Phase::Snapshot { told: all, .. } | Phase::Span { told: all, .. } => all.push(told.clone()),
-                _ => self.exact_event(told, entry.resume)?,
+            Observation::SnapshotBegin { version, restarted_from } => {
+                self.snapshot_begin(*version, *restarted_from, entry)?
+            }
+            Observation::GapBegin { from, .. } => self.span_begin(*from, false)?,
+            Observation::CatchUpBegin { from } => self.span_begin(*from, true)?,
+            Observation::Event(received) => match &mut self.phase {
+                Phase::Snapshot { received: all, .. } | Phase::Span { received: all, .. } => all.push(received.clone()),
+                _ => self.exact_event(received, entry.resume)?,
             },
-            What::SnapshotEnd { objects } => self.snapshot_end(*objects, entry)?,
-            What::GapEnd => self.span_end(false, entry)?,
-            What::CatchUpEnd => self.span_end(true, entry)?,
-            What::Bookmark => {
+            Observation::SnapshotEnd { objects } => self.snapshot_end(*objects, entry)?,
+            Observation::GapEnd => self.span_end(false, entry)?,
+            Observation::CatchUpEnd => self.span_end(true, entry)?,
+            Observation::Bookmark => {
                 if in_span {
                     return Err((Guarantee::Bookmarkable, "got a bookmark inside a marked span".to_owned()));
                 }
                 self.phase = Phase::Exact;
                 if let Some(version) = entry.resume {
-                    self.given(version, entry, Guarantee::Bookmarkable)?;
+                    self.check_resume_version(version, entry, Guarantee::Bookmarkable)?;
                 }
             }
         }
-        let begins =
-            matches!(entry.what, What::SnapshotBegin { .. } | What::GapBegin { .. } | What::CatchUpBegin { .. });
+        let begins = matches!(
+            entry.what,
+            Observation::SnapshotBegin { .. } | Observation::GapBegin { .. } | Observation::CatchUpBegin { .. }
+        );
         if let Some(version) =
             entry.resume.filter(|_| begins || matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }))
         {
             return Err((Guarantee::Atomic, format!("got resume version {version} inside a marked span")));
         }
-        self.youth = match (self.youth, &entry.what) {
-            (Youth::Events, What::Event(_)) => Youth::Events,
-            (Youth::Events, What::Bookmark) => Youth::Bookmark,
-            _ => Youth::Over,
+        self.resume_phase = match (self.resume_phase, &entry.what) {
+            (ResumePhase::Events, Observation::Event(_)) => ResumePhase::Events,
+            (ResumePhase::Events, Observation::Bookmark) => ResumePhase::Bookmark,
+            _ => ResumePhase::Over,
         };
         if entry.resume.is_some() {
             self.resume = entry.resume;
@@ -259,61 +263,62 @@ impl Walk<'_> {
     }
 
     /// Checks a resume version: nothing at or below it may still be to come.
-    fn given(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Broken> {
-        self.keep(|walk, stand| {
-            if version < stand.at {
+    fn check_resume_version(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Breach> {
+        self.retain_fitting(|walk, position| {
+            if version < position.at {
                 return Err((
                     Guarantee::Ordered,
-                    format!("was given version {version} to resume from, after {}", stand.at),
+                    format!("got resume version {version} after version {}", position.at),
                 ));
             }
-            let revision = walk.reached(stand.epoch, entry);
+            let revision = walk.reached(position.epoch, entry);
             if version > revision {
                 return Err((
                     guarantee,
-                    format!("was given version {version}, and the cluster had only reached {revision}"),
+                    format!("got resume version {version}, and the cluster had only reached {revision}"),
                 ));
             }
-            match walk.next_after(stand) {
+            match walk.next_after(position) {
                 Some(next) if next <= version => {
-                    Err((guarantee, format!("was given version {version}, and the event at {next} is still to come")))
+                    Err((guarantee, format!("got resume version {version} before the event at {next}")))
                 }
-                _ => Ok(Stand { at: version, ..stand }),
+                _ => Ok(Position { at: version, ..position }),
             }
         })
     }
 
-    fn opened(&mut self, from: Option<u64>) -> Result<(), Broken> {
+    fn opened(&mut self, from: Option<u64>) -> Result<(), Breach> {
         if from != self.resume {
             let resume = self.resume;
             return Err((
                 Guarantee::Resumable,
-                format!("asked from {from:?} and had been given {resume:?}: the client's fault"),
+                format!("resumed from {from:?} after resume version {resume:?}: a mistake of the client"),
             ));
         }
-        let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
-        self.stands = match from {
+        let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
+        self.positions = match from {
             None => Vec::new(),
             // A version is only a number. A replica that saw a restore cannot tell that the version
             // is from before it.
             Some(at) => {
-                let stood = |epoch| self.stands.iter().any(|stand| stand.epoch == epoch && !stand.mixed);
-                let stand = |epoch| Stand { epoch, at, mixed: !stood(epoch) && at > self.truth.epochs[epoch].base };
-                (first..self.truth.epochs.len()).map(stand).collect()
+                let was_in = |epoch| self.positions.iter().any(|position| position.epoch == epoch && !position.mixed);
+                let position =
+                    |epoch| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
+                (first..self.truth.epochs.len()).map(position).collect()
             }
         };
         self.phase = Phase::Opened { from };
-        self.youth = if from.is_some() { Youth::Events } else { Youth::Over };
+        self.resume_phase = if from.is_some() { ResumePhase::Events } else { ResumePhase::Over };
         Ok(())
     }
 
-    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Broken> {
+    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Breach> {
         self.phase = Phase::Closed;
         match reason {
             // The network broke the stream, or it ended cleanly.
             "" => {}
             _ if !REASONS.contains(&reason) => {
-                let text = format!("was ended with {code} ({reason}), for which there is no reason here: {message}");
+                let text = format!("ended with {code} ({reason}), which cannot happen here: {message}");
                 return Err((Guarantee::Resumable, text));
             }
             "HISTORY_REWRITTEN" => self.floor = None,
@@ -331,7 +336,7 @@ impl Walk<'_> {
                     let resume = self.resume;
                     return Err((
                         Guarantee::Resumable,
-                        format!("had been given {resume:?}, and was refused: {message}"),
+                        format!("got resume version {resume:?}, and was refused: {message}"),
                     ));
                 }
             }
@@ -341,16 +346,16 @@ impl Walk<'_> {
     }
 
     /// Checks that the subscriber has received everything, after every fault has healed.
-    fn end(&self) -> Result<(), Broken> {
+    fn end(&self) -> Result<(), Breach> {
         let last = self.truth.epochs.len() - 1;
-        let mut why = format!("is not in the cluster's history of now (its stands: {:?})", self.stands);
-        for stand in self.possible().into_iter().filter(|stand| stand.epoch == last) {
-            match self.next_after(stand) {
+        let mut why = format!("is not in the cluster's current history (possible positions: {:?})", self.positions);
+        for position in self.possible_positions().into_iter().filter(|position| position.epoch == last) {
+            match self.next_after(position) {
                 None if !matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }) => return Ok(()),
                 None => why = "is inside a marked span".to_owned(),
-                Some(next) => why = format!("stands at {} and was not told of the event at {next}", stand.at),
+                Some(next) => why = format!("is at {} and did not get the event at {next}", position.at),
             }
         }
-        Err((Guarantee::Convergent, format!("{why}, although all is quiet")))
+        Err((Guarantee::Convergent, format!("{why}, although all faults have healed")))
     }
 }

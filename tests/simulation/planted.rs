@@ -62,14 +62,14 @@ fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
-                while found.lock().expect("nobody panics with it").is_none() {
+                while found.lock().expect("no holder panics").is_none() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed > seeds {
                         return;
                     }
                     let report = run_seed(seed, &options);
                     if let Some((_, violation)) = report.violations.first() {
-                        let mut found = found.lock().expect("nobody panics with it");
+                        let mut found = found.lock().expect("no holder panics");
                         if found.as_ref().is_none_or(|(known, _)| seed < *known) {
                             *found = Some((seed, violation.clone()));
                         }
@@ -78,5 +78,5 @@ fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
             });
         }
     });
-    found.into_inner().expect("nobody panics with it")
+    found.into_inner().expect("no holder panics")
 }

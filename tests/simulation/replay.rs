@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use super::{
-    history::What,
+    history::Observation,
     seed::{Options, Report, run_seed},
 };
 
@@ -27,7 +27,7 @@ pub(crate) fn story(report: &Report) -> String {
         report.story.iter().map(|(at, what)| (*at, format!("{:>10.3} s  {what}", at.as_secs_f64()))).collect();
     for history in &report.histories {
         for entry in &history.entries {
-            if !matches!(entry.what, What::Event(_) | What::Bookmark) {
+            if !matches!(entry.what, Observation::Event(_) | Observation::Bookmark) {
                 lines.push((entry.at, format!("{entry}  [subscriber {}]", history.spec.number)));
             }
         }
@@ -43,7 +43,7 @@ pub(crate) fn story(report: &Report) -> String {
         let entries = &report.histories[*number].entries;
         let from = violation.entry.saturating_sub(AROUND);
         let to = (violation.entry + AROUND / 5).min(entries.len());
-        story.push(format!("\nwhat subscriber {number} was told:"));
+        story.push(format!("\nwhat subscriber {number} received:"));
         for (i, entry) in entries[..to].iter().enumerate().skip(from) {
             let mark = if i == violation.entry { ">" } else { " " };
             story.push(format!("{mark} {entry}"));

@@ -12,13 +12,13 @@ use tokio::{
 
 use super::{
     faults::Faults,
-    history::{Encoding, History, Recorder, Spec, What},
+    history::{Encoding, History, Observation, Recorder, Spec},
     node::{Node, NodeOptions},
     oracle::{self, Guarantee, Violation},
     selection::Selection,
-    subscriber::{self, Habits},
+    subscriber::{self, ClientSettings},
     truth::Truth,
-    upstream::Way,
+    upstream::Transport,
     workload::Workload,
     world::World,
 };
@@ -67,7 +67,8 @@ impl Report {
         // failure.
         let needless = self.counts.get("kubefan_relists_total self_check").filter(|_| self.truth.epochs.len() == 1);
         let needless = needless.filter(|count| **count > 0);
-        let needless = needless.map(|count| format!("seed {seed}: {count} lists for a difference that no fault makes"));
+        let needless =
+            needless.map(|count| format!("seed {seed}: {count} relists by the self-check, which no fault explains"));
         panicked.or(violated).or(needless)
     }
 
@@ -79,14 +80,14 @@ impl Report {
 
 /// Runs one seed on this thread.
 pub(crate) fn run_seed(seed: u64, options: &Options) -> Report {
-    let (mut report, panics) = alone(run(seed, options));
+    let (mut report, panics) = run_paused(run(seed, options));
     report.panics = panics;
     report
 }
 
 /// Runs a world on this thread with its own paused clock. Returns its result and the panics of its
 /// tasks.
-pub(crate) fn alone<T>(world: impl Future<Output = T>) -> (T, Vec<String>) {
+pub(crate) fn run_paused<T>(world: impl Future<Output = T>) -> (T, Vec<String>) {
     // Clears the panics of an earlier world that panicked itself.
     PANICS.take();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -130,7 +131,7 @@ fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
         seed: random.random(),
     };
     let world = replicas(sim, &options, subscribers);
-    world.tell(format!("{options:?}"));
+    world.note(format!("{options:?}"));
     world
 }
 
@@ -139,7 +140,7 @@ pub(crate) fn replicas(sim: SimOptions, options: &NodeOptions, subscribers: usiz
     let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
     let node = |number: u64| {
         let options = NodeOptions { seed: options.seed.wrapping_add(number << 32), ..options.clone() };
-        Node::new(options, Way::to(sim.clone()))
+        Node::new(options, Transport::to(sim.clone()))
     };
     let nodes = (0..2).map(node).collect();
     World::new(sim.clone(), nodes, subscribers)
@@ -163,8 +164,8 @@ fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
     }
 }
 
-fn habits(random: &mut Pcg64Mcg) -> Habits {
-    Habits {
+fn settings(random: &mut Pcg64Mcg) -> ClientSettings {
+    ClientSettings {
         start_after: Duration::from_millis(random.random_range(0..20_000)),
         window_bytes: [4 << 10, 16 << 10, 64 << 10][random.random_range(0..3)],
         bookmark_interval: Duration::from_millis(random.random_range(2000..20_000)),
@@ -186,14 +187,14 @@ async fn run(seed: u64, options: &Options) -> Report {
 
     let (mut recorders, mut tasks) = (Vec::new(), JoinSet::new());
     for number in 0..subscribers {
-        let (spec, habits) = (spec(&mut random, number), habits(&mut random));
-        world.tell(format!("{spec}: {habits:?}"));
+        let (spec, settings) = (spec(&mut random, number), settings(&mut random));
+        world.note(format!("{spec}: {settings:?}"));
         let recorder = Recorder::new(spec.clone(), world.clock());
         recorders.push(recorder.clone());
         let (world, random) = (world.clone(), fork(&mut random));
         match spec.library {
-            true => tasks.spawn(subscriber::library(world, spec, habits, recorder, random)),
-            false => tasks.spawn(subscriber::generated(world, spec, habits, recorder, random)),
+            true => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
+            false => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
         };
     }
 
@@ -293,18 +294,20 @@ fn tally(histories: &[History]) -> BTreeMap<String, u64> {
         let mut opened = false;
         for entry in &history.entries {
             let name = match &entry.what {
-                What::Opened { from: Some(_), .. } => "streams resumed",
-                What::Opened { from: None, .. } => "streams from a snapshot",
-                What::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
-                What::SnapshotBegin { .. } => "snapshots",
-                What::GapBegin { .. } => "gaps",
-                What::CatchUpBegin { .. } if opened => "catch-ups at the start",
-                What::CatchUpBegin { .. } => "catch-ups on lag",
-                What::Event(_) => "deliveries",
-                What::Bookmark => "bookmarks",
-                What::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => "streams ended: history rewritten",
-                What::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
-                What::Ended { code, reason, .. } => {
+                Observation::Opened { from: Some(_), .. } => "streams resumed",
+                Observation::Opened { from: None, .. } => "streams from a snapshot",
+                Observation::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
+                Observation::SnapshotBegin { .. } => "snapshots",
+                Observation::GapBegin { .. } => "gaps",
+                Observation::CatchUpBegin { .. } if opened => "catch-ups at the start",
+                Observation::CatchUpBegin { .. } => "catch-ups on lag",
+                Observation::Event(_) => "deliveries",
+                Observation::Bookmark => "bookmarks",
+                Observation::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => {
+                    "streams ended: history rewritten"
+                }
+                Observation::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
+                Observation::Ended { code, reason, .. } => {
                     let why = if reason.is_empty() { code } else { reason };
                     *counts.entry(format!("streams ended: {why}")).or_default() += 1;
                     opened = false;
@@ -313,7 +316,7 @@ fn tally(histories: &[History]) -> BTreeMap<String, u64> {
                 _ => "other",
             };
             *counts.entry(name.to_owned()).or_default() += 1;
-            opened = matches!(entry.what, What::Opened { .. });
+            opened = matches!(entry.what, Observation::Opened { .. });
         }
     }
     counts.remove("other");

@@ -53,7 +53,7 @@ struct Total {
 }
 
 /// Runs `seeds` seeds, starting at `first`.
-#[expect(clippy::disallowed_methods, reason = "how long it took is for people")]
+#[expect(clippy::disallowed_methods, reason = "the elapsed time is only printed")]
 pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     let options = Options::default();
     let (next, total, began) = (AtomicU64::new(first), Mutex::new(Total::default()), Instant::now());
@@ -71,7 +71,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
                         Ok(report) => total.add(&report),
                         Err(_) => {
                             total.seeds += 1;
-                            total.failures.push(format!("seed {seed}: the simulation itself panicked, as said above"));
+                            total.failures.push(format!("seed {seed}: the simulation itself panicked (see above)"));
                         }
                     }
                     if total.seeds.is_multiple_of(50) || total.seeds == seeds {

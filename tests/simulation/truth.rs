@@ -56,7 +56,7 @@ impl Object {
 
     /// Whether `bytes` have the object's selectable attributes: namespace, name, uid, labels and
     /// selectable fields.
-    pub(crate) fn is_outlined_by(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn has_attributes_in(&self, bytes: &[u8]) -> bool {
         let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return false };
         let is = |pointer: &str, expected: &str| {
             value.pointer(pointer).and_then(Value::as_str).unwrap_or_default() == expected

@@ -18,13 +18,13 @@ pub(crate) struct World {
     pub(crate) truth: Mutex<Truth>,
     pub(crate) nodes: Vec<Node>,
     /// By number of the subscriber.
-    pub(crate) places: Vec<Place>,
+    pub(crate) controls: Vec<SubscriberControl>,
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
 }
 
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct SubscriberControl {
     pub(crate) route: Route,
     behaviour: Mutex<Behaviour>,
 }
@@ -36,7 +36,7 @@ struct Behaviour {
     slow: Option<(Duration, Instant)>,
 }
 
-impl Place {
+impl SubscriberControl {
     /// The subscriber reads nothing for this long.
     pub(crate) fn stall(&self, time: Duration) {
         self.behaviour.lock().unwrap().stalled_until = Some(Instant::now() + time);
@@ -90,7 +90,7 @@ impl World {
             sim,
             truth: Mutex::new(Truth::new()),
             nodes,
-            places: (0..subscribers).map(|_| Place::default()).collect(),
+            controls: (0..subscribers).map(|_| SubscriberControl::default()).collect(),
             story: Mutex::default(),
         })
     }
@@ -101,7 +101,7 @@ impl World {
     }
 
     /// Adds a line to the story.
-    pub(crate) fn tell(&self, what: impl Into<String>) {
+    pub(crate) fn note(&self, what: impl Into<String>) {
         self.story.lock().unwrap().push((self.now(), what.into()));
     }
 
