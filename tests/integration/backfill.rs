@@ -1,4 +1,5 @@
-//! Coming back to a kubefan that has just begun: what came before its cache did is read again from upstream, once for all who ask.
+//! Resuming at a kubefan that has just started. Events from before its cache are read again from
+//! upstream, once for all that ask.
 
 use kubefan_common::proto::v1alpha1::{OnExpired, Projection, ProjectionType, Target, WatchRequest};
 use kubefan_sim::apiserver::{Fault, Status, Verb};
@@ -13,22 +14,23 @@ use crate::{
         rig::{PODS, Rig, Setup, churn, stage, target, versions},
         tests,
     },
-    peers::{Peer, beside, warm_starts},
+    peers::{Peer, warm_starts, with_peers},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: after_a_restart_every_selection_gets_exactly_what_came_between, one_backfill_serves_all_who_come_back,
-        what_upstream_no_longer_holds_is_refused_or_started_over, an_outage_upstream_is_no_reason_to_start_over,
-        who_wants_only_changes_gets_exactly_those_that_came_between, a_quiet_resource_is_backfilled_up_to_a_bookmark,
-        inside_a_gap_upstream_tells_what_happened, one_version_that_is_too_old_spoils_no_other,
-        versions_that_are_too_old_spoil_no_other, who_needs_a_state_that_is_gone_spoils_nobody_who_does_not,
-        nothing_is_read_again_while_nobody_may_enter, who_comes_back_from_inside_a_gap_is_not_put_back_before_it;
+    paused: after_a_restart_every_selection_gets_exactly_the_missed_events,
+        one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
+        an_upstream_outage_causes_no_restart_of_a_stream, an_only_changes_watch_gets_exactly_the_missed_changes,
+        a_quiet_resource_is_backfilled_up_to_a_bookmark, a_resume_inside_a_gap_gets_the_events_from_upstream,
+        a_version_that_is_too_old_does_not_fail_another, many_versions_that_are_too_old_do_not_fail_others,
+        a_resume_that_needs_a_compacted_state_does_not_fail_others, a_closed_gate_prevents_backfills,
+        a_resume_inside_a_gap_does_not_go_back_before_it;
 };
 
 const BACKFILLED: &str =
     r#"kubefan_resumes_total{group="",media="json",namespace="",resource="pods",result="backfill"}"#;
 
-async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
+async fn after_a_restart_every_selection_gets_exactly_the_missed_events() {
     for watch_list in [true, false] {
         let mut setup = Setup::of(&["pods"]);
         setup.reflector.watch_list = watch_list;
@@ -44,7 +46,7 @@ async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
             let left_at = leaver.resume_version.clone();
             drop(leaver);
             churn(&sim, 20, 30);
-            // Another kubefan, which knows nothing of what was before it.
+            // A new kubefan that knows nothing of the earlier events.
             let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
             let mut back = again.watch(target.clone(), &left_at).await.unwrap();
             let last = churn(&sim, 50, 30);
@@ -61,7 +63,7 @@ async fn after_a_restart_every_selection_gets_exactly_what_came_between() {
     }
 }
 
-async fn who_wants_only_changes_gets_exactly_those_that_came_between() {
+async fn an_only_changes_watch_gets_exactly_the_missed_changes() {
     let sim = Setup::of(&["pods"]).sim();
     churn(&sim, 0, 20);
     let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
@@ -82,13 +84,14 @@ async fn who_wants_only_changes_gets_exactly_those_that_came_between() {
     let bookmark = sim.revision();
     unbroken.until(bookmark).await;
     back.until(bookmark).await;
-    let told = |watch: &Watch| watch.events.iter().any(|event| event.kind == "MODIFIED");
-    assert!(told(&unbroken) && back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
+    let has_changes = |watch: &Watch| watch.events.iter().any(|event| event.kind == "MODIFIED");
+    assert!(has_changes(&unbroken) && back.snapshot.is_empty() && back.gaps.is_empty() && back.catch_ups.is_empty());
     assert_equal("only changes", &back.events, &unbroken.events);
     assert_eq!(again.metric(BACKFILLED), 1.0);
 }
 
-/// Lists of pods that were asked for: with a version, and without.
+/// The lists of pods that were sent upstream: those of an exact version, and those of the current
+/// state.
 fn lists(rig: &Rig) -> (usize, usize) {
     let lists = rig.network.asked(PODS);
     let exact = lists.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
@@ -97,7 +100,7 @@ fn lists(rig: &Rig) -> (usize, usize) {
     (exact, first.count())
 }
 
-async fn one_backfill_serves_all_who_come_back() {
+async fn one_backfill_serves_all_returning_subscribers() {
     let sim = Setup::of(&["pods"]).sim();
     let mut versions = vec![churn(&sim, 0, 20)];
     for round in 0..20 {
@@ -115,14 +118,14 @@ async fn one_backfill_serves_all_who_come_back() {
         watch.until(last).await;
         assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
     }
-    assert_eq!(lists(&again), (1, 1), "one list of the past, one of the present");
-    // Who comes a little later is served by the same.
+    assert_eq!(lists(&again), (1, 1), "one list of an exact version, one of the current state");
+    // A later subscriber is served by the same backfill.
     let mut late = again.watch(stage("on"), &versions[3].to_string()).await.unwrap();
     late.until(last).await;
     assert_eq!(lists(&again), (1, 1));
 }
 
-async fn what_upstream_no_longer_holds_is_refused_or_started_over() {
+async fn a_version_compacted_upstream_is_refused_or_restarted() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
     churn(&sim, 10, 10);
@@ -144,10 +147,10 @@ async fn what_upstream_no_longer_holds_is_refused_or_started_over() {
     }
     let asked = rig.network.asked(PODS).len();
     rig.watch(target("pods"), &old.to_string()).await.err().unwrap();
-    assert_eq!(rig.network.asked(PODS).len(), asked, "what upstream has refused is not asked for again");
+    assert_eq!(rig.network.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
 }
 
-async fn an_outage_upstream_is_no_reason_to_start_over() {
+async fn an_upstream_outage_causes_no_restart_of_a_stream() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
     let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
@@ -177,7 +180,7 @@ async fn a_quiet_resource_is_backfilled_up_to_a_bookmark() {
     assert!(back.snapshot.is_empty() && back.gaps.is_empty());
 }
 
-async fn inside_a_gap_upstream_tells_what_happened() {
+async fn a_resume_inside_a_gap_gets_the_events_from_upstream() {
     let sim = Setup::of(&["pods"]).sim();
     churn(&sim, 0, 10);
     let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
@@ -202,8 +205,9 @@ async fn inside_a_gap_upstream_tells_what_happened() {
     assert_equal("inside the gap", &back.events, &witness.events);
 }
 
-/// Together with one from before the cache began, for whom the cache leads on from where the gap begins.
-async fn who_comes_back_from_inside_a_gap_is_not_put_back_before_it() {
+/// Runs together with a resume from before the cache, for which the cache only continues where the
+/// gap starts.
+async fn a_resume_inside_a_gap_does_not_go_back_before_it() {
     let sim = Setup::of(&["pods"]).sim();
     let ancient = churn(&sim, 0, 10);
     churn(&sim, 10, 5);
@@ -230,7 +234,7 @@ async fn who_comes_back_from_inside_a_gap_is_not_put_back_before_it() {
     assert_equal("inside the gap", &back.events, &witness.events);
 }
 
-async fn one_version_that_is_too_old_spoils_no_other() {
+async fn a_version_that_is_too_old_does_not_fail_another() {
     let sim = Setup::of(&["pods"]).sim();
     let ancient = churn(&sim, 0, 10);
     churn(&sim, 10, 10);
@@ -239,15 +243,16 @@ async fn one_version_that_is_too_old_spoils_no_other() {
     churn(&sim, 21, 10);
     let again = Rig::start(sim.clone(), Setup::of(&["pods"]));
     let (ancient, recent) = (ancient.to_string(), recent.to_string());
-    let (old, good) = futures::join!(again.watch(stage("on"), &ancient), again.watch(stage("on"), &recent));
+    let (old, recent_watch) = futures::join!(again.watch(stage("on"), &ancient), again.watch(stage("on"), &recent));
     assert_eq!(old.err().unwrap().code(), Code::OutOfRange);
-    let mut good: Watch = good.unwrap();
-    good.until(churn(&sim, 40, 4)).await;
-    assert!(good.snapshot.is_empty());
+    let mut recent_watch: Watch = recent_watch.unwrap();
+    recent_watch.until(churn(&sim, 40, 4)).await;
+    assert!(recent_watch.snapshot.is_empty());
 }
 
-async fn versions_that_are_too_old_spoil_no_other() {
-    // By what the watch says, and by a list, which does not name the oldest version.
+async fn many_versions_that_are_too_old_do_not_fail_others() {
+    // The first target is refused by the watch, the second by a list, which does not name the
+    // oldest version.
     for target in [target("pods"), stage("on")] {
         let sim = Setup::of(&["pods"]).sim();
         let ancient: Vec<_> = (0..20).map(|round| churn(&sim, round, 1)).collect();
@@ -260,23 +265,23 @@ async fn versions_that_are_too_old_spoil_no_other() {
             let (again, target, version) = (&again, target.clone(), version.to_string());
             async move { again.watch(target, &version).await }
         };
-        let (old, good) = futures::join!(
+        let (old, recent_watch) = futures::join!(
             futures::future::join_all(ancient[..19].iter().map(open)),
             futures::future::join_all(recent.iter().map(open))
         );
         assert!(old.into_iter().all(|old| old.err().unwrap().code() == Code::OutOfRange));
         let last = churn(&sim, 40, 4);
-        for (good, from) in good.into_iter().zip(recent) {
-            let mut good: Watch = good.unwrap();
-            good.until(last).await;
-            assert!(good.snapshot.is_empty() && good.catch_ups.is_empty(), "{from}");
+        for (recent_watch, from) in recent_watch.into_iter().zip(recent) {
+            let mut recent_watch: Watch = recent_watch.unwrap();
+            recent_watch.until(last).await;
+            assert!(recent_watch.snapshot.is_empty() && recent_watch.catch_ups.is_empty(), "{from}");
         }
         let asked = again.network.asked(PODS).len() - before;
-        assert!(asked <= 10, "halving: {asked} requests");
+        assert!(asked <= 10, "the versions are searched by halving: {asked} requests");
     }
 }
 
-async fn nothing_is_read_again_while_nobody_may_enter() {
+async fn a_closed_gate_prevents_backfills() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
     churn(&sim, 10, 10);
@@ -285,15 +290,15 @@ async fn nothing_is_read_again_while_nobody_may_enter() {
     let asked = again.network.asked(PODS).len();
     let refused = again.watch(target("pods"), &old.to_string()).await.err().unwrap();
     assert_eq!((refused.code(), again.network.asked(PODS).len()), (Code::ResourceExhausted, asked));
-    // Nor is anything given to a peer.
-    let beside = Setup { peers: beside(vec![Peer::Good(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
-    let cold = Rig::synced(sim.clone(), beside).await;
+    // Peers get nothing either.
+    let setup = Setup { peers: with_peers(vec![Peer::Healthy(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
+    let cold = Rig::synced(sim.clone(), setup).await;
     assert_eq!(warm_starts(&cold, "failed"), 1.0);
     again.registry.gate().narrow(256);
     again.watch(target("pods"), &old.to_string()).await.unwrap().until(churn(&sim, 20, 1)).await;
 }
 
-async fn who_needs_a_state_that_is_gone_spoils_nobody_who_does_not() {
+async fn a_resume_that_needs_a_compacted_state_does_not_fail_others() {
     let sim = Setup::of(&["pods"]).sim();
     let old = churn(&sim, 0, 10);
     let later = churn(&sim, 10, 10);
@@ -321,5 +326,5 @@ async fn who_needs_a_state_that_is_gone_spoils_nobody_who_does_not() {
     }
     let asked = again.network.asked(PODS).len();
     assert_eq!(open(stage("on"), old).await.err().unwrap().code(), Code::OutOfRange);
-    assert_eq!(again.network.asked(PODS).len(), asked, "what upstream has refused is not asked for again");
+    assert_eq!(again.network.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
 }

@@ -1,5 +1,6 @@
-//! What bad input gets: one clear line that names the thing and the way out, the right code, no panic, and nothing else disturbed.
-//! Everything here goes through the real binary; every kubefan of the harness is checked for panics when it ends.
+//! Bad input gets the right status code and one clear line that names the mistake and the remedy.
+//! It causes no panic and disturbs no other request. All tests use the real binary; the harness
+//! checks every kubefan for panics when it ends.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -23,19 +24,19 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_place,
-        bad_versions_are_refused, names_that_are_no_names_are_refused, times_that_cannot_be_are_refused,
-        a_get_that_cannot_be_is_refused, what_is_no_grpc_disturbs_nobody, a_request_that_is_too_long_is_refused,
-        an_unknown_method_is_refused, the_command_line_says_what_is_wrong, the_client_says_what_the_server_said,
-        the_admin_port_takes_no_nonsense;
+    local: unknown_resources_are_refused_with_a_suggestion, bad_selectors_are_refused_with_the_byte_offset,
+        bad_versions_are_refused, invalid_names_are_refused, invalid_durations_are_refused, invalid_gets_are_refused,
+        garbage_on_the_data_port_disturbs_no_subscriber, a_request_that_is_too_long_is_refused,
+        an_unknown_method_is_refused, the_command_line_reports_mistakes, the_client_prints_the_servers_error,
+        the_admin_port_refuses_bad_requests;
 };
 
-/// One line on stderr with all of these, and that exit code.
+/// Checks for exactly one line on stderr that has all of these parts, and the exit code.
 pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
-    assert_eq!(ran.stdout, "", "{what}: errors are no output");
+    assert_eq!(ran.stdout, "", "{what}: errors do not go to stdout");
     let lines: Vec<&str> = ran.stderr.lines().collect();
-    assert_eq!(lines.len(), 1, "{what}: one line: {}", ran.stderr);
+    assert_eq!(lines.len(), 1, "{what}: not one line: {}", ran.stderr);
     for part in has {
         assert!(ran.stderr.contains(part), "{what}: {part:?} is not in {}", ran.stderr);
     }
@@ -43,21 +44,21 @@ pub(crate) fn assert_line(what: &str, ran: &Ran, code: i32, has: &[&str]) {
     assert!(ran.stderr.len() < 1000, "{what}: {}", ran.stderr);
 }
 
-/// A subscriber that must not notice anything.
-struct Good {
+/// A subscriber that the bad requests must not disturb.
+struct HealthySubscriber {
     watch: Watch,
     writes: u32,
 }
 
-impl Good {
-    async fn of(kubefan: &Kubefan) -> Good {
+impl HealthySubscriber {
+    async fn of(kubefan: &Kubefan) -> HealthySubscriber {
         let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
         watch.until_resumable().await;
-        Good { watch, writes: 0 }
+        HealthySubscriber { watch, writes: 0 }
     }
 
-    /// Checks that it goes on.
-    async fn goes_on(&mut self, simulated: &Simulated) {
+    /// Writes once and checks that the subscriber gets exactly this event.
+    async fn gets_the_next_event(&mut self, simulated: &Simulated) {
         self.writes += 1;
         let version = simulated.stage("a", &format!("s{}", self.writes));
         self.watch.until(version).await;
@@ -66,19 +67,19 @@ impl Good {
 }
 
 pub(crate) async fn good(simulated: &Simulated, kubefan: &Kubefan) {
-    Good::of(kubefan).await.goes_on(simulated).await;
+    HealthySubscriber::of(kubefan).await.gets_the_next_event(simulated).await;
 }
 
-/// kubefan with pods, a subscriber, and a client for the bad requests.
-async fn disturbed() -> (Simulated, Kubefan, Good, WatchServiceClient<Channel>) {
+/// A simulated apiserver, kubefan with pods, a subscriber, and a client for the bad requests.
+async fn with_subscriber() -> (Simulated, Kubefan, HealthySubscriber, WatchServiceClient<Channel>) {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
-    let good = Good::of(&kubefan).await;
+    let subscriber = HealthySubscriber::of(&kubefan).await;
     let client = connect(kubefan.grpc_addr).await;
-    (simulated, kubefan, good, client)
+    (simulated, kubefan, subscriber, client)
 }
 
-/// A refusal: its code, the field at fault, and a reason in every case.
+/// Checks a refusal: its code, the field at fault, and an ErrorInfo with a reason.
 fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &str) {
     assert_eq!(status.code(), code, "{what}: {status:?}");
     assert!(status.message().contains(has), "{what}: {has:?} is not in {}", status.message());
@@ -93,7 +94,7 @@ fn assert_refused(what: &str, status: &Status, code: Code, field: &str, has: &st
 async fn watch_error(client: &mut WatchServiceClient<Channel>, request: WatchRequest) -> Status {
     match client.watch(request).await {
         Err(status) => status,
-        Ok(response) => panic!("it is served: {:?}", response.into_inner().message().await),
+        Ok(response) => panic!("the request was served: {:?}", response.into_inner().message().await),
     }
 }
 
@@ -102,7 +103,7 @@ fn watch_of(target: Target) -> WatchRequest {
 }
 
 async fn unknown_resources_are_refused_with_a_suggestion() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let cases = [
         ("podz", "did you mean \"pods\"?"),
         ("deploymnets", "did you mean \"deployments.apps\"?"),
@@ -125,11 +126,11 @@ async fn unknown_resources_are_refused_with_a_suggestion() {
     );
     let nothing = watch_error(&mut client, WatchRequest::default()).await;
     assert_refused("no target", &nothing, Code::InvalidArgument, "target.resource", "required");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn bad_selectors_are_refused_with_the_place() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn bad_selectors_are_refused_with_the_byte_offset() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let labels = [
         ("a in (b", 7),
         ("a=b,,c=d", 4),
@@ -162,11 +163,11 @@ async fn bad_selectors_are_refused_with_the_place() {
     assert_refused("long", &status, Code::InvalidArgument, "target.label_selector", "the maximum is 16384");
     let deep = Target { label_selector: "(".repeat(16_000), ..target("pods") };
     assert_eq!(watch_error(&mut client, watch_of(deep)).await.code(), Code::InvalidArgument);
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
 async fn bad_versions_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     for text in ["abc", "-1", "1.5", "01", " 7", "99999999999999999999999", "7\n8", "0x10"] {
         let request = WatchRequest { resource_version: text.into(), ..watch_of(target("pods")) };
         let status = watch_error(&mut client, request).await;
@@ -182,11 +183,11 @@ async fn bad_versions_are_refused() {
         ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
     let status = client.list(list).await.err().unwrap();
     assert_refused("a list from the future", &status, Code::Unavailable, "", "too large resource version");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn names_that_are_no_names_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_names_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let bad = [
         "../../secrets",
         "pods/status",
@@ -218,18 +219,18 @@ async fn names_that_are_no_names_are_refused() {
         set(&mut long, "x".repeat(10_000));
         let status = watch_error(&mut client, watch_of(long)).await;
         assert_refused(field, &status, Code::InvalidArgument, field, "longer than");
-        assert!(status.message().len() < 1000, "what is refused is not repeated at length");
+        assert!(status.message().len() < 1000, "a refusal does not repeat a long value");
     }
     for odd in ["..", ".", "...", "-", ".pods", "pods..apps", &"x.".repeat(200)] {
         let status = watch_error(&mut client, watch_of(target(odd))).await;
         assert!([Code::NotFound, Code::InvalidArgument].contains(&status.code()), "{odd}: {status}");
         assert!(status.message().len() < 1000 && status.get_details_error_info().is_some(), "{status:?}");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn times_that_cannot_be_are_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_durations_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     for seconds in [-1, i64::MIN] {
         let request = WatchRequest { timeout_seconds: seconds, ..watch_of(target("pods")) };
         let status = watch_error(&mut client, request).await;
@@ -241,18 +242,18 @@ async fn times_that_cannot_be_are_refused() {
         let status = watch_error(&mut client, request).await;
         assert_refused("bookmarks", &status, Code::InvalidArgument, "bookmark_interval", "");
     }
-    // The longest are taken, and mean "very long".
+    // The longest durations are accepted and mean "very long".
     for (timeout_seconds, seconds) in [(i64::MAX, i64::MAX), (1 << 40, 1 << 40)] {
         let bookmark_interval = Some(prost_types::Duration { seconds, nanos: 0 });
         let request = WatchRequest { bookmark_interval, timeout_seconds, ..watch_of(target("pods")) };
         let mut stream = client.watch(request).await.unwrap().into_inner();
         assert!(stream.message().await.unwrap().is_some());
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn a_get_that_cannot_be_is_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+async fn invalid_gets_are_refused() {
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let get = |target: Target| GetRequest { target: Some(target), ..GetRequest::default() };
     let named =
         |namespace: &str, name: &str| Target { namespace: namespace.into(), name: name.into(), ..target("pods") };
@@ -276,21 +277,21 @@ async fn a_get_that_cannot_be_is_refused() {
         "target.namespace",
         "not namespaced",
     );
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-/// Sends bytes and returns what comes back within a second, or until the other side closes.
+/// Sends bytes. Returns everything that comes back within a second or until the other side closes.
 async fn send(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The other side may close in the middle of it.
+    // The other side may close before everything is written.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let _ = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await;
     answer
 }
 
-async fn what_is_no_grpc_disturbs_nobody() {
-    let (simulated, kubefan, mut good, mut client) = disturbed().await;
+async fn garbage_on_the_data_port_disturbs_no_subscriber() {
+    let (simulated, kubefan, mut subscriber, mut client) = with_subscriber().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let random: Vec<u8> = (0u32..5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let inputs: [Vec<u8>; 9] = [
@@ -311,16 +312,16 @@ async fn what_is_no_grpc_disturbs_nobody() {
     ];
     for bytes in &inputs {
         send(kubefan.grpc_addr, bytes).await;
-        good.goes_on(&simulated).await;
+        subscriber.gets_the_next_event(&simulated).await;
     }
-    // Connections that say nothing cost nobody else.
+    // Silent connections disturb no other one.
     let mut idle = Vec::new();
     for _ in 0..200 {
         idle.push(TcpStream::connect(kubefan.grpc_addr).await.unwrap());
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 
-    // What is gRPC, and no message of ours.
+    // Valid gRPC frames with a body that is no request.
     for body in [&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff][..], &[1, 0, 0, 0, 0], &[0, 0, 0, 0, 9, 1], &[]] {
         let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
         let url = format!("http://{}/kubefan.v1alpha1.WatchService/Watch", kubefan.grpc_addr);
@@ -335,23 +336,23 @@ async fn what_is_no_grpc_disturbs_nobody() {
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
     assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());
 }
 
 async fn a_request_that_is_too_long_is_refused() {
-    let (simulated, _kubefan, mut good, mut client) = disturbed().await;
+    let (simulated, _kubefan, mut subscriber, mut client) = with_subscriber().await;
     let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
     let status = watch_error(&mut client, watch_of(long.clone())).await;
-    // Not OUT_OF_RANGE, which says that a version is too old.
+    // Not OUT_OF_RANGE, which means that a version is too old.
     assert_refused("a watch", &status, Code::ResourceExhausted, "", "--max-message-size");
     let status = client.list(ListRequest { target: Some(long), ..ListRequest::default() }).await.err().unwrap();
     assert_refused("a list", &status, Code::ResourceExhausted, "", "--max-message-size");
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
 async fn an_unknown_method_is_refused() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr))
         .unwrap()
         .connect()
@@ -365,10 +366,10 @@ async fn an_unknown_method_is_refused() {
         let status = grpc.unary(Request::new(WatchRequest::default()), path, codec).await.unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented, "{status}");
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }
 
-async fn the_command_line_says_what_is_wrong() {
+async fn the_command_line_reports_mistakes() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let ran = run(&["get", "pods", "--server", &closed]).await;
     assert_line("no server", &ran, 1, &["cannot reach kubefan at", &closed, "kubefan serve"]);
@@ -396,8 +397,8 @@ async fn the_command_line_says_what_is_wrong() {
     }
 }
 
-async fn the_client_says_what_the_server_said() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+async fn the_client_prints_the_servers_error() {
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     let server = kubefan.grpc_addr.to_string();
     let cases: [(&[&str], &[&str]); 9] = [
         (&["get", "podz"], &["Error from server (NotFound): ", "did you mean \"pods\"?"]),
@@ -413,7 +414,7 @@ async fn the_client_says_what_the_server_said() {
     for (args, has) in cases {
         assert_line(&args.join(" "), &run(&[args, &["--server", &server]].concat()).await, 1, has);
     }
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
     let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = plain.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -426,8 +427,8 @@ async fn the_client_says_what_the_server_said() {
     assert!(ran.stderr.lines().count() == 1 && ran.stderr.contains(&address), "{}", ran.stderr);
 }
 
-async fn the_admin_port_takes_no_nonsense() {
-    let (simulated, kubefan, mut good, _client) = disturbed().await;
+async fn the_admin_port_refuses_bad_requests() {
+    let (simulated, kubefan, mut subscriber, _client) = with_subscriber().await;
     for path in ["/nope", "/metrics/../../etc/passwd", "/readyz/x", "/%00"] {
         assert_eq!(kubefan.admin(path).await.unwrap().0, 404, "{path}");
     }
@@ -436,9 +437,9 @@ async fn the_admin_port_takes_no_nonsense() {
     send(kubefan.admin_addr, &[0xff; 4000]).await;
     send(kubefan.admin_addr, b"GET /livez HTTP/1.1\r\n").await;
     assert!(kubefan.admin("/livez?x=%zz").await.unwrap().0.is_success());
-    // A page for people shows names as text.
+    // The status page must escape names.
     let odd = Query::default().target("<script>alert(1)</script>");
     assert!(Watch::start(&mut connect(kubefan.grpc_addr).await, odd, "").await.is_err());
     assert!(!kubefan.admin("/").await.unwrap().1.contains("<script>alert"));
-    good.goes_on(&simulated).await;
+    subscriber.gets_the_next_event(&simulated).await;
 }

@@ -1,5 +1,6 @@
-//! A start that cannot succeed, or not yet: flags, files, addresses and apiservers that cannot be used. One clear line that names the
-//! thing and the way out, the right exit code, no panic.
+//! A start that cannot succeed, or not yet: flags, files, addresses and apiservers that are
+//! unusable. Each gives one clear line that names the mistake and the remedy, the right exit code,
+//! and no panic.
 
 use kubefan_sim::apiserver::SimOptions;
 use tokio::{io::AsyncWriteExt, net::TcpListener};
@@ -19,13 +20,13 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: flags_that_cannot_be_meant_are_one_line, a_configuration_file_that_cannot_be_meant_is_one_line,
-        a_kubeconfig_that_cannot_be_used_is_named, an_address_in_use_is_named_with_its_flag,
-        a_required_apiserver_that_cannot_be_used_ends_the_start, an_apiserver_that_is_away_is_waited_for_and_told,
-        an_apiserver_that_does_not_know_us_is_told_without_the_secret, certificates_that_cannot_be_used_are_named;
+    local: bad_flags_give_a_one_line_error, a_bad_configuration_file_gives_a_one_line_error,
+        an_unusable_kubeconfig_is_named, an_address_in_use_is_named_with_its_flag,
+        with_require_upstream_an_unusable_apiserver_ends_the_start, an_unreachable_apiserver_is_waited_for_and_reported,
+        rejected_credentials_are_reported_without_the_secret, unusable_certificates_are_named;
 };
 
-async fn flags_that_cannot_be_meant_are_one_line() {
+async fn bad_flags_give_a_one_line_error() {
     let cases: [(&[&str], &[&str]); 10] = [
         (&["--tls-cert-file", "x.pem"], &["--tls-cert-file needs --tls-private-key-file"]),
         (&["--listen", "127.0.0.1:7444", "--resource=pods"], &["--listen and --admin-listen are both 127.0.0.1:7444"]),
@@ -45,7 +46,7 @@ async fn flags_that_cannot_be_meant_are_one_line() {
         let ran = run(&[&["serve"], args].concat()).await;
         assert_line(&args.join(" "), &ran, 1, has);
     }
-    // What the command line's grammar refuses also shows the usage.
+    // Errors of the command-line parser also show the usage.
     let cases: [(&[&str], &str); 7] = [
         (&["--drain-timeout=-5s"], "--drain-timeout"),
         (&["--drain-timeout", "soon"], "soon"),
@@ -62,7 +63,7 @@ async fn flags_that_cannot_be_meant_are_one_line() {
     }
 }
 
-async fn a_configuration_file_that_cannot_be_meant_is_one_line() {
+async fn a_bad_configuration_file_gives_a_one_line_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("kubefan.yaml");
     let path = file.to_str().unwrap();
@@ -97,7 +98,7 @@ async fn a_configuration_file_that_cannot_be_meant_is_one_line() {
     assert_line("a directory", &directory, 1, &["directory"]);
 }
 
-async fn a_kubeconfig_that_cannot_be_used_is_named() {
+async fn an_unusable_kubeconfig_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config");
     let path = file.to_str().unwrap();
@@ -168,7 +169,7 @@ async fn an_address_in_use_is_named_with_its_flag() {
     let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
     assert_line("a socket", &ran, 1, &[&socket, "another process has it"]);
     drop(first);
-    // The one that was killed has left its socket behind, which is nobody's now.
+    // The killed process left its socket file behind, and no process uses it.
     simulated.kubefan_at(&socket).await;
     let ran =
         run(&[&serve[..], &["--listen", "unix:/no/such/directory/socket", "--admin-listen", "127.0.0.1:0"]].concat())
@@ -176,9 +177,9 @@ async fn an_address_in_use_is_named_with_its_flag() {
     assert_line("no directory", &ran, 1, &["unix:/no/such/directory/socket"]);
 }
 
-async fn a_required_apiserver_that_cannot_be_used_ends_the_start() {
+async fn with_require_upstream_an_unusable_apiserver_ends_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound and dropped: nobody listens there.
+    // Bound and dropped, so nothing listens there.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let away = kubeconfig(&dir, &format!("http://{closed}"), "{}");
     let serve = ["serve", "--require-upstream", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--kubeconfig"];
@@ -203,7 +204,7 @@ async fn a_required_apiserver_that_cannot_be_used_ends_the_start() {
     assert_line("no apiserver", &ran, 1, &["--require-upstream"]);
 }
 
-async fn an_apiserver_that_is_away_is_waited_for_and_told() {
+async fn an_unreachable_apiserver_is_waited_for_and_reported() {
     let mut simulated = Simulated::start().await;
     simulated.stop().await;
     let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=pods"]).await;
@@ -214,7 +215,7 @@ async fn an_apiserver_that_is_away_is_waited_for_and_told() {
     assert_eq!(code, 503);
     let line = text.lines().next().unwrap();
     assert!(line.starts_with("[-]pods syncing: ") && line.contains(&simulated.addr.to_string()), "{text}");
-    assert!(kubefan.admin("/livez").await.unwrap().0.is_success(), "alive all the same");
+    assert!(kubefan.admin("/livez").await.unwrap().0.is_success(), "kubefan is alive without its apiserver");
     let status = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.get_details_retry_info().is_some() && status.message().contains("cannot reach"), "{status}");
@@ -223,7 +224,7 @@ async fn an_apiserver_that_is_away_is_waited_for_and_told() {
     good(&simulated, &kubefan).await;
 }
 
-async fn an_apiserver_that_does_not_know_us_is_told_without_the_secret() {
+async fn rejected_credentials_are_reported_without_the_secret() {
     let strict = Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await;
     let kubefan = Kubefan::spawn(&strict.kubeconfig_for("{ token: wrong-and-secret }"), &["--resource=pods"]).await;
     let (code, text) = wait::until("the reason", wait::SOON, || async {
@@ -238,7 +239,7 @@ async fn an_apiserver_that_does_not_know_us_is_told_without_the_secret() {
     assert!(!said.contains("wrong-and-secret"), "{said}");
 }
 
-async fn certificates_that_cannot_be_used_are_named() {
+async fn unusable_certificates_are_named() {
     let simulated = Simulated::start().await;
     let kubeconfig = simulated.kubeconfig();
     let nonsense = simulated.dir.path().join("nonsense.pem");

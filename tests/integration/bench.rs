@@ -1,5 +1,6 @@
-//! `kubefan bench` as a script sees it: one JSON object per row with every field, tables for people, one line per error. What the
-//! figures are is not tested: they are the machine's.
+//! `kubefan bench` as a script uses it: one JSON object with every field per row, tables by
+//! default, one line per error. The measured values are not checked, because they depend on the
+//! machine.
 
 use std::{path::Path, time::Duration};
 
@@ -8,13 +9,14 @@ use serde_json::Value;
 use crate::harness::{Test, apiserver::ApiServer, kubefan, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_measurement_that_is_stopped_leaves_no_pods;
-    local: every_scenario_reports_every_field, who_stops_reading_is_caught_up_and_ends_with_the_right_state, a_table_is_for_people, streams_share_connections_over_tls,
-        too_many_subscribers_are_refused_with_the_way_out, a_program_that_is_no_server_is_named,
-        two_servers_are_measured_side_by_side, a_measurement_that_is_killed_leaves_no_process;
+    apiserver: a_real_apiserver_is_measured_beside_kubefan, a_stopped_measurement_leaves_no_pods;
+    local: every_scenario_reports_every_field, a_stalled_subscriber_catches_up_to_the_right_state,
+        the_default_output_is_a_table, streams_share_connections_over_tls,
+        too_many_subscribers_are_refused_with_the_remedy, a_program_that_does_not_start_is_named,
+        two_servers_are_measured_side_by_side, a_killed_measurement_leaves_no_process;
 };
 
-/// Small enough for a machine that does other things.
+/// Small values, because the machine runs other tests too.
 const SMALL: [&str; 11] = [
     "--objects=40",
     "--subscribers=6",
@@ -72,7 +74,7 @@ async fn every_scenario_reports_every_field() {
         }
         assert_eq!((&row["server"], &row["runs"]), (&"kubefan".into(), &1.into()), "{row}");
     }
-    // A row per batch, number of clients and kind of selector.
+    // One row per batch size, number of clients and kind of selector.
     let counts = ["fanout", "paced", "snapshot", "selectors", "idle", "resume-storm", "stalled"];
     assert_eq!(counts.map(|name| of(name).len()), [2, 1, 2, 2, 1, 1, 3]);
 
@@ -80,7 +82,7 @@ async fn every_scenario_reports_every_field() {
     for row in of("fanout").into_iter().chain(of("paced")) {
         let fields = ["cpu_us_per_delivery", "floor_share", "deliveries_per_second", "slowest_subscriber_share"];
         assert!(is_set(row, &fields) && is_set(&row["latency_ms"], &["p50", "p99", "max"]), "{row}");
-        // A pod's JSON and what is around it.
+        // The JSON of a pod and its envelope.
         assert!((3_000.0..8_000.0).contains(&row["bytes_per_delivery"].as_f64().unwrap()), "{row}");
     }
     for row in of("snapshot").into_iter().chain(of("resume-storm")) {
@@ -97,13 +99,14 @@ async fn every_scenario_reports_every_field() {
     );
 }
 
-async fn who_stops_reading_is_caught_up_and_ends_with_the_right_state() {
-    // The measurement itself compares what they hold with what the apiserver lists, and fails where that differs.
+async fn a_stalled_subscriber_catches_up_to_the_right_state() {
+    // The scenario itself compares the subscribers' state with the apiserver's list, and fails if
+    // they differ.
     let ran = bench(&["stalled", "--duration=2s", "--rate=200", "-o", "json"]).await;
     let rows = rows(&ran);
     let names: Vec<_> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
     assert_eq!(names, ["all read", "some stalled", "caught up"]);
-    assert_eq!(rows[2]["catch_ups"], 2.0, "both had fallen behind: {rows:?}");
+    assert_eq!(rows[2]["catch_ups"], 2.0, "both subscribers fell behind: {rows:?}");
 }
 
 async fn a_real_apiserver_is_measured_beside_kubefan() {
@@ -122,17 +125,17 @@ async fn a_real_apiserver_is_measured_beside_kubefan() {
         for row in of("fanout").into_iter().chain(of("snapshot")) {
             let figures = ["cpu_us_per_delivery", "floor_cpu_us_per_delivery", "bytes_per_delivery"];
             assert!(figures.iter().all(|figure| row[*figure].is_number()), "{row}");
-            // Pods as a running cluster has them.
+            // Pods of a size that is usual in a cluster.
             assert!((3_000.0..9_000.0).contains(&row["bytes_per_delivery"].as_f64().unwrap()), "{row}");
         }
     }
-    // What was made is taken away again.
+    // The bench deletes what it created.
     let namespace = ran.stderr.lines().find_map(|line| line.strip_prefix("  in the namespace ")).unwrap();
     let pods = api.get_json(&format!("/api/v1/namespaces/{namespace}/pods")).await;
     assert_eq!(pods["items"].as_array().map(Vec::len), Some(0), "{pods}");
 }
 
-async fn a_measurement_that_is_stopped_leaves_no_pods() {
+async fn a_stopped_measurement_leaves_no_pods() {
     let api = ApiServer::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
@@ -151,7 +154,7 @@ async fn a_measurement_that_is_stopped_leaves_no_pods() {
     assert_eq!(status["status"]["phase"], "Terminating", "{status}");
 }
 
-async fn a_table_is_for_people() {
+async fn the_default_output_is_a_table() {
     let ran = bench(&["fanout", "--batch=2"]).await;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let lines: Vec<&str> = ran.stdout.trim().lines().collect();
@@ -170,7 +173,7 @@ async fn streams_share_connections_over_tls() {
     }
 }
 
-async fn too_many_subscribers_are_refused_with_the_way_out() {
+async fn too_many_subscribers_are_refused_with_the_remedy() {
     let mut command = tokio::process::Command::new("sh");
     let kubefan = env!("CARGO_BIN_EXE_kubefan");
     command.args(["-c", &format!("ulimit -n 300; exec {kubefan} bench fanout --subscribers 1000")]).kill_on_drop(true);
@@ -184,7 +187,7 @@ async fn too_many_subscribers_are_refused_with_the_way_out() {
     );
 }
 
-async fn a_program_that_is_no_server_is_named() {
+async fn a_program_that_does_not_start_is_named() {
     let ran = bench(&["fanout", "--against", "/does/not/exist"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("error: fanout, exist: exist did not start: /does/not/exist: No such file"), "{ran:?}");
@@ -201,7 +204,7 @@ async fn two_servers_are_measured_side_by_side() {
     assert_eq!(servers, [("kubefan", 2), (kubefan, 2)]);
 }
 
-async fn a_measurement_that_is_killed_leaves_no_process() {
+async fn a_killed_measurement_leaves_no_process() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
     command.args(["bench", "idle", "--subscribers=2", "--objects=10", "--duration=60s"]);
@@ -212,7 +215,7 @@ async fn a_measurement_that_is_killed_leaves_no_process() {
         let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
         texts.collect::<String>().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
-    // Once it has become the server.
+    // The child has become the server when its command line no longer has the bench's marker.
     let is_server = |child: &String| {
         std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.contains("bench-child"))
     };

@@ -1,5 +1,5 @@
-//! `kubefan get` and `kubefan watch` as their users know kubectl: names, output, selectors, exit codes, and a watch that comes back by
-//! itself and says so.
+//! `kubefan get` and `kubefan watch` follow kubectl: names, output, selectors and exit codes. A
+//! watch reconnects by itself and says so.
 
 use std::process::Stdio;
 
@@ -16,8 +16,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: get_prints_as_kubectl_does, get_takes_every_name_and_selector, get_follows_changes,
-        exit_codes_are_for_scripts, a_watch_resumes_by_itself_and_says_so,
+    local: get_prints_as_kubectl_does, get_accepts_every_name_and_selector, get_follows_changes,
+        exit_codes_distinguish_success_and_failure, a_watch_resumes_by_itself_and_says_so,
         a_watch_that_cannot_resume_starts_over_and_says_so, version_and_completion_need_no_server;
 };
 
@@ -65,7 +65,7 @@ async fn get_prints_as_kubectl_does() {
     assert_eq!(empty.stderr, "No resources found in kube-public namespace.\n");
 }
 
-async fn get_takes_every_name_and_selector() {
+async fn get_accepts_every_name_and_selector() {
     let (simulated, _kubefan, server) = with_pods().await;
     simulated.stage("b", "other");
     let deployment = json!({ "metadata": { "namespace": "default", "name": "web" }, "spec": {} });
@@ -93,7 +93,7 @@ async fn get_takes_every_name_and_selector() {
     }
 }
 
-/// A running command whose lines can be read as they come.
+/// A running command whose output is read line by line.
 struct Running {
     child: tokio::process::Child,
     stdout: Lines<BufReader<tokio::process::ChildStdout>>,
@@ -112,7 +112,7 @@ impl Running {
 
     async fn line(&mut self) -> String {
         let line = tokio::time::timeout(wait::SOON, self.stdout.next_line());
-        line.await.expect("a line comes").unwrap().expect("it goes on")
+        line.await.expect("no line arrived").unwrap().expect("the command has ended")
     }
 
     async fn lines(&mut self, count: usize) -> Vec<String> {
@@ -123,17 +123,17 @@ impl Running {
         lines
     }
 
-    /// The next line on stderr that contains this; the ones before it are dropped.
-    async fn says(&mut self, text: &str) -> String {
+    /// The next line on stderr that contains `text`. Earlier lines are dropped.
+    async fn stderr_line(&mut self, text: &str) -> String {
         let found = async {
             loop {
-                let line = self.stderr.next_line().await.unwrap().expect("it goes on");
+                let line = self.stderr.next_line().await.unwrap().expect("the command has ended");
                 if line.contains(text) {
                     return line;
                 }
             }
         };
-        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("{text:?} is not said"))
+        tokio::time::timeout(wait::SOON, found).await.unwrap_or_else(|_| panic!("no line with {text:?} on stderr"))
     }
 }
 
@@ -145,12 +145,12 @@ async fn get_follows_changes() {
     assert_eq!(table.lines(4).await.len(), 4);
     simulated.create("d");
     simulated.stage("b", "other");
-    assert_eq!(names.lines(2).await, ["pod/d", "pod/b"], "what leaves the selector is shown once more");
+    assert_eq!(names.lines(2).await, ["pod/d", "pod/b"], "an object that leaves the selector is shown once more");
     let rows = table.lines(2).await;
     assert!(rows[0].starts_with("d ") && rows[1].starts_with("b "), "{rows:?}");
 }
 
-async fn exit_codes_are_for_scripts() {
+async fn exit_codes_distinguish_success_and_failure() {
     let (simulated, _kubefan, server) = with_pods().await;
     let partly = run(&["get", "po", "a", "nope", "-o", "name", "--server", &server]).await;
     assert_eq!((partly.code, partly.stdout.as_str()), (Some(1), "pod/a\n"), "{partly:?}");
@@ -166,13 +166,13 @@ async fn exit_codes_are_for_scripts() {
     for (args, code) in cases {
         assert_eq!(run(&[args, &["--server", &server]].concat()).await.code, Some(code), "{args:?}");
     }
-    // As in a pipe to `head`: whoever reads has seen enough.
+    // As in a pipe to `head`, the reader closes the pipe early.
     let mut running = Running::start(&["watch", "po", "-o", "name", "--server", &server]);
     running.lines(3).await;
     let Running { mut child, stdout, .. } = running;
     drop(stdout);
     simulated.create("d");
-    let ended = wait::until("the end of it", wait::SOON, || {
+    let ended = wait::until("the command to end", wait::SOON, || {
         let ended = child.try_wait().unwrap();
         async move { ended }
     })
@@ -180,7 +180,8 @@ async fn exit_codes_are_for_scripts() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// A watch over a kubefan at a fixed address, which is killed and started again after `meanwhile`.
+/// A watch of a kubefan at a fixed address. The kubefan is killed, and started again after
+/// `meanwhile`.
 async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubefan, Running) {
     let simulated = Simulated::start().await;
     let address = format!("127.0.0.1:{}", free_port());
@@ -195,7 +196,7 @@ async fn over_a_restart(meanwhile: impl FnOnce(&Simulated)) -> (Simulated, Kubef
     simulated.create("before");
     assert_eq!(watch.line().await, "pod/before");
     drop(kubefan);
-    watch.says("connection lost").await;
+    watch.stderr_line("connection lost").await;
     meanwhile(&simulated);
     let kubefan = start().await;
     (simulated, kubefan, watch)
@@ -206,7 +207,7 @@ async fn a_watch_resumes_by_itself_and_says_so() {
         simulated.create("between");
     })
     .await;
-    let said = watch.says("reconnected").await;
+    let said = watch.stderr_line("reconnected").await;
     assert!(said.contains("reconnected; continuing from version "), "{said}");
     assert_eq!(watch.line().await, "pod/between");
     simulated.create("after");
@@ -219,7 +220,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
         simulated.sim.compact();
     })
     .await;
-    let said = watch.says("starting over with a snapshot").await;
+    let said = watch.stderr_line("starting over with a snapshot").await;
     assert!(!said.contains("nothing was missed"), "{said}");
     for pod in ["pod/a", "pod/b", "pod/before", "pod/between", "pod/c"] {
         assert_eq!(watch.line().await, pod);
@@ -227,12 +228,13 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     simulated.create("after");
     assert_eq!(watch.line().await, "pod/after");
 
-    // Who names a version wants what comes after it, and nothing else.
+    // With `--resource-version` the user wants the events after that version, so there is no silent
+    // restart.
     let server = kubefan.grpc_addr.to_string();
     let fixed = run(&["watch", "pods", "-A", "-s", &server, "--resource-version", "1"]).await;
     assert_eq!(fixed.code, Some(1));
     assert!(fixed.stderr.contains("Error from server (Expired): too old resource version: 1 ("), "{fixed:?}");
-    assert!(fixed.stderr.contains("--on-expired=restart"), "the way out: {fixed:?}");
+    assert!(fixed.stderr.contains("--on-expired=restart"), "the remedy: {fixed:?}");
     let args = ["watch", "pods", "-A", "-s", &server, "--resource-version", "1", "--timeout=1s", "-o=name"];
     let over = run(&[&args[..], &["--on-expired=restart", "--on-lag=expire"]].concat()).await;
     assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");
@@ -240,7 +242,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let admin = run(&["get", "pods", "-s", &kubefan.admin_addr.to_string()]).await;
     assert!(admin.stderr.contains("is no gRPC server") && admin.stderr.contains("admin port"), "{admin:?}");
 
-    // What never was is no lost connection, and is not tried for ever.
+    // A version that never existed is no lost connection, so it is not retried.
     let future = ["--resource-version", "99999999"];
     let watch = run(&[&args[..5], &future].concat()).await;
     assert_eq!(watch.code, Some(1));

@@ -1,5 +1,6 @@
-//! What one connection may do to its own streams, to other connections and to kubefan: slow readers, resets, silence, crowds, garbage.
-//! Most of it speaks HTTP/2 by hand, because a library's client would be too well-behaved.
+//! What one connection can do to its own streams, to other connections and to kubefan: slow
+//! readers, resets, silence, many streams, garbage. Most tests speak HTTP/2 by hand, because client
+//! libraries behave too well.
 
 use std::time::Duration;
 
@@ -29,12 +30,12 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_hear_of_everything;
-    paused: a_stream_that_is_not_read_stops_no_other, a_reset_frees_the_subscription, a_drain_tells_every_stream,
-        a_snapshot_that_nobody_reads_ends, a_list_that_nobody_reads_ends, a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_not_late,
-        a_peer_that_is_silent_is_dropped,
-        a_call_ends_at_its_deadline, a_compressed_request_is_refused, http1_gets_an_answer,
-        a_connection_that_says_nothing_is_closed;
+    local: connections_over_the_limit_are_closed_at_once, two_hundred_streams_on_one_connection_get_every_event;
+    paused: an_unread_stream_does_not_block_others, a_reset_frees_the_subscription,
+        a_drain_ends_every_stream_with_its_reason, an_unread_snapshot_is_ended, an_unread_list_is_ended,
+        a_bookmark_follows_silence_on_each_stream, the_first_bookmark_after_a_snapshot_is_on_time,
+        a_client_that_answers_no_ping_is_dropped, a_call_ends_at_its_deadline, a_compressed_request_is_refused,
+        http1_requests_get_an_http1_answer, a_silent_connection_is_closed;
 };
 
 const CACHE: &str = "{group=\"\",media=\"json\",namespace=\"\",resource=\"pods\"}";
@@ -46,12 +47,12 @@ fn large(name: &str, filling: char) -> serde_json::Value {
     pod
 }
 
-/// A connection by hand.
-struct Raw {
+/// An HTTP/2 connection without a gRPC library.
+struct RawConnection {
     requests: SendRequest<Bytes>,
-    /// Reads and writes; without it nothing moves.
+    /// The task that reads and writes the connection.
     driver: JoinHandle<Result<(), h2::Error>>,
-    /// What kubefan says of its end.
+    /// The reason that kubefan records for the end.
     end: JoinHandle<ConnectionEnd>,
 }
 
@@ -60,14 +61,14 @@ fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
     (ours, tokio::spawn(rig.server.clone().serve(theirs, Peer::default())))
 }
 
-impl Raw {
-    /// Connects; each stream has a window of 64 KiB, and the connection one that is never in the way.
-    async fn to(rig: &Rig) -> Raw {
+impl RawConnection {
+    /// Connects. Each stream has a window of 64 KiB; the connection's window never limits.
+    async fn to(rig: &Rig) -> RawConnection {
         let (ours, end) = served(rig);
         let mut builder = client::Builder::new();
         builder.initial_window_size(64 << 10).initial_connection_window_size(1 << 30);
         let (requests, connection) = builder.handshake(ours).await.unwrap();
-        Raw { requests, driver: tokio::spawn(connection), end }
+        RawConnection { requests, driver: tokio::spawn(connection), end }
     }
 
     async fn call(&mut self, headers: &[(&'static str, &str)], message: &[u8]) -> Response<RecvStream> {
@@ -96,22 +97,22 @@ impl Raw {
         response.await.unwrap()
     }
 
-    async fn watch(&mut self, target: Target) -> Raws {
+    async fn watch(&mut self, target: Target) -> RawStream {
         let bookmark_interval = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
         let request = WatchRequest { target: Some(target), bookmark_interval, ..WatchRequest::default() };
         let response = self.call(&[], &request.encode_to_vec()).await;
         assert_eq!((response.status().as_u16(), response.headers().get("grpc-status")), (200, None));
-        Raws { body: response.into_body(), buffer: BytesMut::new() }
+        RawStream { body: response.into_body(), buffer: BytesMut::new() }
     }
 }
 
-/// The messages of a stream by hand.
-struct Raws {
+/// The gRPC messages of one stream.
+struct RawStream {
     body: RecvStream,
     buffer: BytesMut,
 }
 
-impl Raws {
+impl RawStream {
     /// The next message, or the status at the end.
     async fn next(&mut self) -> Result<WatchResponse, Status> {
         loop {
@@ -133,7 +134,7 @@ impl Raws {
         }
     }
 
-    /// Reads to the end of the snapshot; the number of its messages.
+    /// Reads to the end of the snapshot. Returns the number of messages.
     async fn snapshot(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -144,7 +145,7 @@ impl Raws {
         }
     }
 
-    /// Reads events until this object's.
+    /// Reads up to the event of this object.
     async fn until(&mut self, name: &str) {
         loop {
             match self.next().await.unwrap().message {
@@ -166,7 +167,7 @@ async fn rig() -> Rig {
     Rig::synced(sim, setup).await
 }
 
-/// A rig whose snapshot is larger than the window of a stream.
+/// A rig whose snapshot is larger than a stream's window.
 async fn large_rig() -> Rig {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
@@ -176,9 +177,9 @@ async fn large_rig() -> Rig {
     Rig::synced(sim, setup).await
 }
 
-async fn a_stream_that_is_not_read_stops_no_other() {
+async fn an_unread_stream_does_not_block_others() {
     let rig = large_rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let mut idle = raw.watch(target("pods")).await;
     let mut read = raw.watch(target("pods")).await;
     assert_eq!(read.snapshot().await, 102);
@@ -186,7 +187,7 @@ async fn a_stream_that_is_not_read_stops_no_other() {
         rig.sim.update(&pods(), large(&format!("p{number}"), 'y')).unwrap();
     }
     read.until("p49").await;
-    // It was given what its window holds and no more, and goes on from there when it is read.
+    // kubefan gave the idle stream only what its window takes, and continues when it is read.
     let sent = rig.metric(&format!("kubefan_snapshot_objects_sent_total{CACHE}"));
     assert!(sent < 100.0 + 12.0, "{sent} objects were taken for a window of eight");
     assert_eq!(idle.snapshot().await, 102);
@@ -195,10 +196,10 @@ async fn a_stream_that_is_not_read_stops_no_other() {
 
 async fn a_reset_frees_the_subscription() {
     let rig = large_rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let mut stays = raw.watch(target("pods")).await;
     let read = raw.watch(target("pods")).await;
-    // One that waits for its window too.
+    // This one waits for window space too.
     let stalled = raw.watch(target("pods")).await;
     assert_eq!(stays.snapshot().await, 102);
     drop((read, stalled));
@@ -211,9 +212,9 @@ async fn a_reset_frees_the_subscription() {
     assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Closed);
 }
 
-async fn a_drain_tells_every_stream() {
+async fn a_drain_ends_every_stream_with_its_reason() {
     let rig = rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let mut streams = Vec::new();
     for _ in 0..50 {
         let mut stream = raw.watch(target("pods")).await;
@@ -234,14 +235,14 @@ async fn a_drain_tells_every_stream() {
     assert_eq!(rig.metric(finished), 50.0);
 }
 
-async fn a_snapshot_that_nobody_reads_ends() {
+async fn an_unread_snapshot_is_ended() {
     let rig = large_rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let mut stalled = raw.watch(target("pods")).await;
     let finished = "kubefan_subscriptions_finished_total{group=\"\",media=\"json\",namespace=\"\",reason=\"snapshot_stalled\",resource=\"pods\"}";
     rig.metric_becomes(finished, 1.0).await;
     assert_eq!(rig.metric(&format!("kubefan_subscribers{CACHE}")), 0.0);
-    // What was on its way comes first.
+    // Messages that were already sent arrive first.
     let status = loop {
         if let Err(status) = stalled.next().await {
             break status;
@@ -252,13 +253,13 @@ async fn a_snapshot_that_nobody_reads_ends() {
     assert!(status.get_details_retry_info().is_some());
 }
 
-async fn a_list_that_nobody_reads_ends() {
+async fn an_unread_list_is_ended() {
     const IN_FLIGHT: &str = "kubefan_snapshots";
     let rig = large_rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let request = ListRequest { target: Some(target("pods")), ..ListRequest::default() };
     let response = raw.call_method("List", &[], &request.encode_to_vec()).await;
-    assert_eq!(rig.metric(IN_FLIGHT), 1.0, "it holds the place of another at the gate");
+    assert_eq!(rig.metric(IN_FLIGHT), 1.0, "it holds a permit of the gate");
     rig.metric_becomes(IN_FLIGHT, 0.0).await;
     let mut body = response.into_body();
     while let Some(data) = body.data().await {
@@ -271,7 +272,7 @@ async fn a_list_that_nobody_reads_ends() {
 async fn a_bookmark_follows_silence_on_each_stream() {
     let rig = rig().await;
     let mut often = rig.watch_all("pods").await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let some = Target { label_selector: "stage=old".into(), ..target("pods") };
     let mut seldom = raw.watch(some).await;
     seldom.snapshot().await;
@@ -284,7 +285,7 @@ async fn a_bookmark_follows_silence_on_each_stream() {
     assert_eq!(start.elapsed().as_secs(), 3600);
 }
 
-async fn the_first_bookmark_after_a_snapshot_is_not_late() {
+async fn the_first_bookmark_after_a_snapshot_is_on_time() {
     let rig = rig().await;
     let nothing = Target { label_selector: "stage=never".into(), ..target("pods") };
     let mut quiet = rig.watch(nothing, "").await.unwrap();
@@ -292,21 +293,21 @@ async fn the_first_bookmark_after_a_snapshot_is_not_late() {
     let start = tokio::time::Instant::now();
     let version = rig.sim.create(&pods(), pod("b", "new")).unwrap();
     quiet.until(version).await;
-    assert!(start.elapsed() <= Duration::from_secs(2), "it asked for one every second: {:?}", start.elapsed());
+    assert!(start.elapsed() <= Duration::from_secs(2), "the interval is one second: {:?}", start.elapsed());
 }
 
-async fn a_peer_that_is_silent_is_dropped() {
+async fn a_client_that_answers_no_ping_is_dropped() {
     let rig = rig().await;
     let start = tokio::time::Instant::now();
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     raw.watch(target("pods")).await.snapshot().await;
-    // From here on it reads nothing, and answers no PING.
-    let Raw { requests, driver, end } = raw;
+    // From now on the client task runs without any calls.
+    let RawConnection { requests, driver, end } = raw;
     let io = tokio::spawn(async move {
         let _held = (requests, driver);
         std::future::pending::<()>().await;
     });
-    // A client that answers is kept.
+    // A client that answers PINGs stays connected.
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(!end.is_finished());
     io.abort();
@@ -320,11 +321,11 @@ async fn a_peer_that_is_silent_is_dropped() {
 
 async fn a_call_ends_at_its_deadline() {
     let rig = rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() }.encode_to_vec();
     let start = tokio::time::Instant::now();
     let response = raw.call(&[("grpc-timeout", "90S")], &request).await;
-    let mut stream = Raws { body: response.into_body(), buffer: BytesMut::new() };
+    let mut stream = RawStream { body: response.into_body(), buffer: BytesMut::new() };
     stream.snapshot().await;
     assert_eq!(stream.next().await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(start.elapsed().as_secs(), 90);
@@ -332,14 +333,14 @@ async fn a_call_ends_at_its_deadline() {
 
 async fn a_compressed_request_is_refused() {
     let rig = rig().await;
-    let mut raw = Raw::to(&rig).await;
+    let mut raw = RawConnection::to(&rig).await;
     let response = raw.call(&[("grpc-encoding", "gzip")], &[]).await;
     assert_eq!(status(response.headers()).code(), Code::Unimplemented);
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
     assert!(response.into_body().is_end_stream(), "headers only");
 }
 
-async fn http1_gets_an_answer() {
+async fn http1_requests_get_an_http1_answer() {
     let rig = rig().await;
     let answer = async |request: &str| {
         let (mut ours, _end) = served(&rig);
@@ -355,7 +356,7 @@ async fn http1_gets_an_answer() {
     assert!(grpc.starts_with("HTTP/1.1 505 ") && grpc.contains("HTTP/2"), "{grpc}");
 }
 
-async fn a_connection_that_says_nothing_is_closed() {
+async fn a_silent_connection_is_closed() {
     let rig = rig().await;
     let start = tokio::time::Instant::now();
     let (_nothing, first) = served(&rig);
@@ -378,16 +379,16 @@ async fn connections_over_the_limit_are_closed_at_once() {
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     assert!(metrics.contains("kubefan_connections_finished_total{reason=\"refused\"} 1"), "{metrics}");
     assert!(metrics.contains("kubefan_connections 1\n"), "{metrics}");
-    // A place that is free again is given again.
+    // The freed connection slot can be used again.
     drop(watch);
-    wait::until("a place", wait::SOON, || async {
+    wait::until("a free connection", wait::SOON, || async {
         let mut client = connect(kubefan.grpc_addr).await;
         Watch::start(&mut client, target("pods"), "").await.ok()
     })
     .await;
 }
 
-async fn two_hundred_streams_on_one_connection_hear_of_everything() {
+async fn two_hundred_streams_on_one_connection_get_every_event() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let mut client = connect(kubefan.grpc_addr).await;

@@ -1,4 +1,5 @@
-//! Who kubefan is upstream: client certificates, tokens, token files that rotate and plugins, all by kubeconfig.
+//! kubefan's credentials upstream: client certificates, tokens, token files that rotate and
+//! credential plugins, each configured by a kubeconfig.
 
 use std::path::Path;
 
@@ -19,8 +20,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_client_certificate_is_used, a_token_file_and_an_authority_file_are_used;
-    local: a_rotated_token_file_is_read_again_when_it_is_refused, a_plugin_is_run_again_when_its_token_runs_out,
-        a_plugin_that_fails_is_told_without_its_output;
+    local: a_rotated_token_file_is_read_again_after_a_401, a_plugin_is_run_again_when_its_token_expires,
+        a_failing_plugin_is_reported_without_its_output;
 };
 
 async fn serves_pods(kubefan: &Kubefan) {
@@ -39,7 +40,7 @@ async fn a_token_file_and_an_authority_file_are_used() {
     let api = ApiServer::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let token = dir.path().join("token");
-    // As an editor leaves it: with a newline.
+    // Editors end a file with a newline.
     std::fs::write(&token, api.admin_token() + "\n").unwrap();
     let text = std::fs::read_to_string(api.kubeconfig()).unwrap();
     let text = text.replace(&format!("token: {}", api.admin_token()), &format!("tokenFile: {}", token.display()));
@@ -56,7 +57,7 @@ async fn strict() -> Simulated {
     Simulated::with(SimOptions { bearer_token: Some("right".into()), ..SimOptions::default() }).await
 }
 
-async fn a_rotated_token_file_is_read_again_when_it_is_refused() {
+async fn a_rotated_token_file_is_read_again_after_a_401() {
     let simulated = strict().await;
     let token = simulated.dir.path().join("token");
     std::fs::write(&token, "old").unwrap();
@@ -68,7 +69,7 @@ async fn a_rotated_token_file_is_read_again_when_it_is_refused() {
     upstream.get(Verb::Get, "/version").await.unwrap();
 }
 
-/// A plugin that notes each of its runs in a file and prints this.
+/// A plugin that records each run in a file, prints `prints` and exits with `exits`.
 fn plugin(simulated: &Simulated, prints: &str, exits: i32) -> (std::path::PathBuf, std::path::PathBuf) {
     let runs = simulated.dir.path().join("runs");
     let script = format!("echo run >> {}; cat <<'END'\n{prints}\nEND\nexit {exits}", runs.display());
@@ -87,7 +88,7 @@ fn credential(token: &str, expires: &str) -> String {
     )
 }
 
-async fn a_plugin_is_run_again_when_its_token_runs_out() {
+async fn a_plugin_is_run_again_when_its_token_expires() {
     let simulated = strict().await;
     for (expires, again) in [("2000-01-01T00:00:00Z", true), ("2999-01-01T00:00:00Z", false)] {
         let (kubeconfig, runs) = plugin(&simulated, &credential("right", expires), 0);
@@ -106,7 +107,7 @@ async fn a_plugin_is_run_again_when_its_token_runs_out() {
     serves_pods(&Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await).await;
 }
 
-async fn a_plugin_that_fails_is_told_without_its_output() {
+async fn a_failing_plugin_is_reported_without_its_output() {
     let simulated = strict().await;
     for (prints, exits) in [("very-secret", 3), ("very-secret", 0), (credential("very-secret", "x").as_str(), 0)] {
         let (kubeconfig, _) = plugin(&simulated, prints, exits);

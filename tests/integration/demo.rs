@@ -1,15 +1,17 @@
-//! `kubefan demo` as a script sees it: plain lines, the contrast of both ways, and an exit code.
+//! `kubefan demo` as a script uses it: plain lines, the summary that compares both parts, and an
+//! exit code.
 
 use std::{net::TcpListener, path::Path, process::Command, time::Duration};
 
 use crate::harness::{Test, process::Process, tests, wait};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: the_demo_ends_by_itself_with_the_summary, the_demo_is_ended_by_a_signal_with_its_summary,
+    local: the_demo_ends_by_itself_with_the_summary, a_signal_ends_the_demo_with_the_summary,
         a_port_in_use_is_named_with_the_flag_that_changes_it;
 };
 
-/// Far beyond the demo's own duration: it also fills the apiserver and connects everybody, on a machine that does other things.
+/// Far more than the demo's own duration: it also fills the apiserver and connects all subscribers,
+/// on a machine that runs other tests too.
 const ENDED_AT_MOST: Duration = Duration::from_secs(120);
 
 fn demo(dir: &Path, args: &[&str]) -> Process {
@@ -51,12 +53,13 @@ async fn the_demo_ends_by_itself_with_the_summary() {
     assert_eq!(row(&printed, "watches on pods, open at the apiserver"), ("20".to_owned(), "1".to_owned()));
     let (direct, kubefan) = row(&printed, "  events sent by the apiserver");
     let number = |text: String| text.parse::<f64>().unwrap();
-    // One in twenty watches everything, and others a part; kubefan's one watch may get a bookmark too.
+    // One subscriber in twenty watches everything, the others a part. kubefan's single watch may
+    // get a bookmark too.
     assert!(number(direct) > 1.1 && number(kubefan) < 1.1, "{printed}");
     assert!(lines.iter().any(|line| line.starts_with("all 20 subscribers are at version ")), "{printed}");
 }
 
-async fn the_demo_is_ended_by_a_signal_with_its_summary() {
+async fn a_signal_ends_the_demo_with_the_summary() {
     let dir = tempfile::tempdir().unwrap();
     let mut demo = demo(dir.path(), &[&ANY_PORT[..], &["--duration", "0"]].concat());
     let churning = || async { demo.log().contains("s through kubefan: watches 1, ").then_some(()) };
@@ -65,7 +68,7 @@ async fn the_demo_is_ended_by_a_signal_with_its_summary() {
     let status = demo.ended(ENDED_AT_MOST).await;
     let printed = demo.log();
     assert!(status.success(), "{status}:\n{printed}");
-    // A line per second, with no escape sequence in it.
+    // One line per second, without escape sequences.
     assert!(!printed.contains('\u{1b}'), "{printed:?}");
     assert!(printed.contains("\nall 20 subscribers are at version "), "{printed}");
 }

@@ -1,5 +1,6 @@
-//! What is in `deploy/`: the apiserver takes every object of both overlays, the pods keep to the restricted pod security
-//! standard, and the shipped service account may do what the `--resource` flags need and nothing else.
+//! The manifests in `deploy/`: the apiserver accepts every object of both overlays, the pods meet
+//! the restricted pod security standard, and the shipped service accounts have exactly the rights
+//! that the `--resource` flags need.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -9,8 +10,8 @@ use serde_json::{Value, json};
 use crate::harness::{Test, apiserver::ApiServer, kubefan::Kubefan, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: the_apiserver_takes_both_overlays, with_its_components_it_takes_the_cluster_proxy_too, the_pods_keep_to_the_restricted_standard,
-        the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else,
+    apiserver: the_apiserver_accepts_both_overlays, the_apiserver_accepts_the_cluster_proxy_with_its_components,
+        the_pods_meet_the_restricted_standard, the_service_accounts_may_only_list_and_watch_the_cached_resources,
         kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags;
 };
 
@@ -23,7 +24,7 @@ pub(crate) struct Overlay {
     workload: &'static str,
 }
 
-/// kubefan for a whole cluster.
+/// The overlay for one kubefan deployment per cluster.
 pub(crate) const CLUSTER_PROXY: Overlay = Overlay {
     dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/cluster-proxy"),
     namespace: "kubefan",
@@ -31,7 +32,7 @@ pub(crate) const CLUSTER_PROXY: Overlay = Overlay {
     workload: "/apis/apps/v1/namespaces/kubefan/deployments/kubefan",
 };
 
-/// kubefan beside an agent, on every node.
+/// The overlay for kubefan beside an agent on every node.
 pub(crate) const SIDECAR: Overlay = Overlay {
     dir: concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/overlays/sidecar"),
     namespace: "node-agent",
@@ -40,9 +41,11 @@ pub(crate) const SIDECAR: Overlay = Overlay {
 };
 
 impl Overlay {
-    /// Runs `kubectl apply` on the overlay, after its namespace is made as its comment says, and returns what it printed.
+    /// Creates the namespace as the overlay's comment says, and runs `kubectl apply`. Returns its
+    /// output.
     async fn apply_with(&self, api: &ApiServer, args: &[&str]) -> String {
-        // kubectl asks whether an object exists and then makes it: two at a time would see each other's.
+        // kubectl first checks whether an object exists and then creates it, so two runs at the
+        // same time could collide.
         static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let _guard = ONE_AT_A_TIME.lock().await;
         self.make_namespace(api).await;
@@ -68,24 +71,25 @@ impl Overlay {
         token.trim().to_owned()
     }
 
-    /// Applies the overlay and returns a kubeconfig of its service account: what kubefan runs as in a cluster.
+    /// Applies the overlay. Returns a kubeconfig of its service account, which kubefan uses in a
+    /// cluster.
     pub(crate) async fn service_account_kubeconfig(&self, api: &ApiServer) -> PathBuf {
         self.apply(api).await;
         api.kubeconfig_with_token(self.service_account, &self.token(api).await)
     }
 
-    /// kubefan's arguments in the applied overlay.
+    /// The arguments of kubefan in the applied overlay.
     pub(crate) async fn args(&self, api: &ApiServer) -> Vec<String> {
         let workload = api.get_json(self.workload).await;
         let pod = &workload["spec"]["template"]["spec"];
         let containers = ["initContainers", "containers"].map(|list| pod[list].as_array().cloned().unwrap_or_default());
         let kubefan = containers.concat().into_iter().find(|container| container["name"] == "kubefan");
-        let args = kubefan.expect("a container is named kubefan")["args"].take();
-        serde_json::from_value(args).expect("args are strings")
+        let args = kubefan.expect("no container is named kubefan")["args"].take();
+        serde_json::from_value(args).expect("args are not strings")
     }
 }
 
-async fn the_apiserver_takes_both_overlays() {
+async fn the_apiserver_accepts_both_overlays() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let applied = overlay.apply_with(&api, &["--dry-run=server"]).await;
@@ -94,10 +98,10 @@ async fn the_apiserver_takes_both_overlays() {
     }
 }
 
-async fn with_its_components_it_takes_the_cluster_proxy_too() {
+async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
-    // kustomize takes relative paths only.
+    // kustomize accepts only relative paths.
     let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/target")).unwrap();
     let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
                 resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/tls, ../../deploy/components/warm-start]\n";
@@ -127,20 +131,20 @@ async fn with_its_components_it_takes_the_cluster_proxy_too() {
         assert!(help.stdout.contains(&format!("--{flag} ")), "{flag}");
     }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
-    // Without the files, which are in the pod only, all that can be wrong with the flags is that they are not there.
+    // The certificate files exist only in the pod. Here their absence must be the only error.
     let kubeconfig = format!("--kubeconfig={}", api.kubeconfig().display());
     let args: Vec<&str> = args.iter().map(String::as_str).chain([kubeconfig.as_str()]).collect();
     let ran = crate::harness::kubefan::run(&args).await;
     assert!(ran.stderr.contains("cannot read /etc/kubefan/peers/"), "{ran:?}");
 }
 
-async fn the_pods_keep_to_the_restricted_standard() {
+async fn the_pods_meet_the_restricted_standard() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         overlay.apply(&api).await;
         let mut pod = api.get_json(overlay.workload).await["spec"]["template"].take();
         pod["metadata"]["name"] = json!("as-the-controller-makes-it");
-        // The namespace enforces the standard: a pod that does not keep to it is denied.
+        // The namespace enforces the standard, so a pod that violates it is denied.
         let pods = format!("/api/v1/namespaces/{}/pods?dryRun=All", overlay.namespace);
         api.create(&pods, &pod).await;
         pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = json!(true);
@@ -149,7 +153,7 @@ async fn the_pods_keep_to_the_restricted_standard() {
     }
 }
 
-async fn the_service_accounts_may_list_and_watch_what_is_cached_and_nothing_else() {
+async fn the_service_accounts_may_only_list_and_watch_the_cached_resources() {
     let api = ApiServer::shared().await;
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let kubeconfig = overlay.service_account_kubeconfig(&api).await;
@@ -177,7 +181,7 @@ async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() 
     for overlay in [CLUSTER_PROXY, SIDECAR] {
         let kubeconfig = overlay.service_account_kubeconfig(&api).await;
         let shipped = overlay.args(&api).await;
-        // The addresses are the harness' own, as is the subcommand before them.
+        // The harness sets the addresses and the subcommand itself.
         let flags = shipped.iter().filter(|arg| *arg != "serve" && !arg.contains("listen="));
         let flags: Vec<String> = flags.map(|flag| flag.replace("$(NODE_NAME)", "node-1")).collect();
         let kubefan = Kubefan::spawn(&kubeconfig, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
@@ -186,16 +190,16 @@ async fn kubefan_syncs_as_the_shipped_service_accounts_with_the_shipped_flags() 
         for resource in shipped.iter().filter_map(|flag| resource_of_flag(flag)) {
             assert!(verbose.contains(&resource), "{resource}: {verbose}");
         }
-        assert!(verbose.contains("[+]identity kube-system uid "), "the shipped rights are enough: {verbose}");
+        assert!(verbose.contains("[+]identity kube-system uid "), "the shipped rights are not enough: {verbose}");
     }
 }
 
-/// The `pods` of `--resource=pods`.
+/// Extracts `pods` from `--resource=pods`.
 fn resource_of_flag(flag: &str) -> Option<String> {
     flag.strip_prefix("--resource=").map(str::to_owned)
 }
 
-/// All that the service account may do in a namespace that its overlay has nothing to do with.
+/// All rules that the service account has in a namespace outside of its overlay.
 async fn rules_of(api: &ApiServer, overlay: &Overlay) -> Vec<Value> {
     let url = format!("{}/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", api.url());
     let review = json!({ "spec": { "namespace": "default" } }).to_string();
@@ -206,14 +210,16 @@ async fn rules_of(api: &ApiServer, overlay: &Overlay) -> Vec<Value> {
     answer["status"]["resourceRules"].as_array().unwrap_or_else(|| panic!("{answer}")).clone()
 }
 
-/// Whether a rule comes from `system:basic-user`, which lets everybody ask about themselves.
+/// Whether the rule comes from `system:basic-user`, with which every user may ask about its own
+/// rights.
 fn is_of_every_user(rule: &Value) -> bool {
     let resources = rule["resources"].as_array().expect("a rule names resources");
     rule["verbs"] == json!(["create"])
         && resources.iter().all(|name| name.as_str().is_some_and(|name| name.starts_with("selfsubject")))
 }
 
-/// The (verb, resource) pairs of a rule, each resource as kubectl writes it, with its name where it is for one object.
+/// The (verb, resource) pairs of a rule. Resources are written as in kubectl, with the object's
+/// name if the rule is for one object.
 fn pairs(rule: &Value) -> Vec<(String, String)> {
     let of = rule["resourceNames"].as_array().map(|names| {
         assert_eq!(names.len(), 1, "{rule}");

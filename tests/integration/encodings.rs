@@ -1,5 +1,6 @@
-//! Every way of sending says the same: against a real apiserver, over a break of the connection, the client library gives the same
-//! events with the same bytes, whether objects travel as JSON, in compressed snapshots, or as deltas.
+//! All encodings give the same events. Against a real apiserver and across a broken connection, the
+//! client library returns the same events with the same bytes, whether objects are sent as JSON, in
+//! compressed snapshots, or as deltas.
 
 use kubefan_client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream};
 use kubefan_common::proto::v1alpha1::{Event, Target};
@@ -15,30 +16,31 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: every_encoding_says_the_same_over_a_break, only_changes_of_what_is_projected_are_told;
+    apiserver: every_encoding_gives_the_same_events_across_a_break,
+        an_only_changes_watch_gets_only_changes_of_the_projection;
 };
 
-/// One subscriber, and what it was told.
+/// One subscriber and the events that it received.
 struct Subscriber {
     watch: WatchStream,
-    told: Vec<(i32, String, String, String)>,
+    received: Vec<(i32, String, String, String)>,
 }
 
 impl Subscriber {
     async fn start(link: &Link, target: &Target, options: WatchOptions) -> Self {
         let client = ListWatch::connect(&link.addr.to_string(), &ClientOptions::default()).await.unwrap();
-        Self { watch: client.watch(target.clone(), options), told: Vec::new() }
+        Self { watch: client.watch(target.clone(), options), received: Vec::new() }
     }
 
-    /// Reads until something says so.
+    /// Reads until `done` accepts an item.
     async fn until(&mut self, done: impl Fn(&WatchItem) -> bool) {
         loop {
-            let item = self.watch.next().await.expect("the watch goes on").unwrap();
+            let item = self.watch.next().await.expect("the watch has ended").unwrap();
             let is_done = done(&item);
             if let WatchItem::Event(Event { r#type, name, resource_version, object, delta, .. }) = item {
-                assert!(delta.is_none(), "the client makes objects whole");
+                assert!(delta.is_none(), "the client returns whole objects");
                 let object = String::from_utf8(object.to_vec()).unwrap();
-                self.told.push((r#type, name, resource_version, object));
+                self.received.push((r#type, name, resource_version, object));
             }
             if is_done {
                 return;
@@ -52,7 +54,7 @@ impl Subscriber {
     }
 }
 
-async fn every_encoding_says_the_same_over_a_break() {
+async fn every_encoding_gives_the_same_events_across_a_break() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("encodings").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -88,7 +90,7 @@ async fn every_encoding_says_the_same_over_a_break() {
             label("a", "on", round).await;
             last = label("c", if round % 2 == 0 { "on" } else { "other" }, round).await;
             if round == 5 {
-                // The last event before the break is one that all of them see.
+                // The last event before the break is one that all subscribers get.
                 last = label("a", "on", 100).await;
                 for subscriber in &mut subscribers {
                     subscriber.until_version(last).await;
@@ -109,13 +111,13 @@ async fn every_encoding_says_the_same_over_a_break() {
             subscriber.until_version(last).await;
         }
         let [json, zstd, deltas] = subscribers.as_slice() else { unreachable!() };
-        assert!(json.told.len() > 24, "{}", json.told.len());
-        assert_eq!(zstd.told, json.told, "{labels}");
-        assert_eq!(deltas.told, json.told, "{labels}");
+        assert!(json.received.len() > 24, "{}", json.received.len());
+        assert_eq!(zstd.received, json.received, "{labels}");
+        assert_eq!(deltas.received, json.received, "{labels}");
     }
 }
 
-async fn only_changes_of_what_is_projected_are_told() {
+async fn an_only_changes_watch_gets_only_changes_of_the_projection() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("only-changes").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -127,7 +129,7 @@ async fn only_changes_of_what_is_projected_are_told() {
     let options = WatchOptions { projection, only_changes: true, ..WatchOptions::default() };
     let mut subscriber = Subscriber::start(&link, &target, options).await;
     subscriber.until(|item| matches!(item, WatchItem::SnapshotEnd { .. })).await;
-    subscriber.told.clear();
+    subscriber.received.clear();
     let patch = async |metadata| version_of(&api.patch(&format!("{pods}/a"), &json!({ "metadata": metadata })).await);
     patch(json!({ "annotations": { "note": "1" } })).await;
     let first = patch(json!({ "labels": { "stage": "on" } })).await;
@@ -138,5 +140,5 @@ async fn only_changes_of_what_is_projected_are_told() {
         let object = format!(r#"{{"metadata":{{"labels":{{"app":"a","stage":"{stage}"}}}}}}"#);
         (2, "a".to_owned(), version.to_string(), object)
     });
-    assert_eq!(subscriber.told, expected);
+    assert_eq!(subscriber.received, expected);
 }

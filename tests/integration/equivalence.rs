@@ -1,7 +1,8 @@
-//! What subscribers get through kubefan is what the apiserver's own watch says: event by event, byte for byte, whatever the selector
-//! and however the initial state was read.
+//! Subscribers of kubefan get exactly the events of the apiserver's own watch, byte for byte, for
+//! every selector and for each way of reading the initial state.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 10,000 pods, 200 subscribers and 2,000 updates; by default it is smaller.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 10,000 pods, 200 subscribers and 2,000 updates; the
+//! default is smaller.
 
 use std::{collections::HashMap, env};
 
@@ -24,16 +25,17 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: subscribers_see_what_the_apiserver_says_by_list, subscribers_see_what_the_apiserver_says_by_watch_list;
-    paused: subscribers_of_a_compressed_cache_see_the_same;
+    apiserver: subscribers_get_the_apiservers_events_after_a_list,
+        subscribers_get_the_apiservers_events_after_a_watch_list;
+    paused: subscribers_of_a_compressed_cache_get_the_same_bytes;
 };
 
-/// How much the larger tests do.
+/// The size of the larger tests.
 pub(crate) struct Scale {
     pub(crate) pods: usize,
     pub(crate) subscribers: usize,
     pub(crate) updates: usize,
-    /// How long the apiserver's own watch is given to tell it all.
+    /// Seconds in which the apiserver's own watch must send everything.
     pub(crate) seconds: u32,
 }
 
@@ -44,7 +46,8 @@ pub(crate) fn scale() -> Scale {
     }
 }
 
-/// Two thirds of the subscribers share the plain ones; the others have selectors whose members come and go.
+/// Two thirds of the subscribers use the plain queries. The others have selectors that objects
+/// enter and leave.
 const PLAIN: [Query; 4] = [
     query("", "", ""),
     query("team-0", "", ""),
@@ -62,15 +65,15 @@ const CHANGING: [Query; 8] = [
     query("", "tier=front", "spec.restartPolicy=Always"),
 ];
 
-async fn subscribers_see_what_the_apiserver_says_by_list() {
-    subscribers_see_what_the_apiserver_says("never").await;
+async fn subscribers_get_the_apiservers_events_after_a_list() {
+    compare_with_the_apiserver("never").await;
 }
 
-async fn subscribers_see_what_the_apiserver_says_by_watch_list() {
-    subscribers_see_what_the_apiserver_says("auto").await;
+async fn subscribers_get_the_apiservers_events_after_a_watch_list() {
+    compare_with_the_apiserver("auto").await;
 }
 
-async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
+async fn compare_with_the_apiserver(watch_list: &str) {
     let Scale { pods, subscribers, updates, seconds } = scale();
     let api = ApiServer::start(Options::default()).await;
     let mut workload = Workload::new(7, WorkloadOptions { objects: pods, ..WorkloadOptions::default() });
@@ -94,13 +97,14 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
     for query in &queries {
         let mut client = connect(kubefan.grpc_addr).await;
         let mut watch = Watch::start(&mut client, query.target("pods"), "").await.unwrap();
-        // Read before the first update, so that all histories start at the same state.
+        // Reads the snapshot before the first update, so that all histories start at the same
+        // state.
         watch.until_resumable().await;
         watches.push(watch);
     }
-    assert_eq!(pod_watches(&api).await - before, 1, "one watch upstream, whatever the number of subscribers");
+    assert_eq!(pod_watches(&api).await - before, 1, "one upstream watch for any number of subscribers");
 
-    let (tell_end, end) = watch::channel(u64::MAX);
+    let (end_sender, end) = watch::channel(u64::MAX);
     let mut readers = JoinSet::new();
     for (query, mut watch) in queries.iter().copied().cloned().zip(watches) {
         let end = end.clone();
@@ -113,11 +117,12 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
         load::apply(&api, workload.next_change()).await;
     }
     let last = version_of(&api.create("/api/v1/namespaces/team-0/pods", &pod("the-last")).await);
-    tell_end.send_replace(last);
+    end_sender.send_replace(last);
     let watches = readers.join_all().await;
-    assert_eq!(pod_watches(&api).await - before, 1, "still one");
+    assert_eq!(pod_watches(&api).await - before, 1, "still one upstream watch");
 
-    // All at once: the apiserver proves the end of a quiet selection only by the bookmark before the watch's own end.
+    // All watches run at once: for a quiet selection only the bookmark before the end of the
+    // apiserver's watch proves that nothing is missing.
     let parameters = format!("&resourceVersion={start}&allowWatchBookmarks=true");
     let histories =
         initial.keys().map(|query| async { (*query, upstream_watch(&api, query, &parameters, seconds).await) });
@@ -130,22 +135,23 @@ async fn subscribers_see_what_the_apiserver_says(watch_list: &str) {
         assert!(watch.gaps.is_empty());
         left += watch.left;
     }
-    assert!(left > 0, "objects left selectors");
+    assert!(left > 0, "no object left a selector");
     let events: usize = watches.iter().map(|(_, watch)| watch.events.len()).sum();
     println!(
         "{subscribers} subscribers, {updates} updates, {events} events compared, {left} of them objects that left"
     );
 }
 
-/// The pod watches that the apiserver counts.
+/// The number of pod watches in the apiserver's metrics.
 async fn pod_watches(api: &ApiServer) -> i64 {
     let text = api.metric("apiserver_longrunning_requests").await;
     let pods = text.lines().filter(|line| line.contains(r#"resource="pods""#) && line.contains(r#"verb="WATCH""#));
     pods.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a count") as i64).sum()
 }
 
-/// Compression changes where bytes lie, not what anybody gets: snapshots, events, history, and the difference that a relist makes.
-async fn subscribers_of_a_compressed_cache_see_the_same() {
+/// Compression changes only how bytes are stored. Snapshots, events, history and the difference
+/// after a relist stay the same.
+async fn subscribers_of_a_compressed_cache_get_the_same_bytes() {
     let mut setup = Setup::of(&["pods"]);
     setup.cache_compression = true;
     let sim = setup.sim();

@@ -1,6 +1,7 @@
-//! The example programs in `examples/`, with the stubs generated as their first lines say: each shows the pods that are there
-//! and every later one exactly once, over a break of the connection too. The decoders there take every test vector of the contract:
-//! so libraries of other languages can read what kubefan compresses.
+//! The example programs in `examples/`, with stubs generated as their first lines describe. Each
+//! shows the existing pods and every later pod exactly once, even across a broken connection. Their
+//! decoders accept every test vector of the contract, so libraries of other languages can read
+//! kubefan's compressed data.
 
 use std::{
     env, fs,
@@ -23,8 +24,8 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: the_go_example_loses_and_repeats_no_event;
-    python: the_python_example_loses_and_repeats_no_event, the_python_decoder_takes_every_vector;
-    local: the_examples_are_short, the_go_decoder_takes_every_vector;
+    python: the_python_example_loses_and_repeats_no_event, the_python_decoder_decodes_every_vector;
+    local: the_examples_are_short, the_go_decoder_decodes_every_vector;
 };
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
@@ -60,19 +61,19 @@ async fn the_python_example_loses_and_repeats_no_event() {
     .await;
 }
 
-async fn the_go_decoder_takes_every_vector() {
+async fn the_go_decoder_decodes_every_vector() {
     run("go", Command::new("go").args(["run", "./decode", VECTORS]).current_dir(Path::new(DIR).join("go")));
 }
 
-async fn the_python_decoder_takes_every_vector() {
+async fn the_python_decoder_decodes_every_vector() {
     let python = python();
     let stubs = stubs(&python);
     let program = Path::new(DIR).join("python/decode.py");
     run("decode.py", Command::new(&python).arg(program).arg(VECTORS).env("PYTHONPATH", stubs.path()));
 }
 
-/// Runs an example against kubefan: one pod before it starts, which it shows as `first`, one while it watches, and one while
-/// its connection is cut.
+/// Runs an example against kubefan. One pod exists before it starts and is shown as `first`. One is
+/// created while it watches, and one while its connection is cut.
 async fn check(first: &str, example: impl FnOnce(SocketAddr) -> Command) {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("example").await;
@@ -100,7 +101,7 @@ async fn check(first: &str, example: impl FnOnce(SocketAddr) -> Command) {
     }
 }
 
-/// Waits until the example has printed a line that starts so.
+/// Waits until the example has printed a line with this start.
 async fn printed(process: &mut Process, start: &str) {
     let outcome = wait::try_until(wait::SOON, || {
         let found = process.log().lines().any(|line| line.starts_with(start)).then_some(true);
@@ -111,7 +112,7 @@ async fn printed(process: &mut Process, start: &str) {
     assert_eq!(found, Some(true), "the example does not print \"{start}\" but:\n{}", process.log());
 }
 
-/// The Python code of the contract, in a directory of its own.
+/// The generated Python code of the contract, in its own directory.
 fn stubs(python: &Path) -> tempfile::TempDir {
     let stubs = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = |flag: &str| format!("--{flag}={}", stubs.path().display());
@@ -121,7 +122,7 @@ fn stubs(python: &Path) -> tempfile::TempDir {
     stubs
 }
 
-/// A Python with what the examples require.
+/// A Python environment with the requirements of the examples.
 fn python() -> PathBuf {
     tools::python("example-python", &Path::new(DIR).join("python/requirements.txt"))
 }

@@ -1,4 +1,5 @@
-//! What happens to subscribers when upstream fails: they stay connected, what is not exact is marked, and the state is right after.
+//! What happens to subscribers when upstream fails: they stay connected, inexact spans are marked,
+//! and the final state is right.
 
 use kubefan_common::proto::v1alpha1::ResourceState;
 use serde_json::json;
@@ -15,8 +16,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap, a_crd_comes_goes_and_comes_again,
-        a_changed_schema_is_listed_again_with_its_bytes, what_the_apiserver_denies_is_denied;
+    apiserver: a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap, a_crd_can_be_deleted_and_created_again,
+        a_changed_schema_causes_a_relist, a_read_denied_by_the_apiserver_is_denied_to_subscribers;
 };
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -36,7 +37,7 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
     for n in 0..20 {
         api.create(PODS, &pod(&format!("p{n}"))).await;
     }
-    // Between the two lies a link that can be cut, so that kubefan misses what happens meanwhile.
+    // A link that can be cut lies between kubefan and the apiserver, so that kubefan misses events.
     let link = Link::to(api.url().trim_start_matches("https://").parse().unwrap()).await;
     let text = std::fs::read_to_string(api.kubeconfig()).unwrap().replace(api.url(), &format!("https://{}", link.addr));
     let directory = tempfile::tempdir().unwrap();
@@ -67,7 +68,10 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
         ready.contains("pods stale").then_some(())
     })
     .await;
-    assert!(kubefan.admin("/readyz").await.unwrap().0.is_success(), "it stays ready: what is cached is served");
+    assert!(
+        kubefan.admin("/readyz").await.unwrap().0.is_success(),
+        "it stays ready, because cached objects are still served"
+    );
     let mut during = 0;
     for n in 0..10 {
         during = stage(&api, &format!("p{n}"), if n % 2 == 0 { "off" } else { "on" }).await;
@@ -98,7 +102,7 @@ async fn a_killed_apiserver_and_a_compacted_etcd_leave_a_marked_gap() {
     assert!(watches.iter().all(|(_, watch)| watch.gaps.len() == 1), "each saw one marked gap");
 }
 
-async fn a_crd_comes_goes_and_comes_again() {
+async fn a_crd_can_be_deleted_and_created_again() {
     let api = ApiServer::start(Options::default()).await;
     let widgets = "/apis/kubefan.example.com/v1/namespaces/default/widgets";
     let widget =
@@ -123,19 +127,19 @@ async fn a_crd_comes_goes_and_comes_again() {
         let status = tokio::time::timeout(wait::SOON, async {
             loop {
                 match watch.step().await {
-                    Ok(step) => assert!(step.is_some(), "a stream that cannot go on says why"),
+                    Ok(step) => assert!(step.is_some(), "a stream ends with a reason"),
                     Err(status) => return status,
                 }
             }
         });
-        let status = status.await.expect("the stream ends");
+        let status = status.await.expect("the stream did not end");
         assert_eq!(status.code(), Code::NotFound);
         assert!(status.message().contains("widgets.kubefan.example.com"), "{status}");
-        assert!(watch.state.is_empty(), "its objects' deletes came first");
+        assert!(watch.state.is_empty(), "the deletes of its objects come before the end");
     }
 }
 
-async fn a_changed_schema_is_listed_again_with_its_bytes() {
+async fn a_changed_schema_causes_a_relist() {
     let api = ApiServer::start(Options::default()).await;
     api.create_crd("kubefan.example.com", "gadgets", "Gadget").await;
     let gadgets = "/apis/kubefan.example.com/v1/namespaces/default/gadgets";
@@ -147,7 +151,7 @@ async fn a_changed_schema_is_listed_again_with_its_bytes() {
     let mut watch = Watch::start(&mut client, Query::default().target("gadgets"), "").await.unwrap();
     watch.until(version_of(&created)).await;
 
-    // A default changes what is read without any write to the object.
+    // A schema default changes what reads return, without a write to the object.
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         "properties": { "color": { "type": "string", "default": "blue" } } });
     let patch = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema", "value": schema }]);
@@ -157,11 +161,11 @@ async fn a_changed_schema_is_listed_again_with_its_bytes() {
             watch.step().await.unwrap();
         }
     });
-    defaulted.await.expect("the new bytes come");
+    defaulted.await.expect("the new bytes did not arrive");
     assert!(!watch.gaps.is_empty(), "inside a marked gap");
 }
 
-async fn what_the_apiserver_denies_is_denied() {
+async fn a_read_denied_by_the_apiserver_is_denied_to_subscribers() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::spawn(&api.kubeconfig_for(crate::harness::apiserver::NOBODY), &["--resource", "pods"]).await;
     let mut client = connect(kubefan.grpc_addr).await;

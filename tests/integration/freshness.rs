@@ -1,5 +1,6 @@
-//! Consistent reads from the cache: never older than a write that came before them, whatever upstream does, and cheap for upstream, however
-//! many ask. On a quiet resource that takes a proof by a bookmark; where none comes, the read is upstream's.
+//! Consistent reads from the cache. They are never older than a write that finished before them,
+//! whatever upstream does, and cost upstream little however many there are. On a quiet resource
+//! this needs a proof by a bookmark; without a bookmark the read goes upstream.
 
 use std::time::Duration;
 
@@ -26,37 +27,37 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_consistent_list_sees_what_was_just_written,
-        a_watch_list_of_a_quiet_resource_begins_at_the_clusters_version,
-        events_are_not_proved;
-    paused: a_bookmark_proves_a_quiet_cache_and_moves_it,
-        what_is_held_already_is_proved_by_a_look_up,
-        its_own_watch_is_proof_enough,
-        one_proof_serves_all_who_came_before_it,
-        who_comes_during_a_proof_is_not_served_by_it,
-        upstream_is_asked_once_a_second_at_most,
-        upstream_is_asked_again_soon_where_a_look_up_is_enough,
-        who_has_no_time_goes_upstream_and_is_not_asked_for,
-        what_its_own_watch_has_not_got_is_no_proof,
-        an_apiserver_that_is_behind_is_no_proof,
-        another_cluster_is_no_proof,
-        a_restored_etcd_is_no_proof,
-        a_failure_upstream_is_told_soon,
-        who_waited_in_vain_is_the_last_for_a_while,
-        a_try_after_a_pause_is_not_everybodys_wait,
-        waits_in_vain_of_long_ago_are_forgotten,
-        who_has_no_other_way_waits_again,
-        nothing_is_lost_while_proofs_move_the_cache,
-        the_next_watch_goes_on_from_where_a_proof_has_moved_it;
+    apiserver: a_consistent_list_includes_the_last_write,
+        a_watch_list_of_a_quiet_resource_starts_at_the_clusters_version,
+        consistent_lists_of_events_go_upstream;
+    paused: a_bookmark_proves_a_quiet_cache_and_advances_it,
+        an_up_to_date_cache_is_proved_by_a_lookup,
+        an_event_of_the_caches_own_watch_is_proof,
+        one_proof_serves_all_earlier_reads,
+        a_read_during_a_proof_gets_a_new_proof,
+        upstream_is_asked_at_most_once_a_second,
+        upstream_is_asked_more_often_if_lookups_are_enough,
+        an_impatient_read_goes_upstream_without_a_lookup,
+        a_cache_that_missed_an_event_is_not_proved,
+        a_bookmark_of_a_lagging_apiserver_is_no_proof,
+        an_answer_of_another_cluster_is_no_proof,
+        an_answer_of_a_restored_etcd_is_no_proof,
+        an_upstream_failure_is_reported_soon,
+        after_a_missing_bookmark_reads_do_not_wait_for_a_while,
+        only_one_read_waits_for_a_try_after_a_pause,
+        old_missing_bookmarks_are_forgotten,
+        an_insistent_read_waits_again,
+        proofs_that_advance_the_cache_lose_no_event,
+        the_next_watch_starts_at_the_proved_version;
 };
 
-/// Where the cluster is moved without the pods.
+/// Writes to configmaps advance the cluster's version without touching pods.
 fn configmaps() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "configmaps")
 }
 
-/// A write to something else; the cluster's version then.
-fn elsewhere(sim: &SimApiserver) -> u64 {
+/// Writes a configmap. Returns the cluster's new version.
+fn write_configmap(sim: &SimApiserver) -> u64 {
     let name = format!("other-{}", sim.revision());
     sim.create(&configmaps(), json!({ "metadata": { "namespace": "default", "name": name } })).unwrap()
 }
@@ -66,7 +67,7 @@ async fn served(rig: &Rig) -> Served {
 }
 
 fn head(served: &Served) -> u64 {
-    served.hub.head().expect("it is synced").get()
+    served.hub.head().expect("the cache is not synced").get()
 }
 
 async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
@@ -94,8 +95,8 @@ fn probes(rig: &Rig) -> f64 {
     )
 }
 
-/// How often upstream was asked how far the cluster is.
-fn look_ups(network: &Network) -> usize {
+/// The number of lookups of the cluster's version.
+fn lookups(network: &Network) -> usize {
     let asked = network.asked("/api/v1/namespaces/default/pods");
     asked.iter().filter(|asked| asked.path.contains("metadata.name")).count()
 }
@@ -104,18 +105,18 @@ fn is_probe(path: &str) -> bool {
     path.starts_with(PODS) && path.contains("timeoutSeconds=3&") || path.ends_with("timeoutSeconds=3")
 }
 
-async fn a_bookmark_proves_a_quiet_cache_and_moves_it() {
+async fn a_bookmark_proves_a_quiet_cache_and_advances_it() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let cache = served(&rig).await;
     sleep(Duration::from_secs(20)).await;
-    let version = elsewhere(&rig.sim);
+    let version = write_configmap(&rig.sim);
     assert!(head(&cache) < version);
 
-    let begun = Instant::now();
+    let start_time = Instant::now();
     prove(&rig, Patience::Bookmark).await.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(start_time.elapsed() < Duration::from_secs(3), "{:?}", start_time.elapsed());
     assert_eq!(head(&cache), version);
-    assert_eq!((proofs(&rig, "bookmark"), probes(&rig), look_ups(&rig.network)), (1.0, 1.0, 1));
+    assert_eq!((proofs(&rig, "bookmark"), probes(&rig), lookups(&rig.network)), (1.0, 1.0, 1));
     let age = rig.metric(r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#);
     assert!(age < 3.0, "{age}");
     watch.until(version).await;
@@ -125,15 +126,15 @@ async fn a_bookmark_proves_a_quiet_cache_and_moves_it() {
     );
 }
 
-async fn what_is_held_already_is_proved_by_a_look_up() {
+async fn an_up_to_date_cache_is_proved_by_a_lookup() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let last = churn(&rig.sim, 0, 10);
     watch.until(last).await;
     prove(&rig, Patience::AtOnce).await.unwrap();
-    assert_eq!((proofs(&rig, "held"), probes(&rig), look_ups(&rig.network)), (1.0, 0.0, 1));
+    assert_eq!((proofs(&rig, "held"), probes(&rig), lookups(&rig.network)), (1.0, 0.0, 1));
 }
 
-async fn its_own_watch_is_proof_enough() {
+async fn an_event_of_the_caches_own_watch_is_proof() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     let version = rig.sim.create(&pods(), pod("just-now", "new")).unwrap();
     prove(&rig, Patience::AtOnce).await.unwrap();
@@ -142,52 +143,53 @@ async fn its_own_watch_is_proof_enough() {
     assert_eq!(probes(&rig), 0.0);
 }
 
-async fn one_proof_serves_all_who_came_before_it() {
+async fn one_proof_serves_all_earlier_reads() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-    let version = elsewhere(&rig.sim);
+    let version = write_configmap(&rig.sim);
     let proved = join_all((0..1000).map(|_| prove(&rig, Patience::Bookmark))).await;
     assert!(proved.iter().all(Result::is_ok), "{:?}", proved.iter().find(|proved| proved.is_err()));
     assert_eq!(head(&served(&rig).await), version);
-    assert_eq!((probes(&rig), look_ups(&rig.network)), (1.0, 1));
+    assert_eq!((probes(&rig), lookups(&rig.network)), (1.0, 1));
 }
 
-async fn who_comes_during_a_proof_is_not_served_by_it() {
+async fn a_read_during_a_proof_gets_a_new_proof() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-    elsewhere(&rig.sim);
+    write_configmap(&rig.sim);
     let first = proving(&rig);
     while probes(&rig) == 0.0 {
         sleep(Duration::from_millis(1)).await;
     }
-    // The bookmark of the watch that is open may well be above this; the question was not.
-    let version = elsewhere(&rig.sim);
+    // The bookmark of the open probe may be above this version, but its lookup came before the
+    // write.
+    let version = write_configmap(&rig.sim);
     let second = proving(&rig);
     first.await.unwrap().unwrap();
     assert!(!second.is_finished());
     second.await.unwrap().unwrap();
     assert!(head(&served(&rig).await) >= version);
-    assert_eq!(look_ups(&rig.network), 2);
+    assert_eq!(lookups(&rig.network), 2);
 }
 
-async fn upstream_is_asked_once_a_second_at_most() {
+async fn upstream_is_asked_at_most_once_a_second() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(30) {
-        elsewhere(&rig.sim);
+    let start_time = Instant::now();
+    while start_time.elapsed() < Duration::from_secs(30) {
+        write_configmap(&rig.sim);
         for patience in [Patience::Bookmark, Patience::AtOnce, Patience::AtOnce] {
             let (registry, served) = (rig.registry.clone(), served(&rig).await);
             tokio::spawn(async move { registry.prove(&served, patience).await });
         }
         sleep(Duration::from_millis(10)).await;
     }
-    assert!(look_ups(&rig.network) <= 31 && probes(&rig) <= 31.0, "{}, {}", look_ups(&rig.network), probes(&rig));
+    assert!(lookups(&rig.network) <= 31 && probes(&rig) <= 31.0, "{}, {}", lookups(&rig.network), probes(&rig));
     assert!(proofs(&rig, "bookmark") >= 10.0);
 }
 
-async fn upstream_is_asked_again_soon_where_a_look_up_is_enough() {
+async fn upstream_is_asked_more_often_if_lookups_are_enough() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-    let begun = Instant::now();
+    let start_time = Instant::now();
     let (mut round, mut asking) = (0, Vec::new());
-    while begun.elapsed() < Duration::from_secs(2) {
+    while start_time.elapsed() < Duration::from_secs(2) {
         churn(&rig.sim, round, 1);
         let (registry, served) = (rig.registry.clone(), served(&rig).await);
         asking.push(tokio::spawn(async move { registry.prove(&served, Patience::AtOnce).await }));
@@ -196,29 +198,29 @@ async fn upstream_is_asked_again_soon_where_a_look_up_is_enough() {
     }
     let answers = join_all(asking).await;
     let proved = answers.iter().filter(|answer| matches!(answer, Ok(Ok(())))).count();
-    assert!(proved * 4 >= answers.len() * 3, "{proved} of {} need not go upstream", answers.len());
-    assert!(look_ups(&rig.network) <= 82, "{}", look_ups(&rig.network));
+    assert!(proved * 4 >= answers.len() * 3, "{proved} of {} did not go upstream", answers.len());
+    assert!(lookups(&rig.network) <= 82, "{}", lookups(&rig.network));
     assert_eq!(probes(&rig), 0.0);
 }
 
-async fn who_has_no_time_goes_upstream_and_is_not_asked_for() {
+async fn an_impatient_read_goes_upstream_without_a_lookup() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    // A watch that has just begun may have a bookmark soon; the next comes after a minute.
+    // A new watch may get a bookmark soon; after that the next one comes in a minute.
     sleep(Duration::from_secs(5)).await;
     for _ in 0..20 {
-        elsewhere(&rig.sim);
-        let begun = Instant::now();
+        write_configmap(&rig.sim);
+        let start_time = Instant::now();
         assert!(matches!(prove(&rig, Patience::AtOnce).await, Err(Refusal::Unavailable(_))));
-        assert!(begun.elapsed() < Duration::from_millis(50), "{:?}", begun.elapsed());
+        assert!(start_time.elapsed() < Duration::from_millis(50), "{:?}", start_time.elapsed());
         sleep(Duration::from_secs(2)).await;
     }
-    assert_eq!((probes(&rig), look_ups(&rig.network)), (0.0, 0), "it is quiet");
+    assert_eq!((probes(&rig), lookups(&rig.network)), (0.0, 0), "upstream is not asked");
     let version = rig.sim.create(&pods(), pod("moved", "new")).unwrap();
     watch.until(version).await;
     prove(&rig, Patience::AtOnce).await.unwrap();
 }
 
-async fn what_its_own_watch_has_not_got_is_no_proof() {
+async fn a_cache_that_missed_an_event_is_not_proved() {
     let setup = Setup::of(&["pods"]).by_list();
     let sim = setup.sim();
     let network = Network::to(sim.clone());
@@ -230,16 +232,20 @@ async fn what_its_own_watch_has_not_got_is_no_proof() {
     rig.ready().await;
     let before = head(&served(&rig).await);
     rig.sim.create(&pods(), pod("missed", "new")).unwrap();
-    elsewhere(&rig.sim);
+    write_configmap(&rig.sim);
     let refused = prove(&rig, Patience::Bookmark).await.unwrap_err();
     assert!(matches!(refused, Refusal::Unavailable(_)), "{refused}");
-    assert_eq!((probes(&rig), head(&served(&rig).await)), (1.0, before), "the cache does not pass what it has not got");
+    assert_eq!(
+        (probes(&rig), head(&served(&rig).await)),
+        (1.0, before),
+        "the cache does not advance past an event that it missed"
+    );
 }
 
-async fn an_apiserver_that_is_behind_is_no_proof() {
+async fn a_bookmark_of_a_lagging_apiserver_is_no_proof() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     let before = head(&served(&rig).await);
-    let (between, version) = (elsewhere(&rig.sim), elsewhere(&rig.sim));
+    let (between, version) = (write_configmap(&rig.sim), write_configmap(&rig.sim));
     assert!(before < between && between < version);
     let metadata = json!({ "metadata": { "resourceVersion": between.to_string() } });
     let bookmark = json!({ "type": "BOOKMARK", "object": metadata }).to_string();
@@ -250,11 +256,11 @@ async fn an_apiserver_that_is_behind_is_no_proof() {
     assert_eq!(head(&served(&rig).await), version);
 }
 
-async fn another_cluster_is_no_proof() {
+async fn an_answer_of_another_cluster_is_no_proof() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let last = churn(&rig.sim, 0, 10);
     watch.until(last).await;
-    // Its version is below ours, and its kube-system another.
+    // The other cluster has a lower version and another kube-system.
     let mut other = Setup::of(&["pods"]);
     other.sim.seed = 7;
     rig.network.lead_to(other.sim());
@@ -264,15 +270,15 @@ async fn another_cluster_is_no_proof() {
     assert_eq!(proofs(&rig, "held"), 0.0);
 }
 
-async fn a_restored_etcd_is_no_proof() {
+async fn an_answer_of_a_restored_etcd_is_no_proof() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let backup = rig.sim.backup();
     let last = churn(&rig.sim, 0, 10);
     watch.until(last).await;
     rig.sim.restore(&backup);
-    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "what is held is not what the cluster has");
+    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "the cached state is not the state of the cluster");
     rig.ready().await;
-    let version = elsewhere(&rig.sim);
+    let version = write_configmap(&rig.sim);
     let truth = rig.truth(PODS).await;
     while prove(&rig, Patience::Bookmark).await.is_err() {
         sleep(Duration::from_secs(1)).await;
@@ -282,27 +288,28 @@ async fn a_restored_etcd_is_no_proof() {
     assert_eq!(store.len(), truth.len());
 }
 
-async fn a_failure_upstream_is_told_soon() {
+async fn an_upstream_failure_is_reported_soon() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-    elsewhere(&rig.sim);
+    write_configmap(&rig.sim);
     for (verb, fault) in [(Verb::List, Fault::InternalError), (Verb::Watch, Fault::Disconnect)] {
         rig.fault(verb, fault, 1);
         sleep(Duration::from_secs(2)).await;
-        let begun = Instant::now();
+        let start_time = Instant::now();
         assert!(matches!(prove(&rig, Patience::Bookmark).await, Err(Refusal::Unavailable(_))));
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(start_time.elapsed() < Duration::from_secs(1), "{:?}", start_time.elapsed());
     }
     assert_eq!(proofs(&rig, "failed"), 2.0);
-    // An upstream that is silent costs its time, and no more: that says nothing of bookmarks.
+    // A silent upstream costs only the timeout. It says nothing about bookmarks.
     rig.fault(Verb::List, Fault::Silence, 1);
-    let begun = Instant::now();
+    let start_time = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
-    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    assert!(start_time.elapsed() < Duration::from_secs(6), "{:?}", start_time.elapsed());
     assert_eq!(proofs(&rig, "failed"), 3.0);
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
-/// Upstream sends no bookmark when it is asked for one. A watch that has just begun may have one soon; the next comes after a minute.
+/// A rig whose upstream sends no bookmark to probes. The wait skips the early bookmark of a new
+/// watch; the next one comes after a minute.
 async fn without_bookmarks() -> Rig {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     sleep(Duration::from_secs(5)).await;
@@ -310,21 +317,21 @@ async fn without_bookmarks() -> Rig {
     rig
 }
 
-async fn who_waited_in_vain_is_the_last_for_a_while() {
+async fn after_a_missing_bookmark_reads_do_not_wait_for_a_while() {
     let rig = without_bookmarks().await;
     let (mut refused, mut waited) = (0, 0);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(600) {
-        elsewhere(&rig.sim);
+    let start_time = Instant::now();
+    while start_time.elapsed() < Duration::from_secs(600) {
+        write_configmap(&rig.sim);
         let came = Instant::now();
         refused += usize::from(prove(&rig, Patience::Bookmark).await.is_err());
         waited += usize::from(came.elapsed() > Duration::from_millis(50));
         sleep(Duration::from_millis(500)).await;
     }
-    // After 5, 10, 20 and 40 s, and then once a minute.
+    // Tries after 5, 10, 20 and 40 s, and then once a minute.
     assert!((9..=14).contains(&waited) && probes(&rig) == waited as f64, "{waited} waited, {} probes", probes(&rig));
     assert!(refused > 1000, "{refused} went upstream");
-    // What needs no bookmark is proved meanwhile.
+    // Meanwhile a read that needs no bookmark is proved.
     rig.sim.create(&pods(), pod("moved", "new")).unwrap();
     sleep(Duration::from_millis(10)).await;
     prove(&rig, Patience::Bookmark).await.unwrap();
@@ -332,40 +339,40 @@ async fn who_waited_in_vain_is_the_last_for_a_while() {
     rig.network.clear_rules();
     sleep(Duration::from_secs(61)).await;
     for _ in 0..3 {
-        elsewhere(&rig.sim);
+        write_configmap(&rig.sim);
         prove(&rig, Patience::Bookmark).await.unwrap();
     }
 }
 
-async fn a_try_after_a_pause_is_not_everybodys_wait() {
+async fn only_one_read_waits_for_a_try_after_a_pause() {
     let rig = without_bookmarks().await;
-    elsewhere(&rig.sim);
+    write_configmap(&rig.sim);
     let first = proving(&rig);
     sleep(Duration::from_secs(1)).await;
-    // Who came while the first waited does not wait for a bookmark of its own.
-    let begun = Instant::now();
+    // A read that arrives while the first one waits does not wait for another bookmark.
+    let start_time = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
-    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    assert!(start_time.elapsed() < Duration::from_millis(3500), "{:?}", start_time.elapsed());
     assert!(first.await.unwrap().is_err());
     sleep(Duration::from_secs(6)).await;
     let second = proving(&rig);
     sleep(Duration::from_secs(1)).await;
-    let begun = Instant::now();
+    let start_time = Instant::now();
     assert!(prove(&rig, Patience::Bookmark).await.is_err());
-    assert!(begun.elapsed() < Duration::from_millis(50) && !second.is_finished(), "{:?}", begun.elapsed());
+    assert!(start_time.elapsed() < Duration::from_millis(50) && !second.is_finished(), "{:?}", start_time.elapsed());
     assert!(second.await.unwrap().is_err());
     assert_eq!(probes(&rig), 2.0);
 }
 
-async fn waits_in_vain_of_long_ago_are_forgotten() {
+async fn old_missing_bookmarks_are_forgotten() {
     let rig = without_bookmarks().await;
-    let vain = Instant::now();
-    while vain.elapsed() < Duration::from_secs(300) {
-        elsewhere(&rig.sim);
+    let start_time = Instant::now();
+    while start_time.elapsed() < Duration::from_secs(300) {
+        write_configmap(&rig.sim);
         assert!(prove(&rig, Patience::Bookmark).await.is_err());
         sleep(Duration::from_millis(500)).await;
     }
-    // Then no bookmark is needed for a while, and none is missed.
+    // For a while no read needs a bookmark.
     let mut proved = 0;
     for round in 0..300 {
         churn(&rig.sim, round, 1);
@@ -373,7 +380,7 @@ async fn waits_in_vain_of_long_ago_are_forgotten() {
         proved += usize::from(prove(&rig, Patience::Bookmark).await.is_ok());
     }
     assert!(proved > 200, "{proved}");
-    elsewhere(&rig.sim);
+    write_configmap(&rig.sim);
     let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
     assert!(refused.contains("no bookmark up to version"), "{refused}");
     let refused = prove(&rig, Patience::Bookmark).await.unwrap_err().to_string();
@@ -383,21 +390,21 @@ async fn waits_in_vain_of_long_ago_are_forgotten() {
     prove(&rig, Patience::Bookmark).await.unwrap();
 }
 
-async fn who_has_no_other_way_waits_again() {
+async fn an_insistent_read_waits_again() {
     let rig = without_bookmarks().await;
-    elsewhere(&rig.sim);
-    for vain in 1..=2 {
+    write_configmap(&rig.sim);
+    for failures in 1..=2 {
         assert!(prove(&rig, Patience::Insistent).await.is_err());
-        assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(vain), f64::from(vain)));
+        assert_eq!((proofs(&rig, "behind"), probes(&rig)), (f64::from(failures), f64::from(failures)));
     }
     rig.network.clear_rules();
-    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "upstream answers those who can go there");
+    assert!(prove(&rig, Patience::Bookmark).await.is_err(), "reads that can go upstream do so");
     prove(&rig, Patience::Insistent).await.unwrap();
-    elsewhere(&rig.sim);
-    prove(&rig, Patience::Bookmark).await.expect("bookmarks come again");
+    write_configmap(&rig.sim);
+    prove(&rig, Patience::Bookmark).await.expect("no bookmark arrived");
 }
 
-async fn nothing_is_lost_while_proofs_move_the_cache() {
+async fn proofs_that_advance_the_cache_lose_no_event() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let proving = {
         let registry = rig.registry.clone();
@@ -414,8 +421,8 @@ async fn nothing_is_lost_while_proofs_move_the_cache() {
     };
     let (mut round, mut written) = (0, Vec::new());
     while !proving.is_finished() {
-        // Now and then a pod, between writes to something else.
-        elsewhere(&rig.sim);
+        // A pod is written now and then, between writes to configmaps.
+        write_configmap(&rig.sim);
         if round % 20 == 0 {
             written.push(churn(&rig.sim, round, 1));
         }
@@ -431,18 +438,19 @@ async fn nothing_is_lost_while_proofs_move_the_cache() {
     assert!(proofs(&rig, "bookmark") > 5.0, "{}", proofs(&rig, "bookmark"));
 }
 
-async fn the_next_watch_goes_on_from_where_a_proof_has_moved_it() {
+async fn the_next_watch_starts_at_the_proved_version() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
-    let version = elsewhere(&rig.sim);
+    let version = write_configmap(&rig.sim);
     prove(&rig, Patience::Bookmark).await.unwrap();
-    // Everything from before is too old now.
+    // All earlier versions are too old now.
     rig.sim.restart();
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
-    assert_eq!((relists(&rig), watch.gaps.len()), (1.0, 0), "at {version} nothing is missing");
+    assert_eq!((relists(&rig), watch.gaps.len()), (1.0, 0), "nothing is missing at {version}");
 }
 
-/// A resource that nobody else writes, and kubefan before it. Every consistent list waits for a proof.
+/// A resource without other writers, and a kubefan in front of it. Every consistent list needs a
+/// proof.
 async fn quiet(api: &ApiServer) -> (String, Kubefan) {
     let plural = api.unique("proofs");
     let group = format!("{plural}.example.com");
@@ -466,7 +474,7 @@ async fn get(kubefan: &Kubefan, path: &str) -> (u16, Value) {
     (status, serde_json::from_slice(&response.bytes().await.unwrap()).unwrap_or_default())
 }
 
-async fn a_consistent_list_sees_what_was_just_written() {
+async fn a_consistent_list_includes_the_last_write() {
     let api = ApiServer::shared().await;
     let (path, kubefan) = quiet(&api).await;
     let namespace = api.namespace("freshness").await;
@@ -483,37 +491,37 @@ async fn a_consistent_list_sees_what_was_just_written() {
                 api.create(&path, &object).await
             }
         };
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let (status, list) = get(&kubefan, &path).await;
-        println!("round {round}: {:?}", begun.elapsed());
+        println!("round {round}: {:?}", start_time.elapsed());
         assert_eq!(status, 200, "{list}");
         assert!(version_of(&list) >= version_of(&written), "{} < {}", version_of(&list), version_of(&written));
         assert_eq!(names(&list), expected);
     }
 }
 
-async fn a_watch_list_of_a_quiet_resource_begins_at_the_clusters_version() {
+async fn a_watch_list_of_a_quiet_resource_starts_at_the_clusters_version() {
     let api = ApiServer::shared().await;
     let (path, kubefan) = quiet(&api).await;
     let written = api.namespace("freshness").await;
     let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{written}")).await);
-    let begun = Instant::now();
+    let start_time = Instant::now();
     let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let url = format!("http://{}{path}?{query}", kubefan.grpc_addr);
     let mut response = reqwest::get(url).await.unwrap();
     assert_eq!(response.status(), 200);
     let mut line = Vec::new();
     while !line.ends_with(b"\n") {
-        line.extend_from_slice(&response.chunk().await.unwrap().expect("it goes on"));
+        line.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
     }
-    println!("the informer's state after {:?}", begun.elapsed());
+    println!("the informer's state after {:?}", start_time.elapsed());
     let bookmark: Value = serde_json::from_slice(&line).unwrap();
     assert_eq!(bookmark["type"], "BOOKMARK", "{bookmark}");
     assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert!(version_of(&bookmark["object"]) >= written, "{bookmark} is older than {written}");
 }
 
-async fn events_are_not_proved() {
+async fn consistent_lists_of_events_go_upstream() {
     let api = ApiServer::shared().await;
     let args = ["--resource=events,events.events.k8s.io", "--consistent-list-bytes-min=0"];
     let kubefan = Kubefan::start(&api, &args).await;
@@ -529,5 +537,5 @@ async fn events_are_not_proved() {
         lines.map(str::to_owned).collect()
     };
     let (_, after) = kubefan.admin("/metrics").await.unwrap();
-    assert_eq!(questions(&metrics), questions(&after), "they are upstream's, and upstream is not even asked");
+    assert_eq!(questions(&metrics), questions(&after), "these lists go upstream without a proof");
 }

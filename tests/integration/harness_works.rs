@@ -1,4 +1,4 @@
-//! The harness itself: what the other tests take for granted about the real apiserver.
+//! Tests of the harness itself: what the other tests assume about the real apiserver.
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;
@@ -11,9 +11,10 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: any_client_connects_with_the_authority_and_a_token, a_pod_is_served_until_it_is_deleted, a_user_sees_what_its_role_allows, a_client_certificate_names_a_user,
-        a_custom_resource_comes_and_goes, a_killed_apiserver_comes_back_with_its_data, a_compacted_version_is_gone,
-        a_feature_gate_reaches_the_apiserver, a_watch_is_counted_by_the_apiserver;
+    apiserver: any_client_connects_with_the_authority_and_a_token, a_pod_is_served_until_it_is_deleted,
+        a_user_sees_what_its_role_allows, a_client_certificate_names_a_user,
+        a_custom_resource_can_be_created_and_deleted, a_killed_apiserver_comes_back_with_its_data,
+        a_compacted_version_is_gone, a_feature_gate_reaches_the_apiserver, a_watch_is_counted_by_the_apiserver;
 };
 
 async fn any_client_connects_with_the_authority_and_a_token() {
@@ -63,7 +64,7 @@ async fn a_client_certificate_names_a_user() {
     assert!(ok && stdout.contains("carried"), "{stdout}{stderr}");
 }
 
-async fn a_custom_resource_comes_and_goes() {
+async fn a_custom_resource_can_be_created_and_deleted() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("widgets").await;
     for _ in 0..2 {
@@ -93,7 +94,7 @@ async fn a_compacted_version_is_gone() {
     let old = version_of(&api.create("/api/v1/namespaces/default/pods", &pod("first")).await);
     let new = version_of(&api.create("/api/v1/namespaces/default/pods", &pod("second")).await);
     api.compact_etcd(new).await;
-    // Before its restart the apiserver still answers from its watch cache.
+    // The apiserver answers from its watch cache until it restarts.
     api.restart().await;
 
     let watch = format!("/api/v1/namespaces/default/pods?watch=true&timeoutSeconds=5&resourceVersion={old}");
@@ -112,7 +113,7 @@ async fn a_feature_gate_reaches_the_apiserver() {
 }
 
 async fn a_watch_is_counted_by_the_apiserver() {
-    // Nobody else watches this resource.
+    // No other test watches this resource.
     let api = ApiServer::shared().await;
     let running = r#"resource="podtemplates",scope="cluster",subresource="",verb="WATCH",version="v1"} 1"#;
     let url = format!("{}/api/v1/podtemplates?watch=true", api.url());

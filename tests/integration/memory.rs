@@ -1,7 +1,9 @@
-//! What a cache costs in memory, next to the JSON that it holds: after churn, and at the peak of a relist.
+//! The memory of a cache relative to the JSON that it caches: after churn, and at the peak of a
+//! relist.
 //!
-//! `KUBEFAN_TEST_SCALE=full` measures it with 10,000 pods of a real apiserver and 100,000 of the simulated one; the figures are
-//! printed. Only a release build of kubefan tells the truth: `KUBEFAN_TEST_BINARY` names one, so that the tests need not be.
+//! `KUBEFAN_TEST_SCALE=full` measures it with 10,000 pods of a real apiserver and 100,000 of the
+//! simulated one, and prints the values. Only a release build of kubefan gives meaningful values.
+//! `KUBEFAN_TEST_BINARY` names one, so that the tests themselves can be a debug build.
 
 use std::{fs, path::Path};
 
@@ -30,8 +32,8 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: a_large_cache_costs_little_more_than_its_json, a_compressed_cache_costs_less_than_half_of_its_json;
 };
 
-/// What a kubefan without objects takes, the pages of a debug build's binary included: allowed on top of the objects' share where
-/// there are too few objects for it to be small beside them.
+/// The memory of a kubefan without objects, with the pages of a debug build's binary. It is added
+/// to the limit if there are too few objects for it to be negligible.
 const BASE_BYTES: usize = 64 << 20;
 
 async fn a_cache_costs_little_more_than_its_json() {
@@ -59,7 +61,7 @@ async fn a_cache_costs_little_more_than_its_json() {
     let churned = memory(&kubefan, "VmRSS");
     let ring = gauge(&kubefan, "kubefan_ring_bytes").await;
 
-    // A relist: what happens while the link is cut is gone for good.
+    // A relist: kubefan cannot get the events that happen while the link is cut.
     link.cut();
     wait::until("kubefan to notice", wait::SOON, || async {
         kubefan.admin("/readyz?verbose").await?.1.contains("stale").then_some(())
@@ -69,7 +71,7 @@ async fn a_cache_costs_little_more_than_its_json() {
     api.compact_etcd(missed).await;
     api.kill9();
     api.restart().await;
-    // Linux: writing 5 sets the peak back to the present.
+    // On Linux, writing 5 resets the recorded peak.
     fs::write(Path::new("/proc").join(kubefan.process.pid().to_string()).join("clear_refs"), "5").unwrap();
     link.mend();
     watch.until(missed).await;
@@ -96,7 +98,7 @@ async fn a_compressed_cache_costs_less_than_half_of_its_json() {
     measure(&["--cache-compression", "zstd"]).await.at_most(0.4, 0.6);
 }
 
-/// Bytes.
+/// All values are in bytes.
 struct Figures {
     json: usize,
     churned: usize,
@@ -113,8 +115,9 @@ impl Figures {
     }
 }
 
-/// A cache of the simulated apiserver's pods, a fifth of which change; then a relist of which a hundredth has changed. Nobody
-/// subscribes: this is the cache's own.
+/// Measures a cache of the simulated apiserver's pods: a fifth of them change, and during the
+/// outage before a relist a twentieth of that. There are no subscribers, so this is the cache's own
+/// memory.
 async fn measure(args: &[&str]) -> Figures {
     let (objects, changes) = match std::env::var("KUBEFAN_TEST_SCALE").as_deref() {
         Ok("full") => (100_000, 20_000),
@@ -143,7 +146,7 @@ async fn measure(args: &[&str]) -> Figures {
     for step in 0..changes {
         workload.step(&sim).unwrap();
         if step % 100 == 0 {
-            // kubefan must keep up: what falls out of the apiserver's window would be listed again.
+            // kubefan must keep up: events that leave the apiserver's window would cause a relist.
             tokio::task::yield_now().await;
         }
     }
@@ -156,7 +159,7 @@ async fn measure(args: &[&str]) -> Figures {
         workload.step(&sim).unwrap();
     }
     sim.compact();
-    // Linux: writing 5 sets the peak back to the present.
+    // On Linux, writing 5 resets the recorded peak.
     fs::write(Path::new("/proc").join(kubefan.process.pid().to_string()).join("clear_refs"), "5").unwrap();
     simulated.resume().await;
     reached(&kubefan, sim.revision()).await;
@@ -177,7 +180,7 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// A figure of /proc/pid/status, in bytes.
+/// A value of /proc/pid/status, in bytes.
 fn memory(kubefan: &Kubefan, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", kubefan.process.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();

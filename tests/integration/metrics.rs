@@ -1,5 +1,5 @@
-//! The metrics: that `docs/metrics.md` says what is served and nothing else, that names follow Prometheus' rules, and that the numbers
-//! are right.
+//! The metrics: `docs/metrics.md` lists exactly the metrics that are served, names follow the
+//! Prometheus rules, and the values are right.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,12 +20,13 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: the_documentation_is_what_is_served, names_follow_prometheus_rules;
-    paused: traffic_is_counted_exactly, every_end_of_a_stream_has_its_reason, every_way_to_resume_is_counted,
-        requests_without_an_answer_are_counted, one_standing_watch_whatever_happens, no_label_names_a_client;
+    local: the_documentation_matches_the_served_metrics, names_follow_prometheus_rules;
+    paused: traffic_is_counted_exactly, every_end_of_a_stream_is_counted_by_its_reason,
+        every_result_of_a_resume_is_counted, requests_without_an_answer_are_counted,
+        there_is_at_most_one_standing_watch, subscribers_add_no_time_series;
 };
 
-/// What is known of a metric.
+/// The type, labels and help text of a metric.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Metric {
     kind: String,
@@ -33,7 +34,7 @@ struct Metric {
     help: String,
 }
 
-/// Reads Prometheus' text format.
+/// Parses the Prometheus text format.
 fn served(text: &str) -> BTreeMap<String, Metric> {
     let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
     for line in text.lines() {
@@ -56,7 +57,7 @@ fn served(text: &str) -> BTreeMap<String, Metric> {
     metrics
 }
 
-/// Reads the tables of the documentation.
+/// Parses the tables of the documentation.
 fn documented() -> BTreeMap<String, Metric> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let quoted = |cell: &str| cell.trim().trim_matches('`').to_owned();
@@ -70,11 +71,11 @@ fn documented() -> BTreeMap<String, Metric> {
     let all: Vec<_> = metrics.collect();
     let count = all.len();
     let metrics: BTreeMap<_, _> = all.into_iter().collect();
-    assert_eq!(metrics.len(), count, "each once");
+    assert_eq!(metrics.len(), count, "each metric is documented once");
     metrics
 }
 
-/// What kubefan serves after traffic of every kind.
+/// The metrics that kubefan serves after traffic of every kind.
 async fn after_traffic() -> BTreeMap<String, Metric> {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
@@ -91,7 +92,7 @@ async fn after_traffic() -> BTreeMap<String, Metric> {
     served(&kubefan.admin("/metrics").await.unwrap().1)
 }
 
-async fn the_documentation_is_what_is_served() {
+async fn the_documentation_matches_the_served_metrics() {
     let (served, documented) = (after_traffic().await, documented());
     let names = |metrics: &BTreeMap<String, Metric>| metrics.keys().cloned().collect::<BTreeSet<_>>();
     let (in_served, in_documented) = (names(&served), names(&documented));
@@ -100,7 +101,7 @@ async fn the_documentation_is_what_is_served() {
     for (name, served) in served {
         let documented = &documented[&name];
         assert_eq!((&served.kind, &served.labels), (&documented.kind, &documented.labels), "{name}");
-        // The page may say more.
+        // The documentation may say more than the help text.
         let start = served.help.split(['.', ',', ';']).next().unwrap();
         assert!(documented.help.starts_with(start), "{name}: {:?} and {:?}", served.help, documented.help);
     }
@@ -117,7 +118,7 @@ async fn names_follow_prometheus_rules() {
         assert!(help.len() > 10 && help.ends_with('.'), "{name}: {help:?}");
         let stem = name.trim_end_matches("_total");
         assert!(!reserved.iter().any(|end| stem.ends_with(end)) || name == "kubefan_build_info", "{name}");
-        // Base units, and never the type in the name.
+        // Names use base units and never contain the type.
         let bad = [
             "milliseconds",
             "ms",
@@ -162,7 +163,11 @@ async fn traffic_is_counted_exactly() {
     let mut same = rig.watch_all("pods").await;
     let mut some = rig.watch(Target { label_selector: "stage=old".into(), ..target("pods") }, "").await.unwrap();
     some.until_resumable().await;
-    assert_eq!(value("kubefan_snapshot_objects_sent_total"), 6.0, "three to two subscribers, none to the third");
+    assert_eq!(
+        value("kubefan_snapshot_objects_sent_total"),
+        6.0,
+        "three for each of two subscribers, none for the third"
+    );
     assert_eq!((value("kubefan_subscribers"), value("kubefan_views")), (3.0, 2.0));
     assert_eq!(value("kubefan_subscriptions_started_total"), 3.0);
     let bytes = value("kubefan_sent_bytes_total");
@@ -177,8 +182,8 @@ async fn traffic_is_counted_exactly() {
         watch.until(last).await;
     }
     assert_eq!(["ADDED", "MODIFIED", "DELETED"].map(received), [1.0, 1.0, 1.0]);
-    assert_eq!(value("kubefan_events_dispatched_total"), 3.0 + 2.0, "once for each view that sees it");
-    assert_eq!(value("kubefan_deliveries_total"), 3.0 + 3.0 + 2.0, "once for each subscriber");
+    assert_eq!(value("kubefan_events_dispatched_total"), 3.0 + 2.0, "once per view that gets it");
+    assert_eq!(value("kubefan_deliveries_total"), 3.0 + 3.0 + 2.0, "once per subscriber");
     assert!(value("kubefan_dispatch_latency_seconds_count") >= 3.0);
     assert_eq!(value("kubefan_cached_objects"), 3.0);
     let held: usize = all.state.values().map(String::len).sum();
@@ -198,7 +203,7 @@ fn finished(rig: &Rig, reason: &str) -> f64 {
     rig.metric(&finished_line(reason))
 }
 
-async fn every_end_of_a_stream_has_its_reason() {
+async fn every_end_of_a_stream_is_counted_by_its_reason() {
     let rig = three_pods(Setup::of(&["pods"])).await;
     drop(rig.watch_all("pods").await);
     rig.metric_becomes(&finished_line("cancelled"), 1.0).await;
@@ -217,7 +222,7 @@ async fn every_end_of_a_stream_has_its_reason() {
     assert_eq!(started, 3.0, "as many as have finished");
 }
 
-async fn every_way_to_resume_is_counted() {
+async fn every_result_of_a_resume_is_counted() {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.ring.ring_events_max = 2;
     let sim = setup.sim();
@@ -237,7 +242,8 @@ async fn every_way_to_resume_is_counted() {
     for version in [&watch.resume_version, &old, &before] {
         rig.watch(target("pods"), version).await.unwrap();
     }
-    // Where upstream does not say that the cluster has never been there, this replica may lag.
+    // Upstream does not confirm that the cluster has never reached the version, so this replica may
+    // lag.
     rig.fault(Verb::List, Fault::Forbidden, 1);
     assert!(rig.watch(target("pods"), "999999").await.is_err());
     rig.sim.compact();
@@ -254,7 +260,7 @@ async fn requests_without_an_answer_are_counted() {
     let requests = |verb: &str, code: &str| {
         rig.metric(&format!(r#"kubefan_upstream_requests_total{{code="{code}",verb="{verb}"}}"#))
     };
-    // Never answered, cut off, and refused with a code.
+    // One request is never answered, one is cut off, and one is refused with a code.
     for fault in [Fault::Silence, Fault::Disconnect, Fault::InternalError] {
         rig.fault(Verb::List, fault, 1);
     }
@@ -263,10 +269,10 @@ async fn requests_without_an_answer_are_counted() {
     rig.watch_all("pods").await;
     let counted =
         requests("list", "error") + requests("list", "500") + requests("list", "200") + requests("watch", "200");
-    assert_eq!(counted, rig.network.asked(crate::harness::rig::PODS).len() as f64, "every request once");
+    assert_eq!(counted, rig.network.asked(crate::harness::rig::PODS).len() as f64, "every request is counted once");
 }
 
-async fn one_standing_watch_whatever_happens() {
+async fn there_is_at_most_one_standing_watch() {
     let rig = three_pods(Setup::of(&["pods"])).await;
     let open = || rig.metric(&format!("kubefan_upstream_watches{}", with(r#"purpose="standing""#)));
     let started = || rig.metric(&format!("kubefan_upstream_watches_started_total{}", with(r#"purpose="standing""#)));
@@ -284,7 +290,7 @@ async fn one_standing_watch_whatever_happens() {
     }
 }
 
-async fn no_label_names_a_client() {
+async fn subscribers_add_no_time_series() {
     let rig = three_pods(Setup::of(&["pods"])).await;
     let series = |rig: &Rig| {
         rig.registry.refresh_gauges();

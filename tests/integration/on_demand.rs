@@ -1,5 +1,5 @@
-//! What nobody configured and somebody asks for: cached within limits, told with the flag that raises them, and let go when nobody
-//! reads it any more.
+//! On-demand caches: a resource that is not configured is cached when a reader asks for it, within
+//! limits. A refusal names the flag that raises the limit. A cache without readers is dropped.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ use crate::harness::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: a_custom_resource_is_selected_by_its_selectable_fields;
-    paused: a_resource_is_cached_when_it_is_asked_for, every_name_of_a_resource_leads_to_one_cache,
-        what_nobody_configured_names_the_flags, the_number_of_resources_is_limited,
-        what_is_clearly_too_large_is_not_begun, a_first_sync_that_grows_too_large_is_given_up,
-        what_grows_too_large_later_ends_its_streams, the_bytes_of_all_are_limited_together,
-        what_nobody_reads_is_let_go_and_comes_back, a_reader_waits_for_the_first_sync_and_no_longer,
-        a_narrowed_cache_is_measured_as_narrowed;
+    paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
+        an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
+        a_resource_that_is_clearly_too_large_is_not_listed, a_first_sync_that_grows_too_large_is_stopped,
+        a_cache_that_grows_too_large_ends_its_streams, the_bytes_of_all_caches_are_limited_together,
+        an_unread_cache_is_dropped_and_can_return, a_reader_waits_a_limited_time_for_the_first_sync,
+        limits_count_only_what_the_upstream_selector_selects;
 };
 
 fn limited(objects: usize, bytes: usize) -> OnDemand {
@@ -43,7 +43,7 @@ fn fill(rig: &Rig, from: usize, to: usize) {
 }
 
 async fn refused(rig: &Rig, resource: &str) -> Status {
-    rig.watch(target(resource), "").await.err().expect("it is refused")
+    rig.watch(target(resource), "").await.err().expect("it is served")
 }
 
 fn assert_exhausted(status: &Status, flag: &str) {
@@ -52,11 +52,11 @@ fn assert_exhausted(status: &Status, flag: &str) {
     assert!(status.get_details_retry_info().is_some());
 }
 
-async fn a_resource_is_cached_when_it_is_asked_for() {
+async fn a_resource_is_cached_when_it_is_requested() {
     let setup = Setup::of(&[]).on_demand(on_demand());
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
-    assert_eq!(rig.network.asked(PODS).len(), 0, "nobody has asked");
+    assert_eq!(rig.network.asked(PODS).len(), 0, "no reader has asked");
     let mut watch = rig.watch_all("pods").await;
     assert_eq!(watch.state, rig.truth(PODS).await);
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
@@ -64,10 +64,10 @@ async fn a_resource_is_cached_when_it_is_asked_for() {
     assert_eq!(versions(&watch.events), [last]);
     let resources = rig.resources().await;
     assert!(resources.len() == 1 && resources[0].on_demand && resources[0].subscribers == 1, "{resources:?}");
-    assert_eq!(rig.readyz_states(), "", "readiness is about what is configured");
+    assert_eq!(rig.readyz_states(), "", "only configured resources count for readiness");
 }
 
-async fn every_name_of_a_resource_leads_to_one_cache() {
+async fn every_name_of_a_resource_uses_one_cache() {
     let setup = Setup::of(&["deploy"]).on_demand(on_demand());
     let sim = setup.sim();
     let rig = Rig::synced(sim, setup).await;
@@ -87,7 +87,7 @@ async fn every_name_of_a_resource_leads_to_one_cache() {
     assert_eq!(names, [("deploy", false, 4), ("pods", true, 6)]);
 }
 
-async fn what_nobody_configured_names_the_flags() {
+async fn an_unconfigured_resource_is_refused_with_the_flags() {
     let setup = Setup::of(&["nodes"]);
     let rig = Rig::synced(setup.sim(), setup).await;
     let status = refused(&rig, "deploy").await;
@@ -113,13 +113,17 @@ async fn the_number_of_resources_is_limited() {
     assert_eq!(rig.network.asked("/api/v1/configmaps").len(), 0);
 }
 
-async fn what_is_clearly_too_large_is_not_begun() {
+async fn a_resource_that_is_clearly_too_large_is_not_listed() {
     let setup = Setup::of(&[]).on_demand(limited(5, 1 << 30));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 20);
-    let begun = Instant::now();
+    let start_time = Instant::now();
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
-    assert!(begun.elapsed() < Duration::from_secs(1), "the reader is told at once, not after {:?}", begun.elapsed());
+    assert!(
+        start_time.elapsed() < Duration::from_secs(1),
+        "the refusal comes at once, not after {:?}",
+        start_time.elapsed()
+    );
     let asked = rig.network.asked(PODS);
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(asked[0].path.contains("limit=1"), "{asked:?}");
@@ -130,10 +134,10 @@ async fn what_is_clearly_too_large_is_not_begun() {
         rig.sim.delete(&pods(), "default", &format!("p{n}")).unwrap();
     }
     sleep(Duration::from_secs(61)).await;
-    assert_eq!(rig.watch_all("pods").await.state.len(), 3, "for a minute");
+    assert_eq!(rig.watch_all("pods").await.state.len(), 3, "the refusal is remembered for a minute");
 }
 
-async fn a_first_sync_that_grows_too_large_is_given_up() {
+async fn a_first_sync_that_grows_too_large_is_stopped() {
     for (limits, flag) in
         [(limited(5, 1 << 30), "--on-demand-objects-max"), (limited(100, 3000), "--on-demand-bytes-max")]
     {
@@ -144,11 +148,12 @@ async fn a_first_sync_that_grows_too_large_is_given_up() {
             let sim = setup.sim();
             let rig = Rig::synced(sim, setup).await;
             fill(&rig, 0, 40);
-            // The look before it fails, as it does where a list is not allowed.
+            // The size check before the list fails, as it does if lists with a limit are not
+            // allowed.
             rig.fault(Verb::List, Fault::InternalError, 1);
-            let begun = Instant::now();
+            let start_time = Instant::now();
             assert_exhausted(&refused(&rig, "pods").await, flag);
-            assert!(begun.elapsed() < Duration::from_secs(1), "{flag}: {:?}", begun.elapsed());
+            assert!(start_time.elapsed() < Duration::from_secs(1), "{flag}: {:?}", start_time.elapsed());
             let asked = rig.network.asked(PODS).len();
             assert!(asked <= 5, "{flag}: it stops where the limit is passed, not after all pages: {asked}");
             assert_eq!(rig.sim.stats().open_watches.len(), 0, "{flag}");
@@ -157,7 +162,7 @@ async fn a_first_sync_that_grows_too_large_is_given_up() {
     }
 }
 
-async fn what_grows_too_large_later_ends_its_streams() {
+async fn a_cache_that_grows_too_large_ends_its_streams() {
     let setup = Setup::of(&["nodes"]).on_demand(limited(5, 1 << 30));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 5);
@@ -166,7 +171,7 @@ async fn what_grows_too_large_later_ends_its_streams() {
     fill(&rig, 5, 6);
     let status = loop {
         match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "it says why"),
+            Ok(step) => assert!(step.is_some(), "the end has a reason"),
             Err(status) => break status,
         }
     };
@@ -178,7 +183,7 @@ async fn what_grows_too_large_later_ends_its_streams() {
     nodes.until(created).await;
 }
 
-async fn the_bytes_of_all_are_limited_together() {
+async fn the_bytes_of_all_caches_are_limited_together() {
     let setup = Setup::of(&[]).on_demand(limited(1000, 10_000));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 15);
@@ -190,17 +195,17 @@ async fn the_bytes_of_all_are_limited_together() {
     }
     let mut watch = rig.watch_all("pods").await;
     let held = rig.resources().await[0].object_bytes;
-    assert!((4_000..10_000).contains(&held), "each alone would fit: {held}");
+    assert!((4_000..10_000).contains(&held), "each cache alone fits: {held}");
     assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-bytes-max");
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
     drop(watch);
-    // What is let go makes room.
+    // Dropping a cache frees its bytes.
     sleep(Duration::from_secs(900)).await;
     assert_eq!(rig.watch_all("configmaps").await.state.len(), 2);
 }
 
-async fn what_nobody_reads_is_let_go_and_comes_back() {
+async fn an_unread_cache_is_dropped_and_can_return() {
     let idle = Duration::from_secs(60);
     let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_idle_timeout: idle, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
@@ -220,7 +225,7 @@ async fn what_nobody_reads_is_let_go_and_comes_back() {
         watch.until(last).await;
         rig.sim.delete(&pods(), "default", "kept").unwrap();
         watch.until(rig.sim.revision()).await;
-        assert_eq!(watch.gaps, [], "who reads keeps it");
+        assert_eq!(watch.gaps, [], "a subscriber keeps the cache");
         assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), 3.0);
         drop(watch);
         for _ in 0..5 {
@@ -234,26 +239,26 @@ async fn what_nobody_reads_is_let_go_and_comes_back() {
         for gauge in gauges {
             assert_eq!(rig.metric(&format!("{gauge}{labels}")), 0.0, "{gauge}");
         }
-        assert_eq!(rig.readyz_states(), "nodes synced", "what was configured stays");
+        assert_eq!(rig.readyz_states(), "nodes synced", "configured resources stay");
     }
 }
 
-async fn a_reader_waits_for_the_first_sync_and_no_longer() {
+async fn a_reader_waits_a_limited_time_for_the_first_sync() {
     let setup = Setup::of(&[]).on_demand(on_demand());
     let sim = setup.sim();
     let rig = Rig::synced(sim, setup).await;
     rig.fault(Verb::Watch, Fault::ServiceUnavailable, 4);
-    let begun = Instant::now();
+    let start_time = Instant::now();
     let status = refused(&rig, "pods").await;
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.get_details_retry_info().is_some() && status.message().contains("503"), "{status}");
-    assert_eq!(begun.elapsed().as_secs(), 5);
+    assert_eq!(start_time.elapsed().as_secs(), 5);
     sleep(Duration::from_secs(60)).await;
     rig.watch_all("pods").await;
     assert_eq!(rig.resources().await.len(), 1);
 }
 
-async fn a_narrowed_cache_is_measured_as_narrowed() {
+async fn limits_count_only_what_the_upstream_selector_selects() {
     let mut setup = Setup::of(&[]).on_demand(limited(5, 1 << 30));
     setup.upstream_field_selector = "spec.nodeName=n1".to_owned();
     let sim = setup.sim();
@@ -291,14 +296,14 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
         (api.request(reqwest::Method::GET, &paints, None).await.0 == 200).then_some(())
     })
     .await;
-    // No --resource: on a loopback address readers choose.
+    // No --resource: on a loopback address readers choose what is cached.
     let kubefan = Kubefan::start(&api, &["--schema-check-interval", "1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let selected = |fields: &'static str| Target {
         namespace: namespace.clone(),
         ..Query { fields, ..Query::default() }.target("paints.kubefan.example.org")
     };
-    // Asked again while the OpenAPI document is still without the new resource.
+    // Retried while the OpenAPI document does not have the new resource yet.
     let mut watch = crate::harness::wait::until("the selectable fields", crate::harness::wait::SOON, || {
         let mut client = client.clone();
         let target = selected("spec.color=blue,spec.size!=3");

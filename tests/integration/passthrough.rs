@@ -1,4 +1,5 @@
-//! What is not answered from the cache: it goes on to the apiserver as it came, as whoever sent it, and comes back as it is.
+//! Passthrough: requests that the cache does not answer go to the apiserver unchanged, with the
+//! caller's credentials, and the answers come back unchanged.
 
 use std::{
     net::SocketAddr,
@@ -30,17 +31,20 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: kubectl_works_through_kubefan, nobody_acts_as_kubefan, a_client_certificate_is_told_why_it_goes_no_further,
-        with_self_everybody_here_is_kubefan, a_client_reads_its_own_writes, large_bodies_pass_both_ways,
-        a_watch_of_what_is_not_cached_comes_event_by_event, watches_fill_no_connection_for_others, a_websocket_watch_passes_where_it_may,
-        the_pod_in_the_documentation_is_valid;
-    local: a_kubefan_that_is_its_own_apiserver_says_so, requests_and_responses_pass_to_the_byte, both_bodies_come_as_they_are_sent, an_upgrade_becomes_a_tunnel,
-        an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_told_to_come_back, an_apiserver_that_is_away_is_told,
-        with_off_nothing_is_passed_on, self_is_refused_where_others_reach_it, a_broken_response_is_not_a_whole_one,
-        a_watch_that_waits_for_its_answer_does_not_hold_up_the_end;
+    apiserver: kubectl_works_through_kubefan, a_forwarded_request_never_uses_kubefans_credentials,
+        a_client_certificate_is_refused_with_the_reason, with_self_every_request_uses_kubefans_credentials,
+        a_client_reads_its_own_writes, large_bodies_are_forwarded_both_ways,
+        an_uncached_watch_is_forwarded_event_by_event, many_watches_do_not_block_other_requests,
+        a_websocket_watch_is_forwarded_if_upgrades_are_allowed, the_pod_in_the_documentation_is_valid;
+    local: a_kubefan_that_is_its_own_upstream_says_so, requests_and_responses_are_forwarded_to_the_byte,
+        request_and_response_bodies_are_streamed, an_upgrade_becomes_a_tunnel,
+        an_upgrade_is_refused_unless_it_is_allowed, too_many_requests_are_refused_with_retry_after,
+        an_unreachable_apiserver_is_reported, with_passthrough_off_nothing_is_forwarded,
+        self_is_refused_on_an_address_that_others_can_reach, a_broken_response_does_not_look_complete,
+        an_unanswered_watch_does_not_delay_the_shutdown;
 };
 
-/// kubefan over TLS, with the CA of its certificate.
+/// kubefan with TLS, and the CA of its certificate.
 struct Secure {
     kubefan: Kubefan,
     dir: TempDir,
@@ -67,7 +71,7 @@ impl Secure {
         format!("https://{}", self.kubefan.grpc_addr)
     }
 
-    /// What `kubefan kubeconfig` prints, for a token.
+    /// Writes the output of `kubefan kubeconfig`, with a token file.
     async fn kubeconfig(&self, token: &str) -> PathBuf {
         let path = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
         std::fs::write(path("token"), token).unwrap();
@@ -149,7 +153,7 @@ async fn kubectl_works_through_kubefan() {
         assert!(!direct.0);
         assert_eq!(mine, direct, "{args:?}");
     }
-    // What the flag refuses says so in kubectl's own words.
+    // The refused upgrade appears as an ordinary kubectl error that names the flag.
     api.create(&format!("/api/v1/namespaces/{ns}/pods"), &pod()).await;
     let (_, _, stderr) = api.try_kubectl(&through, &["exec", "a", "-n", &ns, "--", "true"]).await;
     assert!(stderr.contains("--passthrough-upgrades"), "{stderr}");
@@ -165,7 +169,7 @@ fn review() -> String {
     json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" }).to_string()
 }
 
-/// Who the apiserver takes a caller for; the code where it takes it for nobody.
+/// The user that the apiserver sees for a caller, or the status code if it sees none.
 async fn whoami(client: &Client, server: &str, headers: &[(&str, &str)]) -> Result<String, StatusCode> {
     let mut request =
         client.post(format!("{server}{REVIEWS}")).header("content-type", "application/json").body(review());
@@ -180,7 +184,7 @@ async fn whoami(client: &Client, server: &str, headers: &[(&str, &str)]) -> Resu
     Ok(review["status"]["userInfo"]["username"].as_str().unwrap().to_owned())
 }
 
-async fn nobody_acts_as_kubefan() {
+async fn a_forwarded_request_never_uses_kubefans_credentials() {
     let api = ApiServer::shared().await;
     let token = format!("Bearer token-of-{NOBODY}");
     let callers: [&[(&str, &str)]; 5] = [
@@ -193,7 +197,7 @@ async fn nobody_acts_as_kubefan() {
     let ca = std::fs::read(api.ca_pem_path()).unwrap();
     let ca = reqwest::Certificate::from_pem(&ca).unwrap();
     let client = Client::builder().tls_certs_only([ca]).no_proxy().build().unwrap();
-    // kubefan may do everything, by token or by certificate.
+    // kubefan's own credentials allow everything, by token or by certificate.
     for kubeconfig in [api.kubeconfig(), api.kubeconfig_with_certificate("kubefan-masters", "system:masters")] {
         let kubefan = Kubefan::spawn(&kubeconfig, &["--resource=pods"]).await;
         kubefan.ready().await;
@@ -205,17 +209,17 @@ async fn nobody_acts_as_kubefan() {
         let admin = format!("Bearer {}", api.admin_token());
         let as_admin = whoami(&client, &url(&kubefan, ""), &[("authorization", &admin)]).await;
         assert_eq!(as_admin, Ok(ADMIN.to_owned()));
-        // After somebody who may, on the same connections.
+        // The same connections were used by the administrator before.
         assert_eq!(whoami(&client, &url(&kubefan, ""), &[]).await, whoami(&client, api.url(), &[]).await);
         let secrets = client.get(url(&kubefan, "/api/v1/namespaces/kube-system/secrets?x=%20")).send().await.unwrap();
         assert!([StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&secrets.status()), "{secrets:?}");
     }
 }
 
-async fn a_client_certificate_is_told_why_it_goes_no_further() {
+async fn a_client_certificate_is_refused_with_the_reason() {
     let api = ApiServer::shared().await;
     let secure = Secure::start(&api, &["--resource=pods"]).await;
-    // The apiserver would believe it.
+    // A certificate that the apiserver would accept.
     let path = api.kubeconfig_with_certificate("certified", "system:masters");
     let pem = |name: &str| std::fs::read(path.with_file_name(name)).unwrap();
     let identity = [pem("certified.pem"), pem("certified-key.pem")].concat();
@@ -225,7 +229,7 @@ async fn a_client_certificate_is_told_why_it_goes_no_further() {
     assert_eq!(status["reason"], "Unauthorized");
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("client certificate cannot be passed on") && message.contains("token"), "{message}");
-    // A token beside it is enough, and who has none of both is for the apiserver to judge.
+    // A token beside the certificate is enough. A caller with neither is left to the apiserver.
     let admin = format!("Bearer {}", api.admin_token());
     let got = whoami(&client, &secure.url(), &[("authorization", &admin)]).await;
     assert_eq!(got, Ok(ADMIN.to_owned()));
@@ -234,7 +238,7 @@ async fn a_client_certificate_is_told_why_it_goes_no_further() {
     assert!(metrics.contains(r#"kubefan_passthrough_refused_total{reason="certificate"} 1"#), "{metrics}");
 }
 
-async fn with_self_everybody_here_is_kubefan() {
+async fn with_self_every_request_uses_kubefans_credentials() {
     let api = ApiServer::shared().await;
     let client = Client::builder().no_proxy().build().unwrap();
     let token = format!("Bearer token-of-{NOBODY}");
@@ -246,7 +250,7 @@ async fn with_self_everybody_here_is_kubefan() {
         assert_eq!(whoami(&client, &server, &[]).await, name);
         let other = [("authorization", token.as_str()), ("x-remote-user", NOBODY)];
         assert_eq!(whoami(&client, &server, &other).await, name);
-        // Whoever wants to be less than kubefan is not made more without a word.
+        // A request to act with fewer rights is refused. It must not get kubefan's rights silently.
         let lesser = [("impersonate-user", NOBODY)];
         assert_eq!(whoami(&client, &server, &lesser).await, Err(StatusCode::FORBIDDEN));
         for foreign in [("host", "evil.example"), ("origin", "https://evil.example")] {
@@ -255,7 +259,7 @@ async fn with_self_everybody_here_is_kubefan() {
     }
 }
 
-async fn a_kubefan_that_is_its_own_apiserver_says_so() {
+async fn a_kubefan_that_is_its_own_upstream_says_so() {
     let address = format!("127.0.0.1:{}", free_port());
     let dir = tempfile::tempdir().unwrap();
     let itself = kubeconfig(&dir, &format!("http://{address}"), "{}");
@@ -296,13 +300,13 @@ async fn a_client_reads_its_own_writes() {
     }
 }
 
-async fn large_bodies_pass_both_ways() {
+async fn large_bodies_are_forwarded_both_ways() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("large").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods"]).await;
     let http2 = Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
     let http1 = Client::builder().http1_only().no_proxy().build().unwrap();
-    // As large as the apiserver takes them, and beyond every window on the way.
+    // Close to the apiserver's size limit, and larger than every window on the way.
     let text = "0123456789abcdef".repeat(60 << 10);
     for (client, name) in [(http1, "by-http1"), (http2, "by-http2")] {
         let path = format!("/api/v1/namespaces/{ns}/configmaps");
@@ -311,7 +315,7 @@ async fn large_bodies_pass_both_ways() {
         let made = request.bearer_auth(api.admin_token()).send().await.unwrap();
         assert_eq!(made.status(), StatusCode::CREATED);
         drop(made);
-        // Several at a time, compressed by the apiserver and passed on so.
+        // Several requests at a time, compressed by the apiserver and forwarded as they are.
         let get = |encoding: &'static str| {
             let request = client.get(url(&kubefan, &format!("{path}/{name}?pretty=0"))).bearer_auth(api.admin_token());
             async move { request.header("accept-encoding", encoding).send().await.unwrap() }
@@ -324,7 +328,7 @@ async fn large_bodies_pass_both_ways() {
     }
 }
 
-async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
+async fn an_uncached_watch_is_forwarded_event_by_event() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("uncached").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false"]).await;
@@ -333,7 +337,7 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
         let path = format!("/api/v1/namespaces/{ns}/configmaps");
         let client = client.no_proxy().build().unwrap();
         let request = client.get(url(&kubefan, &format!("{path}?watch=1"))).bearer_auth(api.admin_token());
-        // The headers come before there is any event.
+        // The headers come before the first event.
         let mut watch = request.send().await.unwrap();
         assert_eq!(watch.status(), StatusCode::OK);
         let mut read = String::new();
@@ -347,12 +351,13 @@ async fn a_watch_of_what_is_not_cached_comes_event_by_event() {
         let line = format!(r#"kubefan_passthrough_requests_total{{code="200",verb="watch"}} {}"#, number + 1);
         assert!(metrics.contains(&line) && metrics.contains("kubefan_passthrough_requests 1"), "{metrics}");
         drop(watch);
-        gone(&kubefan).await;
+        until_nothing_is_forwarded(&kubefan).await;
     }
 }
 
-async fn watches_fill_no_connection_for_others() {
-    // kube-apiserver takes 100 streams per connection; the next would wait for one of them to end.
+async fn many_watches_do_not_block_other_requests() {
+    // kube-apiserver allows 100 streams per connection; the next one would wait until one of them
+    // ends.
     const WATCHES: usize = 130;
     let api = ApiServer::shared().await;
     let ns = api.namespace("crowd").await;
@@ -366,19 +371,19 @@ async fn watches_fill_no_connection_for_others() {
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     assert!(metrics.contains(&format!("kubefan_passthrough_requests {WATCHES}")), "{metrics}");
     drop(watches);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 }
 
-/// Waits until nothing is passed on any more.
-async fn gone(kubefan: &Kubefan) {
-    wait::until("the request to be let go", wait::SOON, || async {
+/// Waits until no request is being forwarded.
+async fn until_nothing_is_forwarded(kubefan: &Kubefan) {
+    wait::until("the end of all forwarded requests", wait::SOON, || async {
         let (_, metrics) = kubefan.admin("/metrics").await?;
         metrics.contains("kubefan_passthrough_requests 0").then_some(())
     })
     .await;
 }
 
-async fn a_websocket_watch_passes_where_it_may() {
+async fn a_websocket_watch_is_forwarded_if_upgrades_are_allowed() {
     let api = ApiServer::shared().await;
     let ns = api.namespace("websocket").await;
     let kubefan = Kubefan::start(&api, &["--resource=pods", "--on-demand=false", "--passthrough-upgrades"]).await;
@@ -400,7 +405,7 @@ async fn a_websocket_watch_passes_where_it_may() {
         assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{}", String::from_utf8_lossy(&read));
     }
     drop(stream);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 }
 
 async fn the_pod_in_the_documentation_is_valid() {
@@ -415,7 +420,7 @@ async fn the_pod_in_the_documentation_is_valid() {
     api.kubectl(&["create", "-n", &ns, "--dry-run=server", "--validate=strict", "-f", file]).await;
 }
 
-/// An apiserver that says what the test says, byte for byte.
+/// An apiserver whose answers the test writes byte by byte.
 struct Scripted {
     listener: TcpListener,
     dir: TempDir,
@@ -427,13 +432,13 @@ impl Scripted {
         Scripted { listener, dir: tempfile::tempdir().unwrap() }
     }
 
-    /// kubefan in front of it, which never gets anything for itself.
+    /// A kubefan in front of it, whose own requests are never answered.
     async fn kubefan(&self, prefix: &str, args: &[&str]) -> Kubefan {
         let server = format!("http://{}{prefix}", self.listener.local_addr().unwrap());
         Kubefan::spawn(&kubeconfig(&self.dir, &server, "{ token: very-secret }"), args).await
     }
 
-    /// The next request that is passed on: its head, and the connection it came by.
+    /// The next forwarded request: its head, and its connection.
     async fn next(&self) -> (String, TcpStream) {
         loop {
             let (mut stream, _) = self.listener.accept().await.unwrap();
@@ -445,7 +450,7 @@ impl Scripted {
     }
 }
 
-/// Up to the empty line. Byte by byte: what follows is for others.
+/// Reads up to the empty line, byte by byte, because the bytes after it belong to the body.
 async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -469,7 +474,7 @@ async fn read_exactly(stream: &mut TcpStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&read), text);
 }
 
-async fn requests_and_responses_pass_to_the_byte() {
+async fn requests_and_responses_are_forwarded_to_the_byte() {
     let scripted = Scripted::start().await;
     for prefix in ["", "/k8s/clusters/a"] {
         let kubefan = scripted.kubefan(prefix, &["--resource=pods"]).await;
@@ -486,7 +491,7 @@ async fn requests_and_responses_pass_to_the_byte() {
         assert_eq!(first, format!("PATCH {prefix}{path} HTTP/1.1"));
         let mut headers: Vec<_> = headers.trim_end().lines().collect();
         headers.sort_unstable();
-        let via = headers.iter().position(|header| header.starts_with("via: 1.1 kubefan-")).expect("who passed it on");
+        let via = headers.iter().position(|header| header.starts_with("via: 1.1 kubefan-")).expect("no via header");
         headers.remove(via);
         let host = format!("host: {}", scripted.listener.local_addr().unwrap());
         let mut expected = vec![
@@ -526,7 +531,7 @@ async fn requests_and_responses_pass_to_the_byte() {
     }
 }
 
-async fn both_bodies_come_as_they_are_sent() {
+async fn request_and_response_bodies_are_streamed() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller = send(
@@ -539,7 +544,7 @@ async fn both_bodies_come_as_they_are_sent() {
         caller.write_all(b"5\r\nhello\r\n").await.unwrap();
         read_exactly(&mut upstream, "5\r\nhello\r\n").await;
     }
-    // The answer begins before the question has ended.
+    // The response starts before the request has ended.
     upstream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
     assert!(read_head(&mut caller).await.starts_with("HTTP/1.1 200 OK"));
     for _ in 0..3 {
@@ -554,7 +559,7 @@ async fn both_bodies_come_as_they_are_sent() {
     read_exactly(&mut caller, "0\r\n\r\n").await;
 }
 
-async fn a_broken_response_is_not_a_whole_one() {
+async fn a_broken_response_does_not_look_complete() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let mut caller =
@@ -572,7 +577,7 @@ async fn a_broken_response_is_not_a_whole_one() {
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
-async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
+async fn an_unanswered_watch_does_not_delay_the_shutdown() {
     let scripted = Scripted::start().await;
     let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
     let mut kubefan = scripted.kubefan("", &args).await;
@@ -586,7 +591,7 @@ async fn a_watch_that_waits_for_its_answer_does_not_hold_up_the_end() {
     }
     kubefan.process.terminate();
     for caller in &mut callers {
-        let head = timeout(wait::SOON, read_head(caller)).await.expect("it is told");
+        let head = timeout(wait::SOON, read_head(caller)).await.expect("no answer");
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
     }
     drop(callers);
@@ -606,7 +611,7 @@ async fn an_upgrade_becomes_a_tunnel() {
     let (head, mut upstream) = scripted.next().await;
     assert!(head.starts_with(&format!("POST {EXEC} HTTP/1.1\r\n")), "{head}");
     assert!(head.contains("connection: Upgrade\r\n") && head.contains("upgrade: SPDY/3.1\r\n"), "{head}");
-    // What follows the 101 at once is of the tunnel already.
+    // Bytes directly after the 101 already belong to the tunnel.
     let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4\r\n\r\nfirst";
     upstream.write_all(answer.as_bytes()).await.unwrap();
     let answer = read_head(&mut caller).await;
@@ -621,7 +626,7 @@ async fn an_upgrade_becomes_a_tunnel() {
         upstream.write_all(text.as_bytes()).await.unwrap();
         read_exactly(&mut caller, text).await;
     }
-    // It has a place for as long as it lasts.
+    // The tunnel counts as a request until it ends.
     let client = Client::builder().no_proxy().build().unwrap();
     let refused = client.post(url(&kubefan, "/x")).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -633,9 +638,9 @@ async fn an_upgrade_becomes_a_tunnel() {
     drop(upstream);
     assert_eq!(caller.read(&mut [0; 8]).await.unwrap_or(0), 0);
     drop(caller);
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
 
-    // One that upstream refuses is an ordinary response, and its connection goes on.
+    // A refused upgrade is an ordinary response, and its connection stays usable.
     let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
     let (_, mut upstream) = scripted.next().await;
     upstream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
@@ -660,7 +665,7 @@ async fn an_upgrade_is_refused_unless_it_is_allowed() {
     assert!(status["message"].as_str().unwrap().contains("--passthrough-upgrades"), "{status}");
 }
 
-async fn too_many_requests_are_told_to_come_back() {
+async fn too_many_requests_are_refused_with_retry_after() {
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-max=2"]).await;
     let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -674,12 +679,12 @@ async fn too_many_requests_are_told_to_come_back() {
     let (code, text) = status(response).await;
     assert_eq!((code, &text["reason"]), (StatusCode::TOO_MANY_REQUESTS, &json!("TooManyRequests")));
     assert!(text["message"].as_str().unwrap().contains("--passthrough-max"), "{text}");
-    // Whose answer has come to its end makes room.
+    // A finished response frees its slot.
     upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await.unwrap();
     drop(upstream);
     drop(held);
     assert!(read_head(&mut first).await.starts_with("HTTP/1.1 200 OK\r\n"));
-    gone(&kubefan).await;
+    until_nothing_is_forwarded(&kubefan).await;
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     for line in [
         r#"kubefan_passthrough_refused_total{reason="limit"} 1"#,
@@ -690,21 +695,21 @@ async fn too_many_requests_are_told_to_come_back() {
     }
 }
 
-async fn an_apiserver_that_is_away_is_told() {
+async fn an_unreachable_apiserver_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let server = format!("http://admin:very-secret@127.0.0.1:{}", free_port());
     let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{ token: very-secret }"), &["--resource=pods"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
     let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}");
     let response = request.bearer_auth("mine").send().await.unwrap();
-    assert_eq!(response.headers()["retry-after"], "1", "nothing was sent, so it may be tried again");
+    assert_eq!(response.headers()["retry-after"], "1", "nothing was sent, so a retry is safe");
     let (code, text) = status(response).await;
     assert_eq!((code, &text["reason"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("ServiceUnavailable")));
     let message = text["message"].as_str().unwrap();
     assert!(message.contains("cannot reach the apiserver at http://127.0.0.1"), "{message}");
     assert!(!message.contains("very-secret") && !message.contains("mine"), "{message}");
 
-    // One that took the request may have done it.
+    // A request that the apiserver received may have been executed.
     let scripted = Scripted::start().await;
     let kubefan = scripted.kubefan("", &["--resource=pods"]).await;
     let request = client.post(url(&kubefan, "/api/v1/namespaces/a/configmaps")).body("{}").send();
@@ -714,7 +719,7 @@ async fn an_apiserver_that_is_away_is_told() {
     assert_eq!(status(response).await.0, StatusCode::BAD_GATEWAY);
 }
 
-async fn with_off_nothing_is_passed_on() {
+async fn with_passthrough_off_nothing_is_forwarded() {
     let simulated = Simulated::with(SimOptions::default()).await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
@@ -730,7 +735,7 @@ async fn with_off_nothing_is_passed_on() {
     }
 }
 
-async fn self_is_refused_where_others_reach_it() {
+async fn self_is_refused_on_an_address_that_others_can_reach() {
     let args = ["serve", "--listen", "0.0.0.0:0", "--insecure", "--resource=pods", "--passthrough=self"];
     let ran = run(&args).await;
     assert_line("self", &ran, 1, &["--passthrough=self", "0.0.0.0:0", "127.0.0.1", "unix:"]);

@@ -1,5 +1,6 @@
-//! Warm start: a replica that begins with what another one holds serves whoever comes back as that one did, and asks upstream for names
-//! and versions only; what is wrong, foreign, cut off or slow is not taken, and the start is a cold one.
+//! Warm start: a new replica takes state and history from a peer, serves every resume as that peer
+//! did, and asks upstream only for names and versions. If the peer's state is wrong, from another
+//! cluster, incomplete or too slow, the replica starts cold.
 
 use std::{
     net::SocketAddr,
@@ -38,31 +39,31 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: two_processes_with_certificates_hand_over_and_without_them_do_not;
-    paused: a_warm_replica_serves_every_resume_as_the_first_did, a_state_that_has_lost_an_event_is_not_taken,
-        labels_that_upstream_does_not_have_are_not_taken,
-        a_peer_of_another_cluster_is_refused, slow_dying_and_absent_peers_are_passed_by,
-        a_version_that_upstream_no_longer_holds_is_compared_with_the_present, a_stale_or_unsynced_peer_gives_nothing,
-        what_changes_during_a_transfer_is_watched_for;
+    apiserver: a_warm_start_between_processes_needs_their_certificates;
+    paused: a_warm_replica_serves_every_resume_like_the_first, a_peer_state_that_lost_an_event_is_rejected,
+        a_peer_state_with_wrong_labels_is_rejected,
+        a_peer_of_another_cluster_is_refused, slow_broken_and_absent_peers_are_skipped,
+        a_peer_state_at_a_compacted_version_is_compared_with_the_present, a_stale_or_unsynced_peer_sends_no_state,
+        changes_during_a_transfer_are_not_lost;
 };
 
 /// How a peer behaves.
 #[derive(Clone)]
 pub(crate) enum Peer {
-    Good(Arc<Registry>),
-    /// It answers nothing.
+    Healthy(Arc<Registry>),
+    /// The peer answers nothing.
     Silent,
-    /// Its connection breaks after so many bytes.
-    Dying(Arc<Registry>, u64),
-    /// Nobody is there.
-    Gone,
+    /// The connection breaks after this many bytes.
+    Breaking(Arc<Registry>, u64),
+    /// The peer refuses connections.
+    Absent,
 }
 
-/// Peers in memory, each at an address of its own.
+/// Peers in memory, each at its own address.
 #[derive(Clone)]
 struct Memory {
     peers: Vec<Peer>,
-    /// Those that were asked for a connection, in order.
+    /// The peers that were asked for a connection, in order.
     dialled: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -86,12 +87,12 @@ impl Dial for Memory {
         Box::pin(async move {
             let (ours, theirs) = tokio::io::duplex(16 << 10);
             match peer {
-                Peer::Good(registry) => serve(registry, theirs),
+                Peer::Healthy(registry) => serve(registry, theirs),
                 Peer::Silent => drop(tokio::spawn(async move {
                     let _held = theirs;
                     std::future::pending::<()>().await;
                 })),
-                Peer::Dying(registry, bytes) => {
+                Peer::Breaking(registry, bytes) => {
                     let (inner, outer) = tokio::io::duplex(16 << 10);
                     serve(registry, outer);
                     tokio::spawn(async move {
@@ -105,7 +106,7 @@ impl Dial for Memory {
                         let _ = down.shutdown().await;
                     });
                 }
-                Peer::Gone => return Err(PeerError::Connect("connection refused".to_owned())),
+                Peer::Absent => return Err(PeerError::Connect("connection refused".to_owned())),
             }
             let mut io = Some(TokioIo::new(ours));
             let once = service_fn(move |_| std::future::ready(io.take().ok_or(std::io::Error::other("once"))));
@@ -115,20 +116,20 @@ impl Dial for Memory {
     }
 }
 
-/// A setup with little history in full, so that much of it is residue.
-pub(crate) fn short() -> Setup {
+/// A setup with a small ring, so that much history is conflated.
+pub(crate) fn small_ring() -> Setup {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.ring.ring_events_max = 12;
     setup
 }
 
-pub(crate) fn beside(peers: Vec<Peer>) -> Setup {
-    beside_all(&Memory { peers, dialled: Arc::default() })
+pub(crate) fn with_peers(peers: Vec<Peer>) -> Setup {
+    with_peers_in_memory(&Memory { peers, dialled: Arc::default() })
 }
 
-fn beside_all(peers: &Memory) -> Setup {
+fn with_peers_in_memory(peers: &Memory) -> Setup {
     let peers = Peers::new(Arc::new(peers.clone()), Duration::from_secs(30), 1 << 30);
-    Setup { peers: Some(peers), ..short() }
+    Setup { peers: Some(peers), ..small_ring() }
 }
 
 pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
@@ -137,13 +138,14 @@ pub(crate) fn warm_starts(rig: &Rig, result: &str) -> f64 {
     ))
 }
 
-/// Waits until a kubefan has told everything so far.
+/// Waits until a kubefan has sent everything so far.
 async fn up_to_date(rig: &Rig) {
     let mut watch = rig.watch_all("pods").await;
     watch.until(rig.sim.revision()).await;
 }
 
-/// Requests for objects: lists and watches that begin with the state, those for metadata or for a version left out.
+/// The requests for objects: lists, and watches with initial events. Lists for metadata or for an
+/// exact version are not counted.
 fn object_lists(rig: &Rig) -> Vec<String> {
     let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.of_metadata).map(|asked| asked.path);
     let of_objects = |path: &String| {
@@ -153,11 +155,11 @@ fn object_lists(rig: &Rig) -> Vec<String> {
     lists.filter(of_objects).collect()
 }
 
-async fn a_warm_replica_serves_every_resume_as_the_first_did() {
+async fn a_warm_replica_serves_every_resume_like_the_first() {
     for (compression, gap) in [(false, false), (true, false), (false, true)] {
-        let sim = short().sim();
+        let sim = small_ring().sim();
         churn(&sim, 0, 20);
-        let first = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..short() }).await;
+        let first = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..small_ring() }).await;
         let mut versions = vec![sim.revision()];
         for round in 0..30 {
             versions.push(churn(&sim, 20 + round, 1));
@@ -174,10 +176,10 @@ async fn a_warm_replica_serves_every_resume_as_the_first_did() {
         }
         churn(&sim, 80, 4);
         up_to_date(&first).await;
-        let peers = vec![Peer::Good(first.registry.clone())];
-        let second = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..beside(peers) }).await;
+        let peers = vec![Peer::Healthy(first.registry.clone())];
+        let second = Rig::synced(sim.clone(), Setup { cache_compression: compression, ..with_peers(peers) }).await;
         assert_eq!(warm_starts(&second, "warm"), 1.0);
-        assert_eq!(object_lists(&second), Vec::<String>::new(), "the objects came from the peer");
+        assert_eq!(object_lists(&second), Vec::<String>::new(), "the objects come from the peer");
         assert_eq!(second.watch_all("pods").await.state, first.truth(PODS).await);
         for target in [target("pods"), stage("on"), stage("off"), Target { name: "pod-3".into(), ..target("pods") }] {
             let mut resumes = Vec::new();
@@ -206,15 +208,15 @@ async fn a_warm_replica_serves_every_resume_as_the_first_did() {
             assert_eq!(resumed(&second, way), resumed(&first, way), "{way}");
         }
         assert!(resumed(&second, "ring") > 0.0 && resumed(&second, "residue") > 0.0);
-        assert_eq!(resumed(&second, "backfill"), 0.0, "nobody needed upstream");
+        assert_eq!(resumed(&second, "backfill"), 0.0, "no resume needs upstream");
         assert_eq!(object_lists(&second), Vec::<String>::new());
     }
 }
 
-/// A kubefan that has lost what was written while it was away, and believes to be up to date.
+/// A kubefan that missed writes while it was cut off, but believes to be up to date.
 async fn deceived(sim: &SimApiserver) -> Rig {
     sim.create(&pods(), pod("ghost", "on")).unwrap();
-    let rig = Rig::synced(sim.clone(), short()).await;
+    let rig = Rig::synced(sim.clone(), small_ring()).await;
     let mut watch = rig.watch_all("pods").await;
     rig.network.refuse(true);
     rig.cut().await;
@@ -228,20 +230,20 @@ async fn deceived(sim: &SimApiserver) -> Rig {
     rig
 }
 
-async fn a_state_that_has_lost_an_event_is_not_taken() {
-    let sim = short().sim();
+async fn a_peer_state_that_lost_an_event_is_rejected() {
+    let sim = small_ring().sim();
     churn(&sim, 0, 20);
     let wrong = deceived(&sim).await;
-    let second = Rig::synced(sim.clone(), beside(vec![Peer::Good(wrong.registry.clone())])).await;
+    let second = Rig::synced(sim.clone(), with_peers(vec![Peer::Healthy(wrong.registry.clone())])).await;
     assert_eq!((warm_starts(&second, "warm"), warm_starts(&second, "unconfirmed")), (0.0, 1.0));
     assert_eq!(object_lists(&second).len(), 1, "a cold start");
     assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
 }
 
-async fn labels_that_upstream_does_not_have_are_not_taken() {
-    let sim = short().sim();
+async fn a_peer_state_with_wrong_labels_is_rejected() {
+    let sim = small_ring().sim();
     let version = sim.create(&pods(), pod("x", "on")).unwrap();
-    let first = Rig::synced(sim.clone(), short()).await;
+    let first = Rig::synced(sim.clone(), small_ring()).await;
     let held = first.truth(PODS).await.values().next().cloned().unwrap();
     for (stage, result) in [("on", "warm"), ("off", "unconfirmed")] {
         let network = crate::harness::network::Network::to(sim.clone());
@@ -249,71 +251,73 @@ async fn labels_that_upstream_does_not_have_are_not_taken() {
         metadata["labels"]["stage"] = stage.into();
         let list =
             json!({ "metadata": { "resourceVersion": version.to_string() }, "items": [{ "metadata": metadata }] });
-        // Of the present, and of the version itself.
+        // One list of the current state, and one of the exact version.
         let is_list =
             |path: &str| path.starts_with(PODS) && !path.contains("watch=") && !path.contains("fieldSelector=");
         let is_exact = |path: &str| path.contains("resourceVersionMatch=Exact");
         network.answer_once(move |path| is_list(path) && !is_exact(path), answer(200, vec![list.to_string()], false));
         network.answer_once(is_exact, answer(200, vec![list.to_string()], false));
-        let second = Rig::over(network, sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
+        let second = Rig::over(network, sim.clone(), with_peers(vec![Peer::Healthy(first.registry.clone())]));
         second.ready().await;
         assert_eq!(warm_starts(&second, result), 1.0, "{result}");
     }
 }
 
 async fn a_peer_of_another_cluster_is_refused() {
-    let (sim, other) = (short().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
+    let (sim, other) = (small_ring().sim(), SimApiserver::new(SimOptions { seed: 99, ..SimOptions::default() }));
     for sim in [&sim, &other] {
         churn(sim, 0, 20);
     }
-    let foreign = Rig::synced(other, short()).await;
-    let second = Rig::synced(sim, beside(vec![Peer::Good(foreign.registry.clone())])).await;
+    let foreign = Rig::synced(other, small_ring()).await;
+    let second = Rig::synced(sim, with_peers(vec![Peer::Healthy(foreign.registry.clone())])).await;
     assert_eq!(warm_starts(&second, "failed"), 1.0);
     assert_eq!(second.watch_all("pods").await.state, second.truth(PODS).await);
 }
 
-async fn slow_dying_and_absent_peers_are_passed_by() {
-    let sim = short().sim();
+async fn slow_broken_and_absent_peers_are_skipped() {
+    let sim = small_ring().sim();
     for number in 0..400 {
         sim.create(&pods(), pod(&format!("many-{number}"), "on")).unwrap();
     }
     churn(&sim, 0, 40);
-    let first = Rig::synced(sim.clone(), short()).await;
-    let good = || Peer::Good(first.registry.clone());
-    let bad = || [Peer::Gone, Peer::Dying(first.registry.clone(), 700), Peer::Dying(first.registry.clone(), 2000)];
+    let first = Rig::synced(sim.clone(), small_ring()).await;
+    let good = || Peer::Healthy(first.registry.clone());
+    let bad =
+        || [Peer::Absent, Peer::Breaking(first.registry.clone(), 700), Peer::Breaking(first.registry.clone(), 2000)];
     for mut peers in [bad().to_vec(), vec![Peer::Silent]] {
         let bad = peers.len();
         peers.push(good());
-        // Each seed asks them in another order; in one of a few the good one comes last.
-        let mut passed_by = 0;
+        // Each seed asks the peers in another order; in one of a few seeds the healthy peer comes
+        // last.
+        let mut skipped = 0;
         for seed in 0.. {
             let memory = Memory { peers: peers.clone(), dialled: Arc::default() };
-            let warm = Rig::synced(sim.clone(), Setup { seed: Some(seed), ..beside_all(&memory) }).await;
-            assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever is asked first");
-            passed_by = memory.dialled.lock().unwrap().len() - 1;
-            if passed_by == bad || seed == 50 {
+            let warm = Rig::synced(sim.clone(), Setup { seed: Some(seed), ..with_peers_in_memory(&memory) }).await;
+            assert_eq!(warm_starts(&warm, "warm"), 1.0, "whichever peer is asked first");
+            skipped = memory.dialled.lock().unwrap().len() - 1;
+            if skipped == bad || seed == 50 {
                 break;
             }
         }
-        assert_eq!(passed_by, bad, "none has failed before the good one");
+        assert_eq!(skipped, bad, "the healthy peer never came last");
     }
     for (peers, result) in
         [(bad().to_vec(), "failed"), (vec![Peer::Silent, Peer::Silent, Peer::Silent], "timeout"), (vec![], "alone")]
     {
-        let begun = tokio::time::Instant::now();
-        let cold = Rig::synced(sim.clone(), beside(peers)).await;
+        let start_time = tokio::time::Instant::now();
+        let cold = Rig::synced(sim.clone(), with_peers(peers)).await;
         assert_eq!(warm_starts(&cold, result), 1.0, "{result}");
-        assert!(begun.elapsed() <= Duration::from_secs(31), "{:?}", begun.elapsed());
+        assert!(start_time.elapsed() <= Duration::from_secs(31), "{:?}", start_time.elapsed());
         assert_eq!(cold.watch_all("pods").await.state, cold.truth(PODS).await);
     }
 }
 
-async fn a_version_that_upstream_no_longer_holds_is_compared_with_the_present() {
-    let sim = short().sim();
+async fn a_peer_state_at_a_compacted_version_is_compared_with_the_present() {
+    let sim = small_ring().sim();
     churn(&sim, 0, 20);
     for deceive in [false, true] {
-        let first = if deceive { deceived(&sim).await } else { Rig::synced(sim.clone(), short()).await };
-        let setup = beside(vec![Peer::Good(first.registry.clone())]);
+        let first = if deceive { deceived(&sim).await } else { Rig::synced(sim.clone(), small_ring()).await };
+        let setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
         let network = crate::harness::network::Network::to(sim.clone());
         network.rule(|path| {
             let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
@@ -326,24 +330,24 @@ async fn a_version_that_upstream_no_longer_holds_is_compared_with_the_present() 
     }
 }
 
-async fn a_stale_or_unsynced_peer_gives_nothing() {
-    let sim = short().sim();
+async fn a_stale_or_unsynced_peer_sends_no_state() {
+    let sim = small_ring().sim();
     churn(&sim, 0, 20);
-    let stale = Rig::synced(sim.clone(), short()).await;
+    let stale = Rig::synced(sim.clone(), small_ring()).await;
     stale.network.refuse(true);
     stale.cut().await;
-    let unsynced = Rig::start(sim.clone(), short());
+    let unsynced = Rig::start(sim.clone(), small_ring());
     unsynced.network.refuse(true);
-    let peers = vec![Peer::Good(stale.registry.clone()), Peer::Good(unsynced.registry.clone())];
-    let second = Rig::synced(sim, beside(peers)).await;
+    let peers = vec![Peer::Healthy(stale.registry.clone()), Peer::Healthy(unsynced.registry.clone())];
+    let second = Rig::synced(sim, with_peers(peers)).await;
     assert_eq!(warm_starts(&second, "failed"), 1.0);
 }
 
-async fn what_changes_during_a_transfer_is_watched_for() {
-    let sim = short().sim();
+async fn changes_during_a_transfer_are_not_lost() {
+    let sim = small_ring().sim();
     churn(&sim, 0, 30);
-    let first = Rig::synced(sim.clone(), short()).await;
-    let second = Rig::start(sim.clone(), beside(vec![Peer::Good(first.registry.clone())]));
+    let first = Rig::synced(sim.clone(), small_ring()).await;
+    let second = Rig::start(sim.clone(), with_peers(vec![Peer::Healthy(first.registry.clone())]));
     let mut from = 30;
     let changing = async {
         loop {
@@ -363,7 +367,7 @@ async fn what_changes_during_a_transfer_is_watched_for() {
     assert_eq!(object_lists(&second), Vec::<String>::new());
 }
 
-/// Writes a replica's certificate, key and CA, and gives the flags that name them.
+/// Writes a replica's certificate, key and CA. Returns the flags that name them.
 fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) -> Vec<String> {
     let (certificate, key) = of.peer();
     let texts = [("cert", certificate), ("key", key), ("ca", trusts.ca_pem.clone())];
@@ -376,12 +380,12 @@ fn files(dir: &std::path::Path, name: &str, of: &Authority, trusts: &Authority) 
 }
 
 async fn metric(kubefan: &Kubefan, line: &str) -> f64 {
-    let (_, text) = kubefan.admin("/metrics").await.expect("it answers");
+    let (_, text) = kubefan.admin("/metrics").await.expect("no answer");
     let value = text.lines().find_map(|each| each.strip_prefix(line)?.strip_prefix(' '));
     value.map_or(0.0, |value| value.parse().unwrap())
 }
 
-async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
+async fn a_warm_start_between_processes_needs_their_certificates() {
     let api = ApiServer::shared().await;
     let namespace = api.unique("peers");
     api.create("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
@@ -408,7 +412,10 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     let first = start(&[&files(dir.path(), "first", &ours, &ours), &["--peer-listen=127.0.0.1:0".to_owned()]]).await;
     let port = |kubefan: &Kubefan| {
         let log = kubefan.process.log();
-        let address = log.lines().find_map(|line| line.strip_prefix("kubefan: serving peers on ")).expect("it is told");
+        let address = log
+            .lines()
+            .find_map(|line| line.strip_prefix("kubefan: serving peers on "))
+            .expect("no address in the log");
         address.trim().parse::<SocketAddr>().unwrap().port()
     };
     let peers_at = port(&first);
@@ -439,14 +446,14 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     );
     let relists = metric(&second, &initial).await;
     let rings = metric(&second, &format!(r#"kubefan_resumes_total{{{labels},result="ring"}}"#)).await;
-    assert_eq!((relists, rings), (0.0, 1.0), "from what the first one gave");
+    assert_eq!((relists, rings), (0.0, 1.0), "from the state and history of the first replica");
 
     let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["--cold".to_owned()]]).await;
     assert_eq!(metric(&cold, &initial).await, 1.0);
     for result in ["warm", "failed", "alone", "timeout", "unconfirmed"] {
         assert_eq!(warm_starts(&cold, result).await, 0.0);
     }
-    // Of another CA, and one that believes in another.
+    // A replica with a certificate of another CA, and one that trusts another CA.
     for (name, of, trusts) in [("stranger", &others, &ours), ("doubter", &ours, &others)] {
         let third = start(&[&files(dir.path(), name, of, trusts), &peers]).await;
         assert_eq!(warm_starts(&third, "failed").await, 1.0, "{name}");
@@ -457,7 +464,7 @@ async fn two_processes_with_certificates_hand_over_and_without_them_do_not() {
     let alone = start(&[&files(dir.path(), "alone", &ours, &ours), &own]).await;
     assert_eq!(warm_starts(&alone, "alone").await, 1.0, "it finds itself: {}", alone.process.log());
 
-    // Without a certificate, in plain text, and on the port of subscribers.
+    // Without a client certificate, in plain text, and on the port for subscribers.
     let request = || TransferRequest { resource: "configmaps".into(), version: "v1".into(), ..Default::default() };
     let ca = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.ca_pem)).domain_name("127.0.0.1");
     let endpoint = |scheme: &str, port: u16| Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}")).unwrap();

@@ -1,5 +1,6 @@
-//! Objects in protobuf: what a real kube-apiserver says in both encodings is the same to selectors, whichever way it came, and what is
-//! made out of it is what the apiserver makes, to the byte. And when there is no such cache, that is said at once.
+//! Protobuf objects. Objects of a real kube-apiserver look the same to selectors in both encodings,
+//! whether they were listed or watched. Responses derived from them equal the apiserver's bytes. If
+//! there is no protobuf cache, the refusal comes at once.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -42,15 +43,15 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: every_built_in_type_is_the_same_in_both_encodings, what_is_made_of_an_object_is_what_the_apiserver_makes,
-        a_protobuf_cache_follows_its_watch_and_knows_what_was_before, protobuf_has_a_budget_of_its_own,
-        what_nobody_reads_as_protobuf_is_let_go;
+    apiserver: every_built_in_type_is_the_same_in_both_encodings, derived_responses_equal_the_apiservers_bytes,
+        a_protobuf_cache_follows_its_watch_and_can_be_backfilled, protobuf_caches_have_their_own_byte_limit,
+        an_unread_protobuf_cache_is_dropped;
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
 };
 
 const PROTOBUF: Form = Form { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
 
-/// The caches of a kubefan in front of the real apiserver.
+/// kubefan's caches in front of the real apiserver.
 struct Caches {
     registry: Arc<Registry>,
     metrics: Arc<Metrics>,
@@ -82,7 +83,7 @@ impl Caches {
         self.registry.find(&gvr.group, &gvr.version, &gvr.resource, namespace, media).await
     }
 
-    /// A synced cache.
+    /// Waits for a synced cache.
     async fn synced(&self, gvr: &GroupVersionResource, namespace: &str, media: Media) -> Served {
         wait::until(&format!("{gvr} as {}", media.as_str()), wait::SOON, || async {
             let served = self.find(gvr, namespace, media).await.ok()?;
@@ -100,7 +101,7 @@ impl Caches {
     }
 }
 
-/// With everything cached when it is asked for.
+/// A setup that caches any resource on demand, also as protobuf.
 fn anything() -> Setup {
     let mut setup = Setup::of(&[])
         .on_demand(kubefan_proxy::app::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
@@ -108,7 +109,7 @@ fn anything() -> Setup {
     setup
 }
 
-/// With the configmaps of one namespace.
+/// A setup that caches the configmaps of one namespace.
 fn configmaps_of(namespace: &str, protobuf: Form) -> Setup {
     let setup = Setup::of(&["configmaps"]).namespaces(&[namespace]);
     Setup { registry: RegistryOptions { protobuf: Some(protobuf), ..setup.registry }, ..setup }
@@ -122,7 +123,7 @@ fn configmap(name: &str, stage: &str, bytes: usize) -> Value {
     json!({ "metadata": { "name": name, "labels": { "stage": stage } }, "data": { "text": "x".repeat(bytes) } })
 }
 
-/// Everything that is listed and watched, by full name.
+/// All resources that can be listed and watched.
 async fn watchable(api: &ApiServer) -> Vec<GroupVersionResource> {
     let groups = api.get_json("/apis").await;
     let groups = groups["groups"].as_array().unwrap().iter().flat_map(|group| group["versions"].as_array().unwrap());
@@ -142,7 +143,8 @@ async fn watchable(api: &ApiServer) -> Vec<GroupVersionResource> {
     found
 }
 
-/// What selectors see of an object, with every field of its resource.
+/// What selectors read of an object: version, uid, labels, and every selectable field of its
+/// resource.
 type Seen = (ResourceVersion, String, Vec<(String, String)>, Vec<String>);
 
 fn seen(served: &Served, object: &Object) -> Seen {
@@ -162,7 +164,8 @@ fn bytes(served: &Served) -> BTreeMap<String, (ResourceVersion, Bytes)> {
     store.iter().map(|object| (object.key().to_string(), (object.version(), object.bytes()))).collect()
 }
 
-/// Waits until two caches hold the same versions, and gives what both hold.
+/// Waits until two caches have the same versions. Checks that they are equal and returns the
+/// content.
 async fn same<T: PartialEq + std::fmt::Debug>(
     what: &str,
     one: &Served,
@@ -173,7 +176,7 @@ async fn same<T: PartialEq + std::fmt::Debug>(
     let versions = |held: &BTreeMap<String, T>| -> Vec<_> {
         held.iter().map(|(key, value)| (key.clone(), version(value))).collect()
     };
-    // Something may change between the two looks: leases do.
+    // Some objects, such as leases, may change between the two reads.
     let (one, other) = wait::until(&format!("the same {what}"), wait::SOON, || async {
         let (one, other) = (held(one), held(other));
         (versions(&one) == versions(&other)).then_some((one, other))
@@ -183,7 +186,7 @@ async fn same<T: PartialEq + std::fmt::Debug>(
     one
 }
 
-/// Objects whose selectable fields have values of every kind.
+/// Creates objects whose selectable fields have values of every kind.
 async fn populate(api: &ApiServer) {
     for (name, unschedulable) in [("n1", true), ("n2", false)] {
         api.create("/api/v1/nodes", &json!({ "metadata": { "name": name, "labels": { "pool": name } }, "spec": { "unschedulable": unschedulable } })).await;
@@ -251,7 +254,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     let resources = watchable(&api).await;
     assert!(resources.len() > 45, "{resources:?}");
     let mut with_fields = BTreeMap::new();
-    // An apiserver takes a hundred streams on a connection, and a cache is one.
+    // An apiserver allows a hundred streams per connection, and a cache uses one.
     for resources in resources.chunks(20) {
         let (caches, by_list) = (Caches::over(&api, anything()).await, Caches::over(&api, anything().by_list()).await);
         for gvr in resources {
@@ -261,7 +264,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
             let held = same(&gvr.to_string(), &json, &protobuf, state, |seen| seen.0).await;
             let fields = held.values().flat_map(|(.., fields)| fields).filter(|field| !field.is_empty()).count();
             *with_fields.entry(gvr.to_string()).or_insert(0) += fields;
-            // However it came, it is the same bytes.
+            // A list and a watch give the same bytes.
             let listed = by_list.synced(gvr, "", Media::Protobuf).await;
             same(&format!("bytes of {gvr}"), &protobuf, &listed, bytes, |(version, _)| *version).await;
         }
@@ -281,7 +284,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     ] {
         assert!(with_fields.get(filled).is_some_and(|fields| *fields > 0), "{filled}: {with_fields:?}");
     }
-    // What changes now comes by a watch.
+    // Changes from now on arrive by watch.
     let caches = Caches::over(&api, anything()).await;
     for resource in ["pods", "nodes"] {
         let gvr = GroupVersionResource::new("", "v1", resource);
@@ -329,7 +332,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
         assert_eq!(found, select(&json, labels, fields), "{labels} {fields}");
         assert_eq!(found.len(), count, "{labels} {fields}: {found:?}");
     }
-    // An apiserver that has just started holds no events.
+    // A restarted apiserver has no past events.
     api.restart().await;
     let caches = Caches::over(&api, anything()).await;
     let protobuf = caches.synced(&gvr, "", Media::Protobuf).await;
@@ -337,7 +340,7 @@ async fn every_built_in_type_is_the_same_in_both_encodings() {
     assert!(matches!(expired, Err(Refusal::Expired(_))), "an ERROR event in protobuf: {expired:?}");
 }
 
-async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
+async fn derived_responses_equal_the_apiservers_bytes() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -406,7 +409,7 @@ async fn what_is_made_of_an_object_is_what_the_apiserver_makes() {
     assert!(missing.to_string().contains("configmaps \"none\" not found"), "{missing}");
 }
 
-async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
+async fn a_protobuf_cache_follows_its_watch_and_can_be_backfilled() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -416,7 +419,7 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
     caches.synced(&configmaps(), &namespace, Media::Json).await;
     let served = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
     let again = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    assert!(Arc::ptr_eq(&served.hub, &again.hub), "one cache for all");
+    assert!(Arc::ptr_eq(&served.hub, &again.hub), "all readers share one cache");
     let (state, _) = served.hub.state().unwrap();
     let old = state.iter().find(|object| object.key().name() == "a").unwrap().clone();
 
@@ -431,12 +434,13 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
         .map(|object| (object.key().name().to_owned(), object.label("stage").unwrap().to_owned()))
         .collect();
     assert_eq!(held, [("a".to_owned(), "old".to_owned()), ("c".to_owned(), "new".to_owned())]);
-    // What who selects stage=new is told of `a`: the old object at the version of the change.
+    // The event for a subscriber of stage=new about `a`: the old object at the version of the
+    // change.
     let at = ResourceVersion::new(version_of(&changed)).unwrap();
     let left = served.parser.parse(&old.bytes_at(at)).unwrap();
     assert_eq!((left.version(), left.label("stage"), left.uid()), (at, Some("new"), old.uid()));
 
-    // Before the cache began, read again as protobuf too.
+    // A backfill from before the cache works with protobuf too.
     let backfill = caches.registry.backfill(&served, ResourceVersion::new(before).unwrap(), true).await.unwrap();
     assert_eq!(backfill.ring.floor().get(), before);
     let labels = |media: &str| format!(r#"{{group="",media="{media}",namespace="{namespace}",resource="configmaps"}}"#);
@@ -451,7 +455,7 @@ async fn a_protobuf_cache_follows_its_watch_and_knows_what_was_before() {
     assert_eq!(forms, [(Media::Json, 2), (Media::Protobuf, 2)], "{listed:?}");
 }
 
-async fn protobuf_has_a_budget_of_its_own() {
+async fn protobuf_caches_have_their_own_byte_limit() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -462,32 +466,32 @@ async fn protobuf_has_a_budget_of_its_own() {
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let Err(Refusal::NotCached(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
-        panic!("it is more than may be")
+        panic!("it is served beyond its limit")
     };
     assert!(message.contains("--protobuf-bytes-max") && message.contains("40000"), "{message}");
-    assert!(json.hub.phase().borrow().serves(), "JSON is not concerned");
+    assert!(json.hub.phase().borrow().serves(), "the JSON cache still serves");
     let secrets = GroupVersionResource::new("", "v1", "secrets");
     let Err(Refusal::NotCached(message)) = caches.find(&secrets, &namespace, Media::Protobuf).await else {
-        panic!("nobody configured secrets")
+        panic!("secrets are served without being configured")
     };
     assert!(message.contains("--resource secrets"), "{message}");
 }
 
-async fn what_nobody_reads_as_protobuf_is_let_go() {
+async fn an_unread_protobuf_cache_is_dropped() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
     let soon = Form { idle_timeout: Duration::from_millis(200), ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, soon)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let first = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
-    wait::until("the end of what nobody reads", wait::SOON, || async {
+    wait::until("the end of the unread cache", wait::SOON, || async {
         (*first.hub.phase().borrow() == Phase::Syncing).then_some(())
     })
     .await;
     let second = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;
     assert!(!Arc::ptr_eq(&first.hub, &second.hub));
     let still = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    assert!(Arc::ptr_eq(&json.hub, &still.hub), "what is configured stays");
+    assert!(Arc::ptr_eq(&json.hub, &still.hub), "configured resources stay");
 }
 
 fn pods() -> GroupVersionResource {

@@ -1,8 +1,9 @@
-//! What a restart costs: the time from a kill until every subscriber has an event that was written after it, and what the apiserver does
-//! for it, for subscribers of kubefan and, in the same experiment, for as many informers of client-go that watch the apiserver themselves.
+//! The cost of a restart: the time from a kill until every subscriber has an event that was written
+//! after it, and the load on the apiserver. The same experiment runs for subscribers of kubefan and
+//! for as many client-go informers that watch the apiserver directly.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows the table. The figures are the machine's:
-//! only what has to be so on every machine is asserted.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 and with 1,000 subscribers; `-- --nocapture` shows
+//! the table. The values depend on the machine, so only what holds on every machine is checked.
 
 use std::{
     env,
@@ -34,10 +35,10 @@ pub(crate) const TESTS: &[Test] = tests! {
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fleet");
 const MARKER: &str = "/api/v1/namespaces/default/pods/marker";
-/// Lists, and watches that begin with a state, of a kubefan between its start and its end.
+/// Lists, and watches with initial events, that one kubefan process may send.
 const STATES_MAX: f64 = 2.0;
 const LIVE_AT_MOST: Duration = Duration::from_secs(300);
-/// Subscribers that connect at a time.
+/// The number of subscribers that connect at the same time.
 const CONNECTING_MAX: usize = 32;
 
 struct Scale {
@@ -56,16 +57,16 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
     let scale = scale();
     let fleet = tools::go_program("fleet", Path::new(DIR));
     let mut experiment = Experiment::begin(scale.pods).await;
-    let alone = experiment.apiserver_killed("nobody", 0, &mut ()).await;
+    let alone = experiment.apiserver_killed("none", 0, &mut ()).await;
     let mut rows = vec![alone];
     for subscribers in scale.fleets.iter().copied() {
-        let mut through = Through::begin(&experiment.api, subscribers).await;
+        let mut through = KubefanSubscribers::begin(&experiment.api, subscribers).await;
         let kubefan_killed = experiment.killed("kubefan", "kubefan", subscribers, &mut through).await;
         assert!(kubefan_killed.cost.states() <= STATES_MAX, "{kubefan_killed:?}");
         rows.push(kubefan_killed);
         rows.push(experiment.apiserver_killed("kubefan", subscribers, &mut through).await);
         drop(through);
-        let mut direct = Direct::begin(&experiment.api, &fleet, subscribers).await;
+        let mut direct = DirectInformers::begin(&experiment.api, &fleet, subscribers).await;
         let fleet_killed = experiment.killed("client-go", "fleet", subscribers, &mut direct).await;
         assert!(fleet_killed.cost.states() >= subscribers as f64, "{fleet_killed:?}");
         rows.push(fleet_killed);
@@ -74,15 +75,17 @@ async fn a_restart_costs_the_apiserver_less_than_a_fleet_without_kubefan() {
     println!("{}", table(scale.pods, &rows));
 }
 
-/// Subscribers of either kind.
+/// A group of subscribers, with or without kubefan.
 trait Fleet {
-    /// Kills what stands between them and the apiserver, or themselves, and starts it again at once.
+    /// Kills the kubefan in front of them, or the subscribers themselves, and starts it again at
+    /// once.
     async fn restart(&mut self, api: &ApiServer);
-    /// Waits until all have a mark, whose number and version are given; when the last had it.
+    /// Waits until all subscribers have a mark, given by number and version. Returns when the last
+    /// one had it.
     async fn have(&mut self, mark: u64, version: u64) -> Instant;
 }
 
-/// An apiserver with pods, one of which is marked again and again.
+/// An apiserver with pods. One of them is the marker, which gets a new mark again and again.
 struct Experiment {
     api: ApiServer,
     marks: u64,
@@ -103,8 +106,14 @@ impl Experiment {
         (self.marks, version_of(&self.api.patch(MARKER, &patch).await))
     }
 
-    /// Restarts a fleet, or kubefan for it.
-    async fn killed(&mut self, who: &'static str, killed: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
+    /// Restarts the subscribers, or the kubefan in front of them.
+    async fn killed(
+        &mut self,
+        clients: &'static str,
+        killed: &'static str,
+        count: usize,
+        fleet: &mut impl Fleet,
+    ) -> Row {
         let (mark, version) = self.mark().await;
         fleet.have(mark, version).await;
         let before = Cost::read(&self.api).await;
@@ -113,11 +122,11 @@ impl Experiment {
         let (mark, version) = self.mark().await;
         let live = fleet.have(mark, version).await;
         let cost = Cost::read(&self.api).await.since(&before);
-        Row { who, killed, count, live: live - start, away: None, cost }
+        Row { clients, killed, count, live: live - start, away: None, cost }
     }
 
-    /// Restarts the apiserver, which then has counted nothing else.
-    async fn apiserver_killed(&mut self, who: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
+    /// Restarts the apiserver. Its metrics start at zero then.
+    async fn apiserver_killed(&mut self, clients: &'static str, count: usize, fleet: &mut impl Fleet) -> Row {
         let (mark, version) = self.mark().await;
         fleet.have(mark, version).await;
         let start = Instant::now();
@@ -127,11 +136,11 @@ impl Experiment {
         let (mark, version) = self.mark().await;
         let live = fleet.have(mark, version).await;
         let cost = Cost::read(&self.api).await;
-        Row { who, killed: "apiserver", count, live: live - start, away: Some(away), cost }
+        Row { clients, killed: "apiserver", count, live: live - start, away: Some(away), cost }
     }
 }
 
-/// Nobody.
+/// No subscribers at all.
 impl Fleet for () {
     async fn restart(&mut self, _: &ApiServer) {}
 
@@ -140,21 +149,21 @@ impl Fleet for () {
     }
 }
 
-/// Subscribers of kubefan, each over a connection of its own.
-struct Through {
+/// Subscribers of kubefan, each with its own connection.
+struct KubefanSubscribers {
     kubefan: Option<Kubefan>,
     address: SocketAddr,
     progress: Vec<watch::Receiver<Progress>>,
     subscribers: JoinSet<Subscriber>,
-    _tell_end: watch::Sender<u64>,
+    _end_sender: watch::Sender<u64>,
 }
 
-impl Through {
-    async fn begin(api: &ApiServer, count: usize) -> Through {
+impl KubefanSubscribers {
+    async fn begin(api: &ApiServer, count: usize) -> KubefanSubscribers {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let kubefan = Kubefan::spawn_at(&api.kubeconfig(), &address.to_string(), &["--resource", "pods"]).await;
         kubefan.ready().await;
-        let (tell_end, end) = watch::channel(u64::MAX);
+        let (end_sender, end) = watch::channel(u64::MAX);
         let (mut progress, mut subscribers) = (Vec::new(), JoinSet::new());
         while progress.len() < count {
             let connecting = (progress.len()..count).take(CONNECTING_MAX);
@@ -165,13 +174,13 @@ impl Through {
                 subscribers.spawn(subscriber.run(end.clone()));
             }
         }
-        Through { kubefan: Some(kubefan), address, progress, subscribers, _tell_end: tell_end }
+        KubefanSubscribers { kubefan: Some(kubefan), address, progress, subscribers, _end_sender: end_sender }
     }
 }
 
-impl Fleet for Through {
+impl Fleet for KubefanSubscribers {
     async fn restart(&mut self, api: &ApiServer) {
-        self.kubefan.take().expect("it runs").process.kill9();
+        self.kubefan.take().expect("no kubefan runs").process.kill9();
         let address = self.address.to_string();
         self.kubefan = Some(Kubefan::spawn_at(&api.kubeconfig(), &address, &["--resource", "pods"]).await);
     }
@@ -180,19 +189,19 @@ impl Fleet for Through {
         let all = async {
             for progress in &mut self.progress {
                 if progress.wait_for(|progress| progress.event >= version).await.is_err() {
-                    // It has failed, and says why.
-                    let ended = self.subscribers.join_next().await.expect("a subscriber has ended");
-                    std::panic::resume_unwind(ended.err().expect("it has failed").into_panic());
+                    // The subscriber failed; resume its panic.
+                    let ended = self.subscribers.join_next().await.expect("no subscriber has ended");
+                    std::panic::resume_unwind(ended.err().expect("it ended without a panic").into_panic());
                 }
             }
         };
-        tokio::time::timeout(LIVE_AT_MOST, all).await.expect("all subscribers are live again");
+        tokio::time::timeout(LIVE_AT_MOST, all).await.expect("not all subscribers are live again");
         Instant::now()
     }
 }
 
-/// Informers that watch the apiserver, in a process of their own.
-struct Direct {
+/// Informers that watch the apiserver directly, in their own process.
+struct DirectInformers {
     process: Process,
     program: PathBuf,
     kubeconfig: PathBuf,
@@ -200,12 +209,12 @@ struct Direct {
     directory: tempfile::TempDir,
 }
 
-impl Direct {
-    async fn begin(api: &ApiServer, program: &Path, count: usize) -> Direct {
+impl DirectInformers {
+    async fn begin(api: &ApiServer, program: &Path, count: usize) -> DirectInformers {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (program, kubeconfig) = (program.to_owned(), api.kubeconfig());
-        let process = Direct::spawn(&program, &kubeconfig, count, directory.path());
-        Direct { process, program, kubeconfig, count, directory }
+        let process = DirectInformers::spawn(&program, &kubeconfig, count, directory.path());
+        DirectInformers { process, program, kubeconfig, count, directory }
     }
 
     fn spawn(program: &Path, kubeconfig: &Path, count: usize, directory: &Path) -> Process {
@@ -215,10 +224,10 @@ impl Direct {
     }
 }
 
-impl Fleet for Direct {
+impl Fleet for DirectInformers {
     async fn restart(&mut self, _: &ApiServer) {
         self.process.kill9();
-        self.process = Direct::spawn(&self.program, &self.kubeconfig, self.count, self.directory.path());
+        self.process = DirectInformers::spawn(&self.program, &self.kubeconfig, self.count, self.directory.path());
     }
 
     async fn have(&mut self, mark: u64, _: u64) -> Instant {
@@ -234,21 +243,21 @@ impl Fleet for Direct {
     }
 }
 
-/// What an apiserver has done, as its metrics tell.
+/// The load on an apiserver, from its metrics.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     lists: f64,
-    /// Begun, whether they have ended or not.
+    /// Started watches, whether they have ended or not.
     watches: f64,
-    /// Watches that began with a state.
+    /// Watches with initial events.
     watch_lists: f64,
-    /// Events sent to watches, those of the states among them.
+    /// Events sent to watches, with the initial events.
     events: f64,
     cpu_seconds: f64,
 }
 
 impl Cost {
-    /// Of pods; the CPU time is for everything.
+    /// Reads the metrics for pods. The CPU time is that of the whole process.
     async fn read(api: &ApiServer) -> Cost {
         let requests = api.metric("apiserver_request_total").await;
         let open = api.metric("apiserver_longrunning_requests").await;
@@ -273,27 +282,27 @@ impl Cost {
         }
     }
 
-    /// How often it sent the whole state.
+    /// How often the apiserver sent the whole state.
     fn states(&self) -> f64 {
         self.lists + self.watch_lists
     }
 }
 
-/// The sum of the lines that have all of these labels.
+/// The sum of the metric's lines that have all of these labels.
 fn sum(text: &str, labels: &[&str]) -> f64 {
     let ours = text.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
-    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a value"))
+    ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("no value"))
         .fold(0.0, |sum, value| sum + value)
 }
 
 #[derive(Debug)]
 struct Row {
-    who: &'static str,
+    clients: &'static str,
     killed: &'static str,
     count: usize,
-    /// Until all are live again.
+    /// Time until all subscribers are live again.
     live: Duration,
-    /// Until the apiserver was ready again.
+    /// Time until the apiserver was ready again.
     away: Option<Duration>,
     cost: Cost,
 }
@@ -304,11 +313,11 @@ fn table(pods: usize, rows: &[Row]) -> String {
          | subscribers | of | killed | all live after s | of it without apiserver s | LIST | WATCH | with state | watch events | apiserver CPU s |\n\
          |---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
     );
-    for Row { who, killed, count, live, away, cost } in rows {
+    for Row { clients, killed, count, live, away, cost } in rows {
         let away = away.map_or("-".to_owned(), |away| format!("{:.1}", away.as_secs_f64()));
         let Cost { lists, watches, watch_lists, events, cpu_seconds } = cost;
         text.push_str(&format!(
-            "| {count} | {who} | {killed} | {:.2} | {away} | {lists} | {watches} | {watch_lists} | {events} | {cpu_seconds:.2} |\n",
+            "| {count} | {clients} | {killed} | {:.2} | {away} | {lists} | {watches} | {watch_lists} | {events} | {cpu_seconds:.2} |\n",
             live.as_secs_f64()
         ));
     }

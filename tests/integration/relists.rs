@@ -1,5 +1,6 @@
-//! Where upstream's history does not bridge a break, or the resource itself goes: what subscribers see is exact before, one marked gap,
-//! and exact after, or an end that says why. And how the state is read in the first place, whatever comes in between.
+//! Relists: upstream's history does not bridge a break, or the resource is removed. Subscribers get
+//! exact events before, one marked gap, and exact events after it, or an end with a reason. Also
+//! covers how the initial state is read, whatever happens in between.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{
         rig::{PODS, Rig, Setup, pod, pods, target, versions},
         tests,
     },
-    peers::{Peer, beside},
+    peers::{Peer, with_peers},
     upstream_faults::{
         LEAST_WAIT, at_least, line, open_watches, relists, relists_for, restarts, status, synced, write,
     },
@@ -25,14 +26,15 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     paused: an_expired_version_leaves_a_marked_gap, an_expired_status_leaves_a_marked_gap,
-        a_line_that_is_too_long_is_listed_instead, an_object_too_long_for_a_watch_comes_by_list,
+        a_line_that_is_too_long_causes_a_relist, an_object_too_long_for_a_watch_is_read_by_a_list,
         a_short_403_is_bridged, a_long_403_ends_the_streams_until_it_is_lifted,
-        a_403_from_the_start_is_told_until_it_is_lifted, a_404_that_discovery_denies_is_bridged,
-        a_resource_that_goes_ends_its_streams_and_comes_back, a_list_that_expires_midway_is_asked_for_in_one_piece,
-        an_apiserver_without_watch_list_is_listed, an_interrupted_watch_list_shows_nobody_half_a_state,
-        a_watch_that_ignores_the_wish_for_the_initial_state_is_listed, an_old_event_is_never_passed_on,
-        a_broken_event_is_listed_over, an_empty_page_is_no_restart, a_watch_list_that_always_fails_is_listed,
-        a_list_that_fails_midway_keeps_its_reason, what_comes_back_does_not_wait_for_peers_again;
+        a_403_from_the_start_is_reported_until_it_is_lifted, a_404_that_discovery_contradicts_is_bridged,
+        a_removed_resource_ends_its_streams_and_can_return, a_list_whose_token_expires_is_repeated_without_pages,
+        an_apiserver_without_watch_list_is_read_by_lists, an_interrupted_watch_list_publishes_no_partial_state,
+        an_apiserver_that_ignores_send_initial_events_is_read_by_lists, an_out_of_order_event_causes_a_relist,
+        a_broken_event_causes_a_relist, an_empty_page_does_not_restart_a_list,
+        a_watch_list_that_always_fails_is_replaced_by_a_list, a_list_that_fails_midway_keeps_its_reason,
+        a_resource_that_returns_does_not_ask_peers_again;
 };
 
 fn object(name: &str, version: u64) -> Value {
@@ -42,7 +44,8 @@ fn object(name: &str, version: u64) -> Value {
     })
 }
 
-/// What must hold after a break that upstream's history does not bridge: exact before, one marked gap, exact after.
+/// Checks a break that upstream's history does not bridge: exact before, one marked gap, exact
+/// after.
 async fn assert_gap(rig: &Rig, watch: &mut Watch, reason: &str, before: &[u64], during: [u64; 3]) {
     watch.until(during[2]).await;
     assert_eq!(versions(&watch.events), before, "{reason}: exact up to the gap");
@@ -70,11 +73,12 @@ async fn an_expired_version_leaves_a_marked_gap() {
         let before = [&before[..], &[kept]].concat();
         rig.cut().await;
         let during = write(&rig, "c");
-        // The watch comes back to an apiserver that has forgotten: HTTP 200 with one ERROR event.
+        // The watch resumes at an apiserver that has compacted the version: HTTP 200 with one ERROR
+        // event.
         rig.sim.compact();
         assert_gap(&rig, &mut watch, "expired", &before, during).await;
         let requests = if watch_list { 2 } else { 3 };
-        assert_eq!(rig.network.asked(PODS).len() - asked, requests, "the try, and what a list takes");
+        assert_eq!(rig.network.asked(PODS).len() - asked, requests, "one failed watch and the requests of a list");
     }
 }
 
@@ -86,7 +90,7 @@ async fn an_expired_status_leaves_a_marked_gap() {
     assert_gap(&rig, &mut watch, "expired", &[], during).await;
 }
 
-async fn a_line_that_is_too_long_is_listed_instead() {
+async fn a_line_that_is_too_long_causes_a_relist() {
     let mut setup = Setup::of(&["pods"]);
     setup.reflector.line_bytes_max = 64 << 10;
     let (rig, mut watch, _) = synced(setup).await;
@@ -96,7 +100,7 @@ async fn a_line_that_is_too_long_is_listed_instead() {
     assert_gap(&rig, &mut watch, "line_too_long", &[], during).await;
 }
 
-async fn an_object_too_long_for_a_watch_comes_by_list() {
+async fn an_object_too_long_for_a_watch_is_read_by_a_list() {
     let mut setup = Setup::of(&["pods"]);
     setup.reflector.line_bytes_max = 8 << 10;
     let (rig, mut watch, before) = synced(setup).await;
@@ -111,7 +115,7 @@ async fn an_object_too_long_for_a_watch_comes_by_list() {
 }
 
 async fn a_short_403_is_bridged() {
-    // An apiserver that has just started denies everything until its authorizer knows its rules.
+    // An apiserver that has just started denies everything until its authorizer has read its rules.
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     rig.fault(Verb::Watch, Fault::Forbidden, 3);
     rig.cut().await;
@@ -129,14 +133,14 @@ async fn a_long_403_ends_the_streams_until_it_is_lifted() {
     let started = Instant::now();
     let status = loop {
         match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "it says why"),
+            Ok(step) => assert!(step.is_some(), "the end has a reason"),
             Err(status) => break status,
         }
     };
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
-    assert!(started.elapsed() >= Duration::from_secs(30), "not before the grace is over");
+    assert!(started.elapsed() >= Duration::from_secs(30), "not before the grace period ends");
     let status = rig.watch(target("pods"), "").await.err().unwrap();
-    assert_eq!(status.code(), Code::PermissionDenied, "what may not be read is not served from memory: {status}");
+    assert_eq!(status.code(), Code::PermissionDenied, "forbidden objects are not served from the cache: {status}");
     assert_eq!(rig.list(target("pods")).await.unwrap_err().code(), Code::PermissionDenied);
     assert!(!rig.registry.readiness().0);
     rig.sim.clear_faults();
@@ -145,7 +149,7 @@ async fn a_long_403_ends_the_streams_until_it_is_lifted() {
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
-async fn a_403_from_the_start_is_told_until_it_is_lifted() {
+async fn a_403_from_the_start_is_reported_until_it_is_lifted() {
     let setup = Setup::of(&["pods"]);
     let rig = Rig::start(setup.sim(), setup);
     rig.fault(Verb::Watch, Fault::Forbidden, 3);
@@ -159,7 +163,7 @@ async fn a_403_from_the_start_is_told_until_it_is_lifted() {
     rig.watch_all("pods").await;
 }
 
-async fn a_404_that_discovery_denies_is_bridged() {
+async fn a_404_that_discovery_contradicts_is_bridged() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     rig.fault(Verb::Watch, status(404, "NotFound", "the server could not find the requested resource"), 3);
     rig.cut().await;
@@ -168,7 +172,7 @@ async fn a_404_that_discovery_denies_is_bridged() {
     at_least(&rig.network.asked(PODS)[before..before + 4], LEAST_WAIT, "not found");
 }
 
-async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
+async fn a_removed_resource_ends_its_streams_and_can_return() {
     const WIDGETS: &str = "/apis/example.com/v1/widgets";
     let setup = Setup::of(&["widgets.example.com"]);
     let sim = setup.sim();
@@ -176,7 +180,7 @@ async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
     let widget = |name: &str| json!({ "metadata": { "namespace": "default", "name": name } });
     let rig = Rig::start(sim, setup);
     rig.readyz_has("widgets.example.com not found").await;
-    assert!(rig.registry.readiness().0, "that a resource is not there is an answer");
+    assert!(rig.registry.readiness().0, "a missing resource does not prevent readiness");
     assert_eq!(rig.watch(target("widgets.example.com"), "").await.err().unwrap().code(), Code::NotFound);
     for _ in 0..3 {
         rig.sim.add_resource(widgets.clone());
@@ -187,7 +191,7 @@ async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
         rig.sim.remove_resource(&widgets.gvr);
         let status = loop {
             match watch.step().await {
-                Ok(step) => assert!(step.is_some(), "it says why"),
+                Ok(step) => assert!(step.is_some(), "the end has a reason"),
                 Err(status) => break status,
             }
         };
@@ -196,12 +200,12 @@ async fn a_resource_that_goes_ends_its_streams_and_comes_back() {
         rig.readyz_has("widgets.example.com not found").await;
         let asked = rig.network.asked(WIDGETS).len();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(rig.network.asked(WIDGETS).len(), asked, "what is not served is not asked for");
+        assert_eq!(rig.network.asked(WIDGETS).len(), asked, "a missing resource is not requested");
     }
 }
 
-async fn what_comes_back_does_not_wait_for_peers_again() {
-    let setup = Setup { peers: beside(vec![Peer::Silent]).peers, ..Setup::of(&["widgets.example.com"]) };
+async fn a_resource_that_returns_does_not_ask_peers_again() {
+    let setup = Setup { peers: with_peers(vec![Peer::Silent]).peers, ..Setup::of(&["widgets.example.com"]) };
     let sim = setup.sim();
     let widgets = SimResource::custom("example.com", "v1", "widgets", "Widget");
     let rig = Rig::start(sim, setup);
@@ -213,10 +217,10 @@ async fn what_comes_back_does_not_wait_for_peers_again() {
     }
     let labels = r#"group="example.com",media="json",namespace="",resource="widgets""#;
     let tried = |result: &str| rig.metric(&format!(r#"kubefan_warm_starts_total{{{labels},result="{result}"}}"#));
-    assert_eq!(tried("failed") + tried("timeout"), 1.0, "only a replica that begins asks others");
+    assert_eq!(tried("failed") + tried("timeout"), 1.0, "only a starting replica asks peers");
 }
 
-async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {
+async fn a_list_whose_token_expires_is_repeated_without_pages() {
     let mut setup = Setup::of(&["pods"]).by_list();
     setup.reflector.page_size = 2;
     let sim = setup.sim();
@@ -239,11 +243,11 @@ async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {
     assert_eq!(watch.state, rig.truth(PODS).await, "no mixture of two versions");
     let lists: Vec<String> =
         rig.network.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).map(|asked| asked.path).collect();
-    assert_eq!(lists.len(), 4, "two pages, one that has expired, and all in one piece: {lists:?}");
+    assert_eq!(lists.len(), 4, "two pages, an expired one, and one list without pages: {lists:?}");
     assert!(!lists[3].contains("limit="), "{lists:?}");
     assert_eq!(relists_for(&rig, "continue_expired"), 1.0);
 
-    // The next list is paged again.
+    // The next list uses pages again.
     rig.cut().await;
     let last = write(&rig, "f");
     rig.sim.compact();
@@ -253,13 +257,13 @@ async fn a_list_that_expires_midway_is_asked_for_in_one_piece() {
     assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
-async fn an_apiserver_without_watch_list_is_listed() {
+async fn an_apiserver_without_watch_list_is_read_by_lists() {
     let mut setup = Setup::of(&["pods"]);
     setup.sim.watch_list = false;
     let (rig, mut watch, _) = synced(setup).await;
     let initial: Vec<bool> =
         rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
-    assert_eq!(initial, [true, false, false], "asked for once; then a list and a watch");
+    assert_eq!(initial, [true, false, false], "requested once, then a list and a watch");
     rig.cut().await;
     let during = write(&rig, "b");
     rig.sim.compact();
@@ -268,7 +272,7 @@ async fn an_apiserver_without_watch_list_is_listed() {
     assert_eq!(wishes, 1, "an answer is remembered");
 }
 
-async fn an_interrupted_watch_list_shows_nobody_half_a_state() {
+async fn an_interrupted_watch_list_publishes_no_partial_state() {
     for form in ["clean end", "truncated line", "error event", "silence"] {
         let setup = Setup::of(&["pods"]);
         let sim = setup.sim();
@@ -299,15 +303,15 @@ async fn an_interrupted_watch_list_shows_nobody_half_a_state() {
         rig.sim.compact();
         watch.until(during[2]).await;
         assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the state after a relist");
-        assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap, and why it began");
-        assert_eq!(watch.events, [], "{form}: nothing outside of it");
+        assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap with its reason");
+        assert_eq!(watch.events, [], "{form}: no events outside the gap");
         let asked = rig.network.asked(PODS);
-        // Each time what fails is a watch list, and what follows a list and a watch.
+        // Each time one watch list fails, then a list and a watch follow.
         assert_eq!(asked.len(), 3 + (1 + 3), "{form}: {asked:?}");
     }
 }
 
-async fn a_watch_that_ignores_the_wish_for_the_initial_state_is_listed() {
+async fn an_apiserver_that_ignores_send_initial_events_is_read_by_lists() {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
@@ -322,7 +326,7 @@ async fn a_watch_that_ignores_the_wish_for_the_initial_state_is_listed() {
     assert_eq!(asked, [true, false, false]);
 }
 
-async fn an_old_event_is_never_passed_on() {
+async fn an_out_of_order_event_causes_a_relist() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let first = write(&rig, "b");
     watch.until(first[2]).await;
@@ -334,7 +338,7 @@ async fn an_old_event_is_never_passed_on() {
     at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "out of order");
 }
 
-async fn a_broken_event_is_listed_over() {
+async fn a_broken_event_causes_a_relist() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let nameless = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
     rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("ADDED", &nameless)], true));
@@ -344,12 +348,12 @@ async fn a_broken_event_is_listed_over() {
     at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "broken object");
 }
 
-async fn an_empty_page_is_no_restart() {
+async fn an_empty_page_does_not_restart_a_list() {
     let setup = Setup::of(&["pods"]).by_list();
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
     let network = Network::to(sim.clone());
-    // With a selector a page may be empty and not the last.
+    // With a selector a page can be empty without being the last one.
     let empty = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6", "continue": "next" }, "items": [] });
     network.answer_once(|path| path.starts_with(PODS), answer(200, vec![empty.to_string()], false));
     let all = json!({ "kind": "PodList", "apiVersion": "v1", "metadata": { "resourceVersion": "6" }, "items": null });
@@ -361,7 +365,7 @@ async fn an_empty_page_is_no_restart() {
     assert_eq!(relists(&rig), 1.0);
 }
 
-async fn a_watch_list_that_always_fails_is_listed() {
+async fn a_watch_list_that_always_fails_is_replaced_by_a_list() {
     let error = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 500,
         "reason": "InternalError", "message": "etcd cannot tell its progress" });
     for form in ["error event", "silence"] {
@@ -386,14 +390,14 @@ async fn a_watch_list_that_always_fails_is_listed() {
         rig.cut().await;
         let during = write(&rig, "b");
         rig.sim.compact();
-        assert_gap_begins(&rig, &mut watch, "expired", during).await;
+        assert_one_gap(&rig, &mut watch, "expired", during).await;
     }
 }
 
-/// What must hold after a gap whose list took more than one try.
-async fn assert_gap_begins(rig: &Rig, watch: &mut Watch, reason: &str, during: [u64; 3]) {
+/// Checks a gap whose list took more than one try.
+async fn assert_one_gap(rig: &Rig, watch: &mut Watch, reason: &str, during: [u64; 3]) {
     watch.until(during[2]).await;
-    assert_eq!(watch.gap_reasons, [reason], "the reason is what began it");
+    assert_eq!(watch.gap_reasons, [reason], "the reason is the first one");
     assert_eq!(watch.state, rig.truth(PODS).await, "{reason}: the state after the gap");
     assert_eq!((relists_for(rig, "interrupted"), relists_for(rig, "list_failed")), (0.0, 0.0));
 }
@@ -413,5 +417,5 @@ async fn a_list_that_fails_midway_keeps_its_reason() {
     rig.cut().await;
     let during = write(&rig, "b");
     rig.sim.compact();
-    assert_gap_begins(&rig, &mut watch, "expired", during).await;
+    assert_one_gap(&rig, &mut watch, "expired", during).await;
 }

@@ -1,7 +1,9 @@
-//! kubefan is killed and started again while objects change all the time: subscribers come back with their last resume version and
-//! lose, repeat and are sent again nothing, whatever they select, and the apiserver is asked for hardly anything.
+//! kubefan is killed and restarted under constant writes. Subscribers resume with their last resume
+//! version. They miss nothing and get nothing twice, whatever they select, and the apiserver gets
+//! hardly any requests.
 //!
-//! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; by default it is smaller.
+//! `KUBEFAN_TEST_SCALE=full` runs it with 200 subscribers and 200 updates a second; the default is
+//! smaller.
 
 use std::{collections::HashMap, env, net::SocketAddr, time::Duration};
 
@@ -20,22 +22,23 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: killed_and_started_again_nothing_is_lost_or_sent_again,
-        replicas_restarted_in_turn_go_on_for_each_others_subscribers;
+    apiserver: a_killed_kubefan_loses_and_repeats_nothing_after_its_restart,
+        replicas_restarted_in_turn_continue_each_others_streams;
 };
 
-/// Of a process between its start and its end, whatever it is asked for.
+/// Requests for a whole state that one process may send, whatever its subscribers ask for.
 const STATES_MAX: usize = 2;
-/// All are live within seconds; who hangs fails, and does not hold up the run.
+/// Subscribers are live within seconds. A subscriber that hangs fails the test and does not block
+/// the run.
 const LIVE_MAX: Duration = Duration::from_secs(300);
 
 struct Scale {
     pods: usize,
     subscribers: usize,
     updates_per_second: u32,
-    /// Updates while kubefan is away, one restart for each.
+    /// Updates during each outage, with one restart per outage.
     outages: &'static [usize],
-    /// How long the apiserver's own watch is given to tell the rest, in seconds.
+    /// Seconds in which the apiserver's own watch must send the rest.
     seconds: u32,
 }
 
@@ -49,7 +52,7 @@ fn scale() -> Scale {
     }
 }
 
-/// Half of the subscribers share these.
+/// Half of the subscribers use these queries.
 const PLAIN: [Query; 3] = [query("", "", ""), query("team-0", "", ""), query("team-1", "", "")];
 /// The other half have selectors that objects enter and leave all the time.
 const CHANGING: [Query; 12] = [
@@ -67,7 +70,7 @@ const CHANGING: [Query; 12] = [
     query("team-2", "nobody=has-it", ""),
 ];
 
-async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
+async fn a_killed_kubefan_loses_and_repeats_nothing_after_its_restart() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 1).await;
     for outage in scale.outages {
@@ -77,15 +80,15 @@ async fn killed_and_started_again_nothing_is_lost_or_sent_again() {
         experiment.start(0).await;
         experiment.all_are_live().await;
         let resumed = experiment.streams() - streams;
-        assert!(resumed >= scale.subscribers, "everyone came back: {resumed} streams");
+        assert!(resumed >= scale.subscribers, "not all subscribers came back: {resumed} streams");
         let own = experiment.nothing_was_sent_again(0).await;
         let asked = experiment.asked_at_most_twice(asked);
-        assert_eq!(own, asked, "lists and watches, by its own word and by the apiserver's");
+        assert_eq!(own, asked, "lists and watches, by its metrics and by the apiserver's audit log");
     }
     experiment.end().await;
 }
 
-async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
+async fn replicas_restarted_in_turn_continue_each_others_streams() {
     let scale = scale();
     let mut experiment = Experiment::begin(&scale, 2).await;
     for (round, outage) in scale.outages.iter().enumerate() {
@@ -94,7 +97,8 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
         experiment.kill(victim);
         experiment.churn.more(*outage).await;
         experiment.all_are_live().await;
-        // The next victim falls as soon as this one listens: whoever comes meets a cache that is younger than what it has seen.
+        // The next replica is killed as soon as this one listens, so subscribers meet a cache that
+        // is younger than their versions.
         experiment.start(victim).await;
         experiment.kill(1 - victim);
         experiment.all_are_live().await;
@@ -106,7 +110,8 @@ async fn replicas_restarted_in_turn_go_on_for_each_others_subscribers() {
     experiment.end().await;
 }
 
-/// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own watches of what they select.
+/// An apiserver whose pods change, kubefan in front of it, subscribers, and the apiserver's own
+/// watches of the same selections.
 struct Experiment {
     api: ApiServer,
     audit: Audit,
@@ -116,7 +121,7 @@ struct Experiment {
     progress: Vec<watch::Receiver<Progress>>,
     subscribers: JoinSet<Subscriber>,
     recordings: JoinSet<(Query, Vec<Recorded>)>,
-    tell_end: watch::Sender<u64>,
+    end_sender: watch::Sender<u64>,
     began: Instant,
 }
 
@@ -136,7 +141,7 @@ impl Experiment {
         let list = api.get_json("/api/v1/pods?limit=1").await;
         let start = list["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap();
 
-        let (tell_end, end) = watch::channel(u64::MAX);
+        let (end_sender, end) = watch::channel(u64::MAX);
         let (mut progress, mut subscribers, mut recordings) = (Vec::new(), JoinSet::new(), JoinSet::new());
         let mut recorded: Vec<&Query> = Vec::new();
         for number in 0..scale.subscribers {
@@ -156,24 +161,24 @@ impl Experiment {
         let (began, mut churn) = (Instant::now(), Churn::begin(writers, scale.updates_per_second));
         churn.more(scale.pods / 2).await;
         let replicas = started;
-        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, tell_end, began }
+        Experiment { api, audit, churn, addresses, replicas, progress, subscribers, recordings, end_sender, began }
     }
 
     fn kill(&mut self, replica: usize) {
-        let mut kubefan = self.replicas[replica].take().expect("it runs");
+        let mut kubefan = self.replicas[replica].take().expect("the replica does not run");
         kubefan.process.kill9();
     }
 
-    /// Starts a replica again and waits until it listens, not until it is ready.
+    /// Starts a replica again and waits until it listens, but not until it is ready.
     async fn start(&mut self, replica: usize) {
         self.replicas[replica] = Some(spawn(&self.api, self.addresses[replica]).await);
     }
 
     async fn is_ready(&self, replica: usize) {
-        self.replicas[replica].as_ref().expect("it runs").ready().await;
+        self.replicas[replica].as_ref().expect("the replica does not run").ready().await;
     }
 
-    /// Waits until every subscriber has all up to something that is still to be written.
+    /// Waits until every subscriber has everything up to a new write.
     async fn all_are_live(&mut self) {
         let live = tokio::time::timeout(LIVE_MAX, self.see_the_next_write()).await;
         assert!(live.is_ok(), "not all are live again after {LIVE_MAX:?}");
@@ -185,7 +190,7 @@ impl Experiment {
             if progress.wait_for(|progress| progress.version >= version).await.is_ok() {
                 continue;
             }
-            // It has failed, and says why.
+            // The subscriber failed; resume its panic.
             while let Some(ended) = self.subscribers.join_next().await {
                 if let Err(error) = ended {
                     std::panic::resume_unwind(error.into_panic());
@@ -194,17 +199,18 @@ impl Experiment {
         }
     }
 
-    /// Streams that were opened by all together, but for the first of each.
+    /// The number of streams of all subscribers, without the first stream of each.
     fn streams(&self) -> usize {
         self.progress.iter().map(|progress| progress.borrow().streams).sum()
     }
 
-    /// Lists and watches of all replicas so far.
+    /// The number of lists and watches of all replicas so far.
     fn asked(&self) -> usize {
         self.audit.requests("kubefan/").len()
     }
 
-    /// Lists and watches since there were so many; few of them asked for a state.
+    /// Checks that few of the requests since `before` asked for a whole state. Returns the number
+    /// of these requests.
     fn asked_at_most_twice(&self, before: usize) -> usize {
         let asked = self.audit.requests("kubefan/").split_off(before);
         let states = asked.iter().filter(|request| request.asks_for_state()).count();
@@ -212,10 +218,11 @@ impl Experiment {
         asked.len()
     }
 
-    /// A replica's own word for it: it has sent no snapshot, and listed once for itself. How many lists and watches it counts.
+    /// Checks by the replica's own metrics that it sent no snapshot and listed only once. Returns
+    /// the number of lists and watches that it counts.
     async fn nothing_was_sent_again(&self, replica: usize) -> usize {
-        let kubefan = self.replicas[replica].as_ref().expect("it runs");
-        let (_, text) = kubefan.admin("/metrics").await.expect("metrics are served");
+        let kubefan = self.replicas[replica].as_ref().expect("the replica does not run");
+        let (_, text) = kubefan.admin("/metrics").await.expect("no metrics");
         let sum = |name: &str| {
             let ours = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
             ours.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap())
@@ -231,7 +238,7 @@ impl Experiment {
     async fn end(self) {
         let written = self.churn.end().await;
         let elapsed = self.began.elapsed().as_secs_f64();
-        self.tell_end.send_replace(written.version);
+        self.end_sender.send_replace(written.version);
         let subscribers = self.subscribers.join_all().await;
         let expected: HashMap<Query, Vec<Recorded>> = self.recordings.join_all().await.into_iter().collect();
         let (mut events, mut left) = (0, 0);
@@ -240,7 +247,7 @@ impl Experiment {
             events += subscriber.events.len();
             left += subscriber.left;
         }
-        assert!(left > 0, "objects left selectors");
+        assert!(left > 0, "no object left a selector");
         let count = subscribers.len();
         println!(
             "{count} subscribers, {} updates in {elapsed:.0} s, {events} events compared, {left} of them objects that left",

@@ -1,4 +1,5 @@
-//! Leaving and coming back: with a resume version a subscriber gets exactly what came in between, or is told that it is too late.
+//! Resuming: a subscriber that returns with a resume version gets exactly the events that it
+//! missed, or a refusal if the version cannot be served.
 
 use kubefan_client::ListWatch;
 use serde_json::json;
@@ -15,15 +16,15 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: who_returns_gets_exactly_what_came_between, below_the_ring_each_change_comes_once,
-        a_version_beyond_the_cluster_is_refused, a_list_and_its_version_start_a_watch;
+    apiserver: a_returning_subscriber_gets_exactly_the_missed_events, a_resume_below_the_ring_gets_each_change_once,
+        a_version_beyond_the_cluster_is_refused, a_watch_can_start_at_the_version_of_a_list;
 };
 
 async fn label(api: &ApiServer, path: &str, value: &str) -> u64 {
     version_of(&api.patch(path, &json!({ "metadata": { "labels": { "stage": value } } })).await)
 }
 
-async fn who_returns_gets_exactly_what_came_between() {
+async fn a_returning_subscriber_gets_exactly_the_missed_events() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("resume").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -52,12 +53,12 @@ async fn who_returns_gets_exactly_what_came_between() {
 
     let mut returned = Watch::start(&mut client, target(), &left_at).await.unwrap();
     returned.until(last).await;
-    assert!(returned.snapshot.is_empty(), "nothing is sent twice");
+    assert!(returned.snapshot.is_empty(), "no snapshot is sent again");
     assert_equal("after the return", &returned.events, &unbroken.events[1..]);
     assert!(returned.events.len() >= 4 && returned.left == 1, "{:?}", returned.events);
 }
 
-async fn below_the_ring_each_change_comes_once() {
+async fn a_resume_below_the_ring_gets_each_change_once() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("ring").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -100,7 +101,7 @@ async fn a_version_beyond_the_cluster_is_refused() {
     assert_eq!(status.get_details_error_info().unwrap().reason, "HISTORY_REWRITTEN");
 }
 
-async fn a_list_and_its_version_start_a_watch() {
+async fn a_watch_can_start_at_the_version_of_a_list() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("list").await;
     let pods = format!("/api/v1/namespaces/{namespace}/pods");

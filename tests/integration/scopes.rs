@@ -1,5 +1,6 @@
-//! `--namespace`: each namespace is a cache with versions, an upstream watch, metrics and a readiness of its own, and a subscription
-//! names one, because across them there is no common order to promise.
+//! `--namespace`: each namespace has its own cache with its own versions, upstream watch, metrics
+//! and readiness. A subscription names one namespace, because versions have no common order across
+//! namespaces.
 
 use kubefan_common::proto::v1alpha1::{ResourceState, Target};
 use kubefan_sim::apiserver::SimApiserver;
@@ -15,10 +16,10 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: each_namespace_is_a_cache_of_its_own, a_watch_across_namespaces_is_refused_with_their_names,
-        a_namespace_that_is_not_cached_names_the_flag, a_namespace_that_is_denied_leaves_the_others,
-        cluster_scoped_resources_are_cached_once, a_version_of_one_namespace_means_nothing_in_another,
-        two_names_of_one_resource_are_one_cache;
+    paused: each_namespace_has_its_own_cache, a_watch_across_namespaces_is_refused_with_their_names,
+        an_uncached_namespace_is_refused_with_the_flag, a_denied_namespace_does_not_affect_the_others,
+        cluster_scoped_resources_are_cached_once, a_version_of_one_namespace_skips_nothing_in_another,
+        two_names_of_one_resource_share_one_cache;
 };
 
 const ALPHA: &str = "/api/v1/namespaces/alpha/pods";
@@ -39,7 +40,7 @@ fn in_namespace(namespace: &str, labels: &str) -> Target {
     Target { namespace: namespace.to_owned(), label_selector: labels.to_owned(), ..target("pods") }
 }
 
-async fn each_namespace_is_a_cache_of_its_own() {
+async fn each_namespace_has_its_own_cache() {
     let (sim, setup) = setup(&["pods"]);
     let rig = Rig::synced(sim, setup).await;
     assert_eq!(rig.readyz_states(), "pods/alpha synced\npods/beta synced");
@@ -64,8 +65,12 @@ async fn each_namespace_is_a_cache_of_its_own() {
     for n in 0..20 {
         more.push(rig.watch(in_namespace("alpha", &format!("stage!=s{n}")), "").await.unwrap());
     }
-    assert_eq!(rig.sim.stats().open_watches[&pods()], 2, "one watch upstream for each namespace, whoever subscribes");
-    assert_eq!(rig.network.asked(PODS).len(), 0, "and none for all of them");
+    assert_eq!(
+        rig.sim.stats().open_watches[&pods()],
+        2,
+        "one upstream watch per namespace for any number of subscribers"
+    );
+    assert_eq!(rig.network.asked(PODS).len(), 0, "and none across namespaces");
     for (namespace, objects, subscribers) in [("alpha", 4.0, 21.0), ("beta", 4.0, 1.0)] {
         let labels = format!(r#"{{group="",media="json",namespace="{namespace}",resource="pods"}}"#);
         assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), objects);
@@ -88,7 +93,7 @@ async fn a_watch_across_namespaces_is_refused_with_their_names() {
     assert_eq!(rig.list(target("pods")).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
-async fn a_namespace_that_is_not_cached_names_the_flag() {
+async fn an_uncached_namespace_is_refused_with_the_flag() {
     let (sim, setup) = setup(&["pods"]);
     let rig = Rig::synced(sim, setup).await;
     let status = rig.watch(in_namespace("gamma", ""), "").await.err().unwrap();
@@ -96,7 +101,7 @@ async fn a_namespace_that_is_not_cached_names_the_flag() {
     assert!(status.message().contains("alpha, beta") && status.message().contains("--namespace gamma"), "{status}");
 }
 
-async fn a_namespace_that_is_denied_leaves_the_others() {
+async fn a_denied_namespace_does_not_affect_the_others() {
     let (sim, setup) = setup(&["pods"]);
     let network = Network::to(sim.clone());
     network.rule(|path| {
@@ -119,7 +124,7 @@ async fn a_namespace_that_is_denied_leaves_the_others() {
     rig.ready().await;
     let last = rig.sim.create(&pods(), pod_in("alpha", "later", "new")).unwrap();
     alpha.until(last).await;
-    assert_eq!(alpha.gaps, [], "the other namespace's trouble was not this one's");
+    assert_eq!(alpha.gaps, [], "the other namespace's failure does not affect this one");
 }
 
 async fn cluster_scoped_resources_are_cached_once() {
@@ -138,20 +143,20 @@ async fn cluster_scoped_resources_are_cached_once() {
     assert!(status.message().contains("not namespaced"), "{status}");
 }
 
-async fn a_version_of_one_namespace_means_nothing_in_another() {
+async fn a_version_of_one_namespace_skips_nothing_in_another() {
     let (sim, setup) = setup(&["pods"]);
     let rig = Rig::synced(sim, setup).await;
     let mut beta = rig.watch(in_namespace("beta", ""), "").await.unwrap();
     let ahead = rig.sim.create(&pods(), pod_in("beta", "ahead", "new")).unwrap();
     beta.until(ahead).await;
-    // It is met by alpha's own progress, and nothing of alpha's is skipped.
+    // Alpha's own progress reaches the version, and no event of alpha is skipped.
     let next = rig.sim.create(&pods(), pod_in("alpha", "next", "new")).unwrap();
     let mut alpha = rig.watch(in_namespace("alpha", ""), &beta.resume_version).await.unwrap();
     alpha.until(next).await;
     assert_eq!(versions(&alpha.events), [next]);
 }
 
-async fn two_names_of_one_resource_are_one_cache() {
+async fn two_names_of_one_resource_share_one_cache() {
     let setup = Setup::of(&["pods", "po"]);
     let sim = setup.sim();
     sim.create(&pods(), pod_in("default", "first", "new")).unwrap();
@@ -161,7 +166,7 @@ async fn two_names_of_one_resource_are_one_cache() {
     let last = rig.sim.create(&pods(), pod_in("default", "later", "new")).unwrap();
     watch.until(last).await;
     assert_eq!(versions(&watch.events), [last]);
-    assert_eq!(rig.network.asked(PODS).len(), 1, "one list and watch, and no turn by turn");
+    assert_eq!(rig.network.asked(PODS).len(), 1, "one watch-list, and none for the second name");
     assert_eq!(rig.readyz().matches("synced").count(), 1);
     assert!(rig.registry.readiness().0);
 }

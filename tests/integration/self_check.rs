@@ -1,5 +1,6 @@
-//! The self-check: a cache that has lost an event is found and mended, what is only late, expired or unreadable is not taken for that,
-//! and the apiserver never sees a burst.
+//! The self-check: a cache that has lost an event is found and repaired. Data that is only late,
+//! expired or unreadable does not count as a difference, and the apiserver never gets a burst of
+//! requests.
 
 use std::time::Duration;
 
@@ -22,10 +23,10 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_cache_of_a_real_apiserver_is_equal_under_writes;
-    paused: a_lost_event_is_found_and_told_in_a_marked_gap, a_difference_at_one_version_is_a_reset,
-        a_delete_that_was_lost_is_found, another_cache_is_nothing_to_compare_with, what_cannot_be_compared_is_no_difference, a_check_is_paced_and_of_one_version,
-        what_was_listed_again_meanwhile_is_not_listed_twice;
+    apiserver: checks_against_a_real_apiserver_pass_under_writes;
+    paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
+        a_lost_delete_is_found, an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
+        a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
 };
 
 fn checked() -> Setup {
@@ -40,7 +41,8 @@ fn checks(rig: &Rig, result: &str) -> f64 {
     ))
 }
 
-/// Makes kubefan believe that it has seen everything so far, although what was written since it was cut off never came.
+/// Makes kubefan believe that it is up to date, although it missed these writes while it was cut
+/// off.
 async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
     rig.network.refuse(true);
     rig.cut().await;
@@ -50,16 +52,16 @@ async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
     rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("BOOKMARK", &seen)], true));
     rig.network.refuse(false);
     watch.until(rig.sim.revision()).await;
-    assert_eq!(watch.events, [], "it was lost");
+    assert_eq!(watch.events, [], "the event was missed");
 }
 
-/// The rest of the cluster goes on.
+/// A write to another resource advances the cluster's version.
 fn move_on(rig: &Rig) {
     let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     rig.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "generateName": "other-" } })).unwrap();
 }
 
-async fn a_lost_event_is_found_and_told_in_a_marked_gap() {
+async fn a_lost_event_is_found_and_sent_in_a_marked_gap() {
     let (rig, mut watch, _) = synced(checked()).await;
     lose(&rig, &mut watch, || drop(rig.sim.create(&pods(), pod("lost", "new")))).await;
     move_on(&rig);
@@ -69,16 +71,16 @@ async fn a_lost_event_is_found_and_told_in_a_marked_gap() {
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (1.0, 1.0));
     let equal = checks(&rig, "equal");
     sleep(Duration::from_secs(150)).await;
-    assert!(checks(&rig, "equal") >= equal + 2.0, "all is well again");
+    assert!(checks(&rig, "equal") >= equal + 2.0, "the cache is equal again");
     assert_eq!(checks(&rig, "different"), 1.0);
 }
 
-async fn a_difference_at_one_version_is_a_reset() {
+async fn a_difference_at_the_same_version_ends_the_streams() {
     let (rig, mut watch, _) = synced(checked()).await;
     lose(&rig, &mut watch, || drop(rig.sim.create(&pods(), pod("lost", "new")))).await;
     let status = loop {
         match watch.step().await {
-            Ok(step) => assert!(step.is_some(), "it says why"),
+            Ok(step) => assert!(step.is_some(), "the end has a reason"),
             Err(status) => break status,
         }
     };
@@ -86,7 +88,7 @@ async fn a_difference_at_one_version_is_a_reset() {
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
-async fn a_delete_that_was_lost_is_found() {
+async fn a_lost_delete_is_found() {
     let (rig, mut watch, _) = synced(checked()).await;
     lose(&rig, &mut watch, || drop(rig.sim.delete(&pods(), "default", "a"))).await;
     move_on(&rig);
@@ -95,7 +97,7 @@ async fn a_delete_that_was_lost_is_found() {
     assert!(watch.state.is_empty(), "no ghost");
 }
 
-async fn what_cannot_be_compared_is_no_difference() {
+async fn a_failed_check_is_no_difference() {
     let (rig, mut watch, _) = synced(checked()).await;
     rig.fault(Verb::List, Fault::InternalError, 1000);
     rig.metric_becomes(
@@ -106,7 +108,7 @@ async fn what_cannot_be_compared_is_no_difference() {
     rig.sim.clear_faults();
     let last = write(&rig, "b");
     watch.until(last[2]).await;
-    // The version of the cache is compacted, and no bookmark has come yet.
+    // The cache's version is compacted, and no bookmark has arrived yet.
     rig.network.rule(|path| {
         let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
         path.contains("resourceVersionMatch=Exact").then(|| answer(410, vec![gone.to_string()], false))
@@ -119,7 +121,7 @@ async fn what_cannot_be_compared_is_no_difference() {
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
 }
 
-async fn another_cache_is_nothing_to_compare_with() {
+async fn an_answer_from_another_cache_is_not_compared() {
     let setup = checked();
     let sim = setup.sim();
     let network = Network::to(sim.clone());
@@ -140,7 +142,7 @@ async fn another_cache_is_nothing_to_compare_with() {
     assert_eq!(checks(&rig, "equal"), 0.0);
 }
 
-async fn a_check_is_paced_and_of_one_version() {
+async fn a_check_reads_one_version_at_a_limited_pace() {
     let setup = checked();
     let sim = setup.sim();
     for i in 0..1600 {
@@ -149,7 +151,7 @@ async fn a_check_is_paced_and_of_one_version() {
     let rig = Rig::synced(sim, setup).await;
     let version = rig.sim.revision();
     let writer = rig.sim.clone();
-    // Written to while it is compared: the pages stay at their version.
+    // Writes during the check: the pages must stay at their version.
     let writes = tokio::spawn(async move {
         for i in 0..1000 {
             sleep(Duration::from_millis(100)).await;
@@ -169,9 +171,10 @@ async fn a_check_is_paced_and_of_one_version() {
     assert_eq!(checks(&rig, "different"), 0.0);
 }
 
-async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
+async fn a_relist_during_a_check_is_not_repeated() {
     let (rig, mut watch, _) = synced(checked()).await;
-    // Pages without what is cached; so many that it takes longer than to come back, twice.
+    // Pages without the cached objects. There are so many that the check takes longer than two
+    // reconnects.
     let mut version = String::new();
     rig.network.rule(move |path| {
         let page = if path.contains("resourceVersionMatch=Exact") {
@@ -197,7 +200,7 @@ async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
         1.0,
     )
     .await;
-    assert!(pages() < 41, "it was compared all the while");
+    assert!(pages() < 41, "the check is still running");
     watch.until(rig.sim.create(&pods(), pod("after", "new")).unwrap()).await;
     while pages() < 41 {
         sleep(Duration::from_millis(10)).await;
@@ -207,7 +210,7 @@ async fn what_was_listed_again_meanwhile_is_not_listed_twice() {
     assert_eq!(watch.state, rig.truth(PODS).await);
 }
 
-async fn a_cache_of_a_real_apiserver_is_equal_under_writes() {
+async fn checks_against_a_real_apiserver_pass_under_writes() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::spawn(
         &api.kubeconfig(),

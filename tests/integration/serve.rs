@@ -1,4 +1,5 @@
-//! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and an end that tells every subscriber to come back.
+//! `kubefan serve` from outside: TLS, Unix sockets, health, reflection, limits, and a shutdown that
+//! ends every stream with a reason to reconnect.
 
 use std::{process::Command, time::Duration};
 
@@ -26,14 +27,14 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: a_data_port_with_a_certificate_speaks_tls_only, a_unix_socket_is_served_and_removed,
-        a_termination_tells_every_stream_to_come_back, a_termination_waits_for_nobody_longer_than_it_may,
-        a_health_watch_does_not_hold_up_the_end, health_tells_each_resource_from_before_its_sync_through_an_outage,
+    local: a_data_port_with_a_certificate_accepts_only_tls, a_unix_socket_is_served_and_removed,
+        a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
+        a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
         reflection_describes_the_service, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
-        ports_of_the_systems_choice_are_printed, the_environment_and_the_file_are_read;
+        ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file;
 };
 
-async fn a_data_port_with_a_certificate_speaks_tls_only() {
+async fn a_data_port_with_a_certificate_accepts_only_tls() {
     let simulated = Simulated::start().await;
     let authority = Authority::new();
     let (certificate, key) = authority.server();
@@ -100,16 +101,16 @@ async fn end_of(watch: &mut Watch) -> Option<Status> {
     }
 }
 
-async fn a_termination_tells_every_stream_to_come_back() {
+async fn a_termination_ends_every_stream_with_its_reason() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=20s"]).await;
     let mut watches = Vec::new();
     for n in 0..20 {
         let mut client = connect(kubefan.grpc_addr).await;
-        // Without bookmarks of its own, which would wake it anyway.
+        // No short bookmark interval, because a bookmark would wake the stream anyway.
         let request = WatchRequest { target: Some(target("pods")), ..WatchRequest::default() };
         let mut watch = Watch::over(Box::pin(client.watch(request).await.unwrap().into_inner()), "");
-        // One has not read its snapshot yet.
+        // One stream has not read its snapshot yet.
         if n > 0 {
             watch.until_resumable().await;
         }
@@ -117,7 +118,7 @@ async fn a_termination_tells_every_stream_to_come_back() {
     }
     kubefan.process.terminate();
     for (_, watch) in &mut watches {
-        let status = end_of(watch).await.expect("a stream that is cut short says so");
+        let status = end_of(watch).await.expect("the stream ended without a status");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         assert_eq!(status.get_details_error_info().unwrap().reason, "DRAINING");
         assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
@@ -126,13 +127,13 @@ async fn a_termination_tells_every_stream_to_come_back() {
     assert!(tokio::net::TcpStream::connect(kubefan.grpc_addr).await.is_err());
 }
 
-async fn a_termination_waits_for_nobody_longer_than_it_may() {
+async fn a_termination_waits_no_longer_than_the_drain_timeout() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=2s"]).await;
-    // Half a request, for ever.
+    // Sends half a request and stops.
     let mut stream = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();
     let settings = [0u8, 0, 0, 4, 0, 0, 0, 0, 0];
-    // HEADERS of a POST without END_STREAM: a call whose message never comes.
+    // HEADERS of a POST without END_STREAM: a call whose message never arrives.
     let headers = [
         &[0u8, 0, 60, 1, 4, 0, 0, 0, 1, 0x83, 0x86, 0x04, 39][..],
         b"/kubefan.v1alpha1.WatchService/WatchAll",
@@ -159,24 +160,24 @@ async fn health_of(kubefan: &Kubefan, service: &str) -> Result<ServingStatus, Co
     client.check(request).await.map(|response| response.into_inner().status()).map_err(|status| status.code())
 }
 
-async fn a_health_watch_does_not_hold_up_the_end() {
+async fn a_health_watch_does_not_delay_the_shutdown() {
     let simulated = Simulated::start().await;
     let mut kubefan = simulated.kubefan(&["--resource=pods", "--drain-timeout=10m"]).await;
     let mut client = HealthClient::new(channel_to(&kubefan));
     let mut health = client.watch(HealthCheckRequest { service: "pods".into() }).await.unwrap().into_inner();
     assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    let begun = tokio::time::Instant::now();
+    let start_time = tokio::time::Instant::now();
     kubefan.process.terminate();
     let mut last = ServingStatus::Serving;
     while let Ok(Some(response)) = health.message().await {
         last = response.status();
     }
-    assert_ne!(last, ServingStatus::Serving, "a probe is told first");
+    assert_ne!(last, ServingStatus::Serving, "a health probe gets the change first");
     assert_eq!(kubefan.process.ended(wait::SOON).await.code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(300), "not by the drain timeout");
+    assert!(start_time.elapsed() < Duration::from_secs(300), "not at the drain timeout");
 }
 
-async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
+async fn health_covers_each_resource_before_its_sync_and_in_an_outage() {
     let mut simulated = Simulated::start().await;
     simulated.stop().await;
     let kubefan = Kubefan::spawn(&simulated.kubeconfig(), &["--resource=po,deployments.apps"]).await;
@@ -191,9 +192,9 @@ async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
 
     simulated.resume().await;
     kubefan.ready().await;
-    while changes.message().await.unwrap().expect("health is watched on").status() != ServingStatus::Serving {}
+    while changes.message().await.unwrap().expect("the health watch has ended").status() != ServingStatus::Serving {}
     for service in all.into_iter().chain(["pods"]) {
-        wait::until("health to say so", wait::SOON, || async {
+        wait::until("health to be serving", wait::SOON, || async {
             (health_of(&kubefan, service).await == Ok(ServingStatus::Serving)).then_some(())
         })
         .await;
@@ -209,11 +210,11 @@ async fn health_tells_each_resource_from_before_its_sync_through_an_outage() {
     }
     assert!(kubefan.admin("/readyz").await.unwrap().0.is_success());
     let got = run(&["get", "po", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
-    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "what is cached is served: {got:?}");
-    // Short names too, which only the configuration knows now.
-    let begun = tokio::time::Instant::now();
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "cached objects are served: {got:?}");
+    // Other names too, which only the configuration can resolve now.
+    let start_time = tokio::time::Instant::now();
     let got = run(&["get", "pods", "-o", "name", "--server", &kubefan.grpc_addr.to_string()]).await;
-    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", begun.elapsed());
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "after {:?}: {got:?}", start_time.elapsed());
 }
 
 async fn reflection_describes_the_service() {
@@ -256,7 +257,7 @@ async fn the_number_of_streams_is_limited() {
     assert!(status.message().contains("--subscribers-max"), "{status}");
     assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
     drop(second);
-    wait::until("the place of the one that left", wait::SOON, || {
+    wait::until("the slot of the ended stream", wait::SOON, || {
         let mut client = client.clone();
         async move { Watch::start(&mut client, target("pods"), "").await.ok() }
     })
@@ -269,14 +270,14 @@ async fn a_timeout_ends_a_watch_cleanly() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let request = WatchRequest { target: Some(target("pods")), timeout_seconds: 1, ..WatchRequest::default() };
-    let begun = tokio::time::Instant::now();
+    let start_time = tokio::time::Instant::now();
     let mut stream = connect(kubefan.grpc_addr).await.watch(request).await.unwrap().into_inner();
     let mut messages = 0;
     while stream.message().await.unwrap().is_some() {
         messages += 1;
     }
     assert_eq!(messages, 5, "a snapshot of three");
-    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(start_time.elapsed() >= Duration::from_secs(1));
     let server = kubefan.grpc_addr.to_string();
     let watched = run(&["watch", "pods", "--timeout=1s", "-o", "name", "--server", &server]).await;
     assert_eq!((watched.code, watched.stdout.lines().count()), (Some(0), 3), "{watched:?}");
@@ -289,7 +290,7 @@ async fn a_timeout_ends_a_watch_cleanly() {
     assert_eq!(more.stdout, "pod/later\n", "{more:?}");
 }
 
-async fn ports_of_the_systems_choice_are_printed() {
+async fn ports_chosen_by_the_system_are_printed() {
     let simulated = Simulated::start().await;
     let first = simulated.kubefan(&["--resource=pods"]).await;
     let second = simulated.kubefan(&["--resource=pods"]).await;
@@ -298,7 +299,7 @@ async fn ports_of_the_systems_choice_are_printed() {
     assert_eq!(ports.iter().collect::<std::collections::HashSet<_>>().len(), 4);
 }
 
-async fn the_environment_and_the_file_are_read() {
+async fn flags_override_the_environment_which_overrides_the_file() {
     let simulated = Simulated::start().await;
     let file = simulated.dir.path().join("kubefan.yaml");
     let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\nlogFormat: json\nlogLevel: warn\n";

@@ -1,4 +1,5 @@
-//! An apiserver that is away: what is cached is served on and streams stay open, and everybody can tell how old it is.
+//! An unreachable apiserver: cached objects are still served and streams stay open, and clients and
+//! operators can see how old the data is.
 
 use std::time::Duration;
 
@@ -14,14 +15,14 @@ use crate::{
         rig::{PODS, Rig, Setup, churn, pod, pods, target},
         tests,
     },
-    peers::{Peer, beside, short, warm_starts},
+    peers::{Peer, small_ring, warm_starts, with_peers},
     upstream_faults::{synced, write},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: a_warm_start_is_as_old_as_its_proof, a_warm_start_that_is_behind_is_read_when_the_watch_has_told,
-        bookmarks_freeze_at_the_last_proven_version_and_lists_go_on,
-        beyond_max_staleness_reads_are_refused_and_streams_go_on, a_quiet_resource_does_not_look_stale;
+    paused: a_warm_start_is_as_old_as_its_proof, a_warm_start_that_is_behind_is_refused_until_its_watch_catches_up,
+        bookmarks_stop_at_the_last_proven_version_and_lists_continue,
+        beyond_max_staleness_reads_are_refused_and_streams_stay_open, a_quiet_resource_does_not_look_stale;
 };
 
 const AGE: &str = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
@@ -30,17 +31,17 @@ fn age(rig: &Rig) -> Duration {
     Duration::from_secs_f64(rig.metric(AGE))
 }
 
-/// That a stream stays open and neither tells nor promises anything new.
+/// Checks that a stream stays open and sends nothing new, not even a higher bookmark.
 async fn assert_silent(watch: &mut Watch, span: Duration) {
     let before = watch.resume_version.clone();
     let end = Instant::now() + span;
     while let Ok(step) = timeout_at(end, watch.step()).await {
-        let response = step.unwrap().expect("the stream goes on");
+        let response = step.unwrap().expect("the stream has ended");
         assert_eq!(response.resume_version, before, "{response:?}");
     }
 }
 
-async fn bookmarks_freeze_at_the_last_proven_version_and_lists_go_on() {
+async fn bookmarks_stop_at_the_last_proven_version_and_lists_continue() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"])).await;
     let before = write(&rig, "b");
     watch.until(before[2]).await;
@@ -49,13 +50,13 @@ async fn bookmarks_freeze_at_the_last_proven_version_and_lists_go_on() {
     let missed = rig.sim.create(&pods(), pod("missed", "new")).unwrap();
 
     assert_silent(&mut watch, Duration::from_secs(600)).await;
-    assert_eq!(watch.resume_version, before[2].to_string(), "nothing beyond what was proven is promised");
+    assert_eq!(watch.resume_version, before[2].to_string(), "no bookmark is above the proven version");
     assert!(age(&rig) >= Duration::from_secs(590), "{:?}", age(&rig));
     let readyz = rig.readyz();
     assert!(readyz.starts_with("pods stale: watch: cannot reach the apiserver"), "{readyz}");
-    let told = readyz.split("; proven ").nth(1).and_then(|rest| rest.strip_suffix("s ago")).unwrap();
-    assert!(told.parse::<u64>().unwrap() >= 590, "{readyz}");
-    assert!(rig.registry.readiness().0, "an outage takes nobody out");
+    let proven_seconds = readyz.split("; proven ").nth(1).and_then(|rest| rest.strip_suffix("s ago")).unwrap();
+    assert!(proven_seconds.parse::<u64>().unwrap() >= 590, "{readyz}");
+    assert!(rig.registry.readiness().0, "an outage does not end readiness");
     let list = rig.list(target("pods")).await.unwrap();
     assert_eq!(list[0].resource_version, before[2].to_string());
     rig.watch(target("pods"), &before[0].to_string()).await.unwrap().until(before[2]).await;
@@ -66,7 +67,7 @@ async fn bookmarks_freeze_at_the_last_proven_version_and_lists_go_on() {
     assert!(age(&rig) < Duration::from_secs(5), "{:?}", age(&rig));
 }
 
-async fn beyond_max_staleness_reads_are_refused_and_streams_go_on() {
+async fn beyond_max_staleness_reads_are_refused_and_streams_stay_open() {
     let mut setup = Setup::of(&["pods"]);
     setup.registry.staleness_max = Some(Duration::from_secs(180));
     let (rig, mut watch, _) = synced(setup).await;
@@ -83,14 +84,14 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_go_on() {
         rig.watch(target("pods"), "").await.err(),
         rig.watch(target("pods"), &before[0].to_string()).await.err(),
     ];
-    for status in refused.map(|status| status.expect("it is refused")) {
+    for status in refused.map(|status| status.expect("it is served")) {
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         assert_eq!(status.get_details_error_info().unwrap().reason, "STALE");
         assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
         let message = status.message();
         assert!(message.contains("pods was last proved") && message.contains("cannot reach"), "{message}");
     }
-    assert!(!rig.registry.readiness().0, "another replica may do better");
+    assert!(!rig.registry.readiness().0, "another replica may be fresher");
     assert_silent(&mut watch, Duration::from_secs(60)).await;
 
     rig.network.refuse(false);
@@ -101,7 +102,7 @@ async fn beyond_max_staleness_reads_are_refused_and_streams_go_on() {
 }
 
 async fn a_quiet_resource_does_not_look_stale() {
-    // Whether the rest of the cluster moves or not; the former is where upstream's bookmarks come from.
+    // With and without writes in the rest of the cluster, which cause upstream's bookmarks.
     for others_move in [false, true] {
         let mut setup = Setup::of(&["pods"]);
         setup.registry.staleness_max = Some(Duration::from_secs(180));
@@ -119,9 +120,9 @@ async fn a_quiet_resource_does_not_look_stale() {
     }
 }
 
-/// A replica that begins with what another one holds, and whose watches upstream do not come about.
+/// A replica that starts warm from a peer, and whose upstream watches all fail.
 async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -> Rig {
-    let mut setup = beside(vec![Peer::Good(first.registry.clone())]);
+    let mut setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
     setup.registry.staleness_max = Some(Duration::from_secs(180));
     let network = Network::to(first.sim.clone());
     network.rule(move |path| {
@@ -136,40 +137,43 @@ async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -
 }
 
 async fn a_warm_start_is_as_old_as_its_proof() {
-    let sim = short().sim();
+    let sim = small_ring().sim();
     churn(&sim, 0, 20);
-    let first = Rig::synced(sim, short()).await;
+    let first = Rig::synced(sim, small_ring()).await;
     sleep(Duration::from_secs(100)).await;
     let rig = warm_without_watch(&first, |_| {}).await;
-    assert!(rig.list(target("pods")).await.is_ok() && rig.registry.readiness().0, "upstream has just confirmed it");
+    assert!(
+        rig.list(target("pods")).await.is_ok() && rig.registry.readiness().0,
+        "upstream has just confirmed the state"
+    );
     sleep(Duration::from_secs(120)).await;
     assert!(age(&rig) >= Duration::from_secs(120), "{:?}", age(&rig));
     sleep(Duration::from_secs(70)).await;
-    assert_eq!(rig.list(target("pods")).await.expect_err("it is refused").code(), Code::Unavailable);
+    assert_eq!(rig.list(target("pods")).await.expect_err("it is served").code(), Code::Unavailable);
     assert!(!rig.registry.readiness().0);
 }
 
-async fn a_warm_start_that_is_behind_is_read_when_the_watch_has_told() {
-    let sim = short().sim();
+async fn a_warm_start_that_is_behind_is_refused_until_its_watch_catches_up() {
+    let sim = small_ring().sim();
     churn(&sim, 0, 20);
-    let first = Rig::synced(sim.clone(), short()).await;
+    let first = Rig::synced(sim.clone(), small_ring()).await;
     let (writer, from) = (sim.clone(), sim.revision());
-    // After what it was given, and before upstream is asked about that.
+    // Writes after the transfer and before upstream is asked to confirm it.
     let rig = warm_without_watch(&first, move |path| {
         if path.starts_with(PODS) && writer.revision() == from {
             churn(&writer, 20, 2);
         }
     })
     .await;
-    assert_eq!(rig.metric(AGE), f64::INFINITY, "nobody knows since when it is behind");
-    let refused = rig.list(target("pods")).await.expect_err("it is refused");
+    assert_eq!(rig.metric(AGE), f64::INFINITY, "it is unknown since when it is behind");
+    let refused = rig.list(target("pods")).await.expect_err("it is served");
     assert_eq!(
         (refused.code(), refused.get_details_error_info().unwrap().reason.as_str()),
         (Code::Unavailable, "STALE")
     );
     assert!(!rig.registry.readiness().0);
     let rig = Rig::synced(sim.clone(), {
-        let mut setup = beside(vec![Peer::Good(first.registry.clone())]);
+        let mut setup = with_peers(vec![Peer::Healthy(first.registry.clone())]);
         setup.registry.staleness_max = Some(Duration::from_secs(180));
         setup
     })

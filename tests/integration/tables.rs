@@ -1,5 +1,5 @@
-//! Cached tables, held against the apiserver's: the same bytes, ages included, however old the rows are that are kept; and upstream's where
-//! they cannot be kept.
+//! Cached tables compared with the apiserver's: the same bytes, with the ages of rows, however old
+//! a cached row is. Tables that cannot be cached come from upstream.
 
 use std::time::Duration;
 
@@ -23,18 +23,20 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_cached_table_is_the_apiservers_to_the_byte, a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells,
-        the_status_page_shows_the_cache_in_every_form, a_custom_resource_may_change_its_columns, what_cannot_be_kept_comes_from_upstream, tables_have_a_budget_of_their_own;
+    apiserver: a_cached_table_equals_the_apiservers_to_the_byte,
+        a_watch_of_tables_equals_the_apiservers_and_sends_columns_once, the_status_page_shows_the_cache_in_every_form,
+        changed_columns_of_a_custom_resource_are_picked_up, tables_that_cannot_be_cached_come_from_upstream,
+        table_caches_have_their_own_byte_limit;
     paused: an_apiserver_without_tables_is_asked_once_a_minute;
 };
 
-/// As kubectl asks.
+/// The Accept header of kubectl.
 const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
-/// Both are asked at about the same time, and a second may pass in between.
+/// Both servers are asked at about the same time, but a second may pass in between.
 const TRIES: usize = 8;
 
-/// The apiserver, and kubefan in front of it.
+/// A real apiserver, and kubefan in front of it.
 struct Servers {
     api: ApiServer,
     kubefan: Kubefan,
@@ -69,7 +71,7 @@ impl Servers {
         Answer { status, is_cached, body: response.text().await.unwrap() }
     }
 
-    /// Has a watch start the cache, and waits until that answers.
+    /// Starts a watch, which starts the cache, and waits until the cache answers.
     async fn is_cached(&self, path: &str) {
         self.ask(&format!("{path}&watch=1&timeoutSeconds=1"), false).await;
         wait::until(&format!("{path} from the cache"), wait::SOON, || async {
@@ -78,7 +80,7 @@ impl Servers {
         .await;
     }
 
-    /// Asks both until they answer the same.
+    /// Asks both servers until their answers are equal.
     async fn same(&self, path: &str) -> String {
         let mut tried = 0;
         loop {
@@ -94,8 +96,9 @@ impl Servers {
     }
 }
 
-/// Without the version of a list or a bookmark, which moves with the rest of the cluster. Rows of custom objects are compared in no order of
-/// fields: their metadata is written in the type's order upstream, and here in the object's own.
+/// Masks the version of a list or bookmark, which moves with the rest of the cluster. Rows of
+/// custom objects are compared without the order of fields: upstream writes their metadata in the
+/// type's order, and kubefan in the object's own.
 fn masked(body: &str) -> String {
     let masked = |line: &str| {
         let table: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("JSON: {line}"));
@@ -118,7 +121,7 @@ fn difference(direct: &str, ours: &str) -> String {
     format!("\n  upstream {}\n  kubefan  {}", around(direct), around(ours))
 }
 
-/// A custom resource with columns of its own.
+/// Creates a custom resource with its own columns.
 async fn create_crd(api: &ApiServer, prefix: &str, columns: Value) -> String {
     let group = format!("{}.tables.example.com", api.unique(prefix));
     api.create_crd(&group, "widgets", "Widget").await;
@@ -128,7 +131,7 @@ async fn create_crd(api: &ApiServer, prefix: &str, columns: Value) -> String {
     group
 }
 
-/// Shows other columns, and waits until the apiserver does.
+/// Changes the columns, and waits until the apiserver shows them.
 async fn show(api: &ApiServer, group: &str, columns: Value) {
     let names: Vec<_> = columns.as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
     let patch = json!([{ "op": "add", "path": "/spec/versions/0/additionalPrinterColumns", "value": columns }]);
@@ -153,7 +156,8 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-/// Restarted at such times: of its init containers, and of its containers.
+/// Creates a pod whose containers restarted so many seconds ago, given for its init containers and
+/// its main container.
 async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Option<u64>, Option<u64>)) {
     let mut pod = pod(name);
     pod["spec"]["initContainers"] = json!([
@@ -180,7 +184,7 @@ async fn restarted(api: &ApiServer, path: &str, name: &str, (setup, main): (Opti
     api.patch(&format!("{path}/{name}/status"), &status).await;
 }
 
-async fn a_cached_table_is_the_apiservers_to_the_byte() {
+async fn a_cached_table_equals_the_apiservers_to_the_byte() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let columns = json!([
@@ -213,7 +217,7 @@ async fn a_cached_table_is_the_apiservers_to_the_byte() {
     let paths = [within("pods"), within("configmaps"), widgets.clone(), "/api/v1/nodes".to_owned()];
     for path in &paths {
         servers.is_cached(&format!("{path}?resourceVersion=0")).await;
-        // Of a row that was just made, and of one that has been kept.
+        // Once with a new row, and once with a row that has been cached for a while.
         for age in [0, 2] {
             tokio::time::sleep(Duration::from_secs(age)).await;
             for include in ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"] {
@@ -241,7 +245,7 @@ async fn a_cached_table_is_the_apiservers_to_the_byte() {
     }
     let missing = servers.same_failure(&within("pods/none?resourceVersion=0")).await;
     assert!(missing.contains("\"pods \\\"none\\\" not found\""), "{missing}");
-    // Page by page, from the cache.
+    // Pages are served from the cache.
     let version = version_of(&api.get_json(&within("pods/r3")).await);
     let first = format!("{}?resourceVersion={version}&resourceVersionMatch=NotOlderThan&limit=4", within("pods"));
     let page = servers.ask(&first, false).await;
@@ -260,7 +264,7 @@ async fn the_status_page_shows_the_cache_in_every_form() {
     for form in ["json", "table"] {
         assert!(page.contains(&format!("<td>configmaps<td>(all)<td>{form}<td class=ok>synced")), "{form}: {page}");
     }
-    // Over gRPC there is JSON only.
+    // gRPC serves only JSON.
     let mut client = connect(servers.kubefan.grpc_addr).await;
     let listed = client.list_resources(ListResourcesRequest {}).await.unwrap().into_inner().resources;
     assert_eq!(listed.iter().map(|status| &*status.name).collect::<Vec<_>>(), ["configmaps"]);
@@ -275,7 +279,7 @@ impl Servers {
     }
 }
 
-async fn a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells() {
+async fn a_watch_of_tables_equals_the_apiservers_and_sends_columns_once() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let namespace = api.namespace("tables").await;
@@ -295,17 +299,17 @@ async fn a_watch_of_tables_tells_the_columns_once_and_what_the_apiserver_tells()
             let watch = format!(
                 "{path}?watch=1&timeoutSeconds=2&resourceVersion={from}&includeObject={include}&allowWatchBookmarks=true{selector}"
             );
-            let told = servers.same_events(&watch).await;
-            assert_eq!(told.lines().count(), events, "{told}");
-            assert_eq!(told.matches("\"columnDefinitions\":[").count(), 1, "{told}");
-            assert!(told.lines().next().unwrap().contains("\"columnDefinitions\":["), "{told}");
+            let events_text = servers.same_events(&watch).await;
+            assert_eq!(events_text.lines().count(), events, "{events_text}");
+            assert_eq!(events_text.matches("\"columnDefinitions\":[").count(), 1, "{events_text}");
+            assert!(events_text.lines().next().unwrap().contains("\"columnDefinitions\":["), "{events_text}");
         }
     }
     api.delete(&format!("{path}/a")).await;
 }
 
 impl Servers {
-    /// As [`Self::same`], without bookmarks: those that come when the time has come are no answer to anything.
+    /// Like [`Self::same`], without bookmarks, because those depend only on time.
     async fn same_events(&self, path: &str) -> String {
         let events = |body: &str| {
             let events = body.lines().filter(|line| !line.contains("\"type\":\"BOOKMARK\""));
@@ -325,7 +329,7 @@ impl Servers {
     }
 }
 
-async fn a_custom_resource_may_change_its_columns() {
+async fn changed_columns_of_a_custom_resource_are_picked_up() {
     let servers = Servers::start(&["--cache-tables"]).await;
     let api = &servers.api;
     let group =
@@ -351,7 +355,7 @@ async fn a_custom_resource_may_change_its_columns() {
     api.delete_crd(&group, "widgets").await;
 }
 
-async fn what_cannot_be_kept_comes_from_upstream() {
+async fn tables_that_cannot_be_cached_come_from_upstream() {
     let servers = Servers::start(&["--cache-tables", "--resource=jobs.batch,pods", "--on-demand"]).await;
     let api = &servers.api;
     let since = json!([{ "name": "Since", "type": "date", "jsonPath": ".status.at" }]);
@@ -359,7 +363,7 @@ async fn what_cannot_be_kept_comes_from_upstream() {
     let widget = json!({ "apiVersion": format!("{group}/v1"), "kind": "Widget", "metadata": { "name": "one" } });
     api.create(&format!("/apis/{group}/v1/namespaces/default/widgets"), &widget).await;
     for path in ["/apis/batch/v1/jobs", "/api/v1/events", &format!("/apis/{group}/v1/widgets")] {
-        // Which would start the cache.
+        // This watch would start the cache.
         let watch = servers.ask(&format!("{path}?resourceVersion=0&watch=1&timeoutSeconds=1"), false).await;
         assert!(watch.status.is_success() && !watch.is_cached, "{path}: {}", watch.body);
         let answer = servers.ask(&format!("{path}?resourceVersion=0"), false).await;
@@ -374,7 +378,7 @@ async fn what_cannot_be_kept_comes_from_upstream() {
     api.delete_crd(&group, "widgets").await;
 }
 
-async fn tables_have_a_budget_of_their_own() {
+async fn table_caches_have_their_own_byte_limit() {
     let args = ["--cache-tables", "--cache-tables-bytes-max=20Ki", "--resource=configmaps"];
     let servers = Servers::start(&args).await;
     let namespace = servers.api.namespace("tables").await;
@@ -399,7 +403,7 @@ async fn an_apiserver_without_tables_is_asked_once_a_minute() {
     let refused = async || match rig.registry.find("", "v1", "pods", "", Media::Table).await {
         Err(Refusal::NotCached(message)) => message,
         Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("the simulator knows no tables"),
+        Ok(_) => panic!("the simulator has no tables"),
     };
     let before = asked();
     assert!(refused().await.contains("does not give pods as table"));

@@ -1,4 +1,5 @@
-//! The connections that kubefan's own requests go over: however many watches stand, the next request is answered.
+//! The connections of kubefan's own requests: however many watches are open, the next request is
+//! answered.
 
 use futures::future::join_all;
 use kubefan_model::Media;
@@ -11,17 +12,18 @@ use kubefan_proxy::upstream::{
 use crate::harness::{Test, apiserver::ApiServer, tests};
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: watches_beyond_what_a_connection_takes_are_answered;
+    apiserver: more_watches_than_one_connection_allows_are_answered;
 };
 
-async fn watches_beyond_what_a_connection_takes_are_answered() {
-    // kube-apiserver takes 100 streams per connection; the next would wait for one of them to end.
+async fn more_watches_than_one_connection_allows_are_answered() {
+    // kube-apiserver allows 100 streams per connection; the next one would wait until one of them
+    // ends.
     const WATCHES: usize = 250;
     let api = ApiServer::shared().await;
     let settings = UpstreamSettings { kubeconfig: Some(api.kubeconfig()), context: None };
     let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await.unwrap();
     let watch = || upstream.stream("/api/v1/configmaps?watch=1&fieldSelector=metadata.name=nobody", Media::Json);
-    // One after the other and together.
+    // Half of them one after the other, half at the same time.
     let mut watches = Vec::new();
     for _ in 0..WATCHES / 2 {
         watches.push(watch().await.unwrap());
@@ -29,7 +31,7 @@ async fn watches_beyond_what_a_connection_takes_are_answered() {
     watches.extend(join_all((0..WATCHES / 2).map(|_| watch())).await.into_iter().map(Result::unwrap));
     assert_eq!(watches.len(), WATCHES);
     upstream.get(Verb::Get, "/version").await.unwrap();
-    // Those that ended make room again.
+    // Watches that ended free their streams.
     for _ in 0..3 {
         watches.truncate(WATCHES / 2);
         watches.extend(join_all((0..WATCHES / 2).map(|_| watch())).await.into_iter().map(Result::unwrap));

@@ -1,5 +1,6 @@
-//! Every way upstream can fail, and what a subscriber sees of it: nothing lost, nothing repeated, and what is not exact is marked.
-//! The apiserver must not suffer either: each failure costs it one request, and the next comes after a wait.
+//! Every way in which upstream can fail, and what a subscriber sees: nothing is lost, nothing is
+//! repeated, and inexact spans are marked. The failures must not hurt the apiserver either: each
+//! costs it one request, and the next request comes after a wait.
 
 use std::time::Duration;
 
@@ -18,17 +19,18 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    paused: a_failed_watch_goes_on_where_it_was, a_failed_first_list_is_tried_again_and_readers_are_told,
-        retry_after_is_the_least_wait, a_refused_connection_and_a_reset_lose_nothing,
-        a_silent_connection_is_given_up_and_the_watch_goes_on, a_quiet_resource_is_no_failure,
-        compression_and_fragments_change_nothing, a_line_that_is_no_event_is_asked_for_again,
-        bookmarks_move_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
-        a_429_stops_discovery_too, what_is_cached_is_found_while_upstream_is_silent;
+    paused: a_failed_watch_resumes_at_its_version, a_failed_first_list_is_retried_and_reported_to_readers,
+        retry_after_is_the_minimum_wait, a_refused_connection_and_a_reset_lose_nothing,
+        a_silent_upstream_connection_is_closed_and_the_watch_resumes, a_quiet_resource_is_no_failure,
+        compression_and_fragments_change_nothing, a_line_that_is_no_event_restarts_the_watch,
+        bookmarks_advance_the_version, no_failure_makes_a_tight_loop, watches_that_end_at_once_make_no_tight_loop,
+        a_429_stops_discovery_too, cached_resources_are_found_while_upstream_is_silent;
 };
 
 pub(crate) const LEAST_WAIT: Duration = Duration::from_millis(800);
 
-/// A synced kubefan with one pod, a subscriber that has its snapshot, and the number of requests for pods so far.
+/// A synced kubefan with one pod, a subscriber that has its snapshot, and the number of requests
+/// for pods so far.
 pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "first")).unwrap();
@@ -38,7 +40,7 @@ pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     (rig, watch, asked)
 }
 
-/// Creates, changes and deletes pods; the versions of the three writes.
+/// Creates, changes and deletes a pod. Returns the versions of the three writes.
 pub(crate) fn write(rig: &Rig, name: &str) -> [u64; 3] {
     let created = rig.sim.create(&pods(), pod(name, "new")).unwrap();
     let changed = rig.sim.update(&pods(), pod(name, "changed")).unwrap();
@@ -50,7 +52,7 @@ pub(crate) fn at_least(asked: &[Asked], least: Duration, what: &str) {
     assert!(waits.iter().all(|wait| *wait >= least), "{what}: requests came after {waits:?}");
 }
 
-/// What must hold after a break that upstream's history bridges.
+/// Checks a break that upstream's history bridges.
 async fn assert_bridged(what: &str, rig: &Rig, watch: &mut Watch, expected: &[u64]) {
     watch.until(*expected.last().unwrap()).await;
     assert_eq!(versions(&watch.events), expected, "{what}: the events");
@@ -95,7 +97,7 @@ pub(crate) fn status(code: u16, reason: &'static str, message: &str) -> Fault {
     Fault::Status(Box::new(Status::failure(code, reason, message)))
 }
 
-/// What upstream may answer or do instead of serving, and passes; each with its reason in metrics.
+/// Temporary failures of upstream, each with its reason in the metrics.
 fn passing_faults() -> Vec<(Fault, &'static str)> {
     vec![
         (Fault::TooManyRequests { retry_after_seconds: 1 }, "too_many_requests"),
@@ -108,7 +110,7 @@ fn passing_faults() -> Vec<(Fault, &'static str)> {
     ]
 }
 
-async fn a_failed_watch_goes_on_where_it_was() {
+async fn a_failed_watch_resumes_at_its_version() {
     let in_stream = [(Fault::TruncatedLine, "truncated")];
     for (fault, reason) in passing_faults().into_iter().chain(in_stream) {
         let what = format!("{fault:?}");
@@ -123,13 +125,13 @@ async fn a_failed_watch_goes_on_where_it_was() {
         assert_eq!(asked.len(), 4, "{what}: each failure is one request: {asked:?}");
         at_least(asked, LEAST_WAIT, &what);
         let expected_restarts = if reason == "reset" { 4.0 } else { 3.0 };
-        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted as what it was");
+        assert_eq!(restarts(&rig, reason), expected_restarts, "{what}: counted under its own reason");
         expected.extend(write(&rig, "d"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
     }
 }
 
-async fn a_failed_first_list_is_tried_again_and_readers_are_told() {
+async fn a_failed_first_list_is_retried_and_reported_to_readers() {
     for watch_list in [true, false] {
         for (fault, _) in passing_faults() {
             let what = format!("{fault:?}, watch list: {watch_list}");
@@ -157,7 +159,7 @@ async fn a_failed_first_list_is_tried_again_and_readers_are_told() {
     }
 }
 
-async fn retry_after_is_the_least_wait() {
+async fn retry_after_is_the_minimum_wait() {
     let least = Duration::from_secs(20);
     let event = json!({ "type": "ERROR", "object": {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 429, "reason": "TooManyRequests",
@@ -187,7 +189,7 @@ async fn a_refused_connection_and_a_reset_lose_nothing() {
     rig.network.refuse(true);
     rig.cut().await;
     rig.readyz_has("pods stale: watch: cannot reach the apiserver").await;
-    assert!(rig.registry.readiness().0, "what is cached is served");
+    assert!(rig.registry.readiness().0, "cached objects are served");
     let mut expected = write(&rig, "b").to_vec();
     sleep(Duration::from_secs(60)).await;
     rig.network.refuse(false);
@@ -201,7 +203,7 @@ async fn a_refused_connection_and_a_reset_lose_nothing() {
     }
 }
 
-async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
+async fn a_silent_upstream_connection_is_closed_and_the_watch_resumes() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     rig.fault(Verb::Watch, Fault::Silence, 1);
     rig.cut().await;
@@ -215,12 +217,12 @@ async fn a_silent_connection_is_given_up_and_the_watch_goes_on() {
 }
 
 async fn a_quiet_resource_is_no_failure() {
-    // No bookmark comes before the version has moved.
+    // No bookmark comes until the version has moved.
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let mut phase = rig.registry.hubs().remove(0).1.phase();
     let half_an_hour = Duration::from_secs(1800);
     let stale = phase.wait_for(|phase| *phase != kubefan_proxy::fanout::Phase::Synced);
-    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it stays synced");
+    assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it does not stay synced");
     let asked = &rig.network.asked(PODS)[before..];
     assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
     let expected = write(&rig, "b");
@@ -234,7 +236,7 @@ async fn compression_and_fragments_change_nothing() {
         let sim = setup.sim();
         sim.create(&pods(), pod("a", "first")).unwrap();
         let rig = Rig::start(sim, setup);
-        // The initial state and all that follows on the same stream.
+        // The fault covers the initial state and everything after it on the same stream.
         rig.fault(Verb::Watch, fault, 100);
         rig.ready().await;
         let mut watch = rig.watch_all("pods").await;
@@ -252,7 +254,7 @@ pub(crate) fn line(kind: &str, object: &Value) -> String {
     json!({ "type": kind, "object": object }).to_string()
 }
 
-async fn a_line_that_is_no_event_is_asked_for_again() {
+async fn a_line_that_is_no_event_restarts_the_watch() {
     let lines = [
         "no json at all".to_owned(),
         r#"{"type":"SURPRISE","object":{}}"#.to_owned(),
@@ -272,17 +274,17 @@ async fn a_line_that_is_no_event_is_asked_for_again() {
     }
 }
 
-async fn bookmarks_move_the_version() {
+async fn bookmarks_advance_the_version() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
     let other = json!({ "metadata": { "namespace": "default", "name": "other" } });
     let moved = rig.sim.create(&configmaps, other).unwrap();
-    // As in an apiserver, somebody's consistent read tells the watch cache how far the cluster is.
+    // As in a real apiserver, a consistent read advances the watch cache to the cluster's version.
     rig.truth(PODS).await;
     watch.until(moved).await;
     assert_eq!((watch.events.len(), watch.gaps.len()), (0, 0), "by a bookmark alone");
     rig.cut().await;
-    // Without it this would be too old.
+    // Without the bookmark this version would be too old.
     rig.sim.compact();
     let expected = write(&rig, "b");
     assert_bridged("bookmark", &rig, &mut watch, &expected).await;
@@ -290,7 +292,8 @@ async fn bookmarks_move_the_version() {
     assert!(asked[0].path.contains(&format!("resourceVersion={moved}&")), "{asked:?}");
 }
 
-/// Ten minutes of one failure cost at most so many requests: 0.8 s doubled up to 30 s.
+/// The maximum of requests in ten minutes of one failure: waits start at 0.8 s and double up to 30
+/// s.
 const REQUESTS_MAX: usize = 30;
 
 async fn no_failure_makes_a_tight_loop() {
@@ -307,7 +310,7 @@ async fn no_failure_makes_a_tight_loop() {
     for fault in passing_faults().into_iter().map(|(fault, _)| fault).chain(others) {
         let what = format!("{fault:?}");
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
-        // A watch that broke begins with the question how far the cluster is.
+        // After a break, kubefan first asks for the cluster's version.
         let asked = || [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.network.asked(path).len()).iter().sum();
         let before: usize = asked();
         for verb in [Verb::Watch, Verb::List] {
@@ -323,7 +326,7 @@ async fn no_failure_makes_a_tight_loop() {
         let mut watch = rig.watch_all("pods").await;
         let expected = write(&rig, "c");
         watch.until(expected[2]).await;
-        assert_eq!(watch.state, rig.truth(PODS).await, "{what}: all is well again");
+        assert_eq!(watch.state, rig.truth(PODS).await, "{what}: the state is right again");
     }
 }
 
@@ -336,7 +339,7 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
     for form in ["empty", "the same bookmark", "an html page", "a redirect"] {
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
         let version = rig.sim.revision();
-        // It stops by itself, so that a tight loop fails instead of hanging.
+        // The rule stops by itself, so that a tight loop fails instead of hanging.
         let mut left = 500;
         rig.network.rule(move |path| {
             left -= usize::from(left > 0);
@@ -368,20 +371,20 @@ async fn a_429_stops_discovery_too() {
     at_least(&asked, Duration::from_secs(25), "discovery");
 }
 
-async fn what_is_cached_is_found_while_upstream_is_silent() {
+async fn cached_resources_are_found_while_upstream_is_silent() {
     let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
     for name in ["pods", "po", "Pod"] {
         rig.watch_all(name).await;
     }
-    // Long enough for discovery to be asked again.
+    // Long enough that discovery would be asked again.
     sleep(Duration::from_secs(3600)).await;
     let silence = |verb| FaultRule { fault: Fault::Silence, verb: Some(verb), resource: None, requests: 1000 };
     rig.sim.set_fault(silence(Verb::Discovery));
     rig.sim.set_fault(silence(Verb::Watch));
     rig.sim.drop_connections();
     for name in ["pods", "po", "Pod", "pods"] {
-        let begun = Instant::now();
+        let start_time = Instant::now();
         rig.watch_all(name).await;
-        assert!(begun.elapsed() < Duration::from_secs(1), "{name} is found after {:?}", begun.elapsed());
+        assert!(start_time.elapsed() < Duration::from_secs(1), "{name} is found after {:?}", start_time.elapsed());
     }
 }

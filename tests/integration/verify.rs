@@ -1,4 +1,4 @@
-//! `kubefan verify`: equal, different and unknown, each with its output and exit code.
+//! `kubefan verify`: the results equal, different and unknown, each with its output and exit code.
 
 use kubefan_sim::apiserver::{Fault, FaultRule, SimOptions};
 use serde_json::json;
@@ -13,9 +13,10 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to;
-    local: what_is_equal_is_said_with_its_version, what_differs_is_named, what_cannot_be_told_is_neither,
-        another_cluster_is_named_and_so_are_the_credentials, a_kubefan_is_no_apiserver_to_compare_with;
+    apiserver: kubefan_equals_a_real_apiserver_under_writes;
+    local: an_equal_cache_is_reported_with_its_version, differences_are_named,
+        a_check_that_cannot_finish_reports_unknown, another_cluster_and_rejected_credentials_are_named,
+        a_kubefan_is_refused_as_the_apiserver_to_compare_with;
 };
 
 async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
@@ -28,7 +29,7 @@ fn rows(ran: &Ran) -> Vec<Vec<&str>> {
     ran.stdout.lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
-async fn what_is_equal_is_said_with_its_version() {
+async fn an_equal_cache_is_reported_with_its_version() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
     let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
@@ -43,16 +44,17 @@ async fn what_is_equal_is_said_with_its_version() {
         ],
         "{ran:?}"
     );
-    // What is not cached yet is cached for it, and named as kubectl names it.
+    // A resource that is not cached yet is cached for the check. Results use the name of the
+    // request.
     let ran = verify(&kubefan, &simulated.kubeconfig(), &["po,deploy", "-n", "default", "-o", "json"]).await;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let results = parse(&ran.stdout)["results"].take();
-    let told: Vec<_> = results.as_array().unwrap().iter().map(|one| (&one["resource"], &one["result"])).collect();
-    assert_eq!(told, [(&json!("po"), &json!("equal")), (&json!("deploy"), &json!("equal"))]);
+    let reported: Vec<_> = results.as_array().unwrap().iter().map(|one| (&one["resource"], &one["result"])).collect();
+    assert_eq!(reported, [(&json!("po"), &json!("equal")), (&json!("deploy"), &json!("equal"))]);
     assert_eq!((&results[0]["objects"], &results[0]["resourceVersion"]), (&json!(3), &json!(version)));
 }
 
-async fn another_cluster_is_named_and_so_are_the_credentials() {
+async fn another_cluster_and_rejected_credentials_are_named() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let other = Simulated::with(SimOptions { seed: 7, ..SimOptions::default() }).await;
@@ -67,7 +69,7 @@ async fn another_cluster_is_named_and_so_are_the_credentials() {
     assert!(ran.stdout.contains("does not accept the credentials of verify's own kubeconfig (401)"), "{ran:?}");
 }
 
-async fn a_kubefan_is_no_apiserver_to_compare_with() {
+async fn a_kubefan_is_refused_as_the_apiserver_to_compare_with() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let itself = kubeconfig(&simulated.dir, &format!("http://{}", kubefan.grpc_addr), "{}");
@@ -77,7 +79,7 @@ async fn a_kubefan_is_no_apiserver_to_compare_with() {
     assert!(ran.stdout.contains(&reason), "{ran:?}");
 }
 
-async fn what_differs_is_named() {
+async fn differences_are_named() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods,nodes"]).await;
     // Another apiserver at the same version, with another history.
@@ -98,7 +100,7 @@ async fn what_differs_is_named() {
     let keys: Vec<_> = ran.stdout.lines().skip(2).collect();
     let (a, b, x, y) = (10, 7, 9, 9);
     let versions = [simulated.sim.revision(), a];
-    assert_eq!(versions[0], versions[1], "the versions below");
+    assert_eq!(versions[0], versions[1], "the versions expected below");
     let expected = [
         format!("pods default/a (held at {a}, upstream at 6)"),
         format!("pods default/b (held at {b}, upstream at {a})"),
@@ -116,7 +118,7 @@ async fn what_differs_is_named() {
     );
 }
 
-async fn what_cannot_be_told_is_neither() {
+async fn a_check_that_cannot_finish_reports_unknown() {
     let mut simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods"]).await;
     let kubeconfig = simulated.kubeconfig();
@@ -135,7 +137,7 @@ async fn what_cannot_be_told_is_neither() {
     assert!(ran.stderr.starts_with("error: cannot reach kubefan at 127.0.0.1:1"), "{ran:?}");
 }
 
-async fn a_real_apiserver_and_its_kubefan_are_equal_while_it_is_written_to() {
+async fn kubefan_equals_a_real_apiserver_under_writes() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::start(&api, &["--resource=configmaps,namespaces,deployments,clusterroles"]).await;
     kubefan.ready().await;

@@ -1,4 +1,5 @@
-//! What goes wrong, and when it is well again: drawn from the seed, told in the story.
+//! The faults of one seed: what breaks, when, and when it heals. All of it is drawn from the seed
+//! and noted in the story.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,9 +8,9 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{upstream::Trick, world::World};
+use super::{upstream::EventFault, world::World};
 
-/// The kinds of faults, as they are counted.
+/// The kinds of faults, by the names under which they are counted.
 pub(crate) const KINDS: [&str; 25] = [
     "upstream cut",
     "upstream cut mid-frame",
@@ -38,7 +39,7 @@ pub(crate) const KINDS: [&str; 25] = [
     "clock jump",
 ];
 
-/// What ends a fault.
+/// The end of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Heal {
     Reach(usize),
@@ -56,11 +57,12 @@ pub(crate) struct Faults {
     agenda: Vec<(Instant, Heal)>,
     backups: Vec<Backup>,
     rewinds_left: usize,
-    /// What was done at once; what waits for an event is counted where it happens.
+    /// Faults that happened at once. A fault that waits for an event is counted when it happens.
     counts: BTreeMap<&'static str, u64>,
 }
 
-/// How long a replica takes to have noticed that versions went back, before they are reached again.
+/// Time for every replica to notice that versions went back, before the cluster reaches the old
+/// versions again.
 const REWIND_PAUSE: Duration = Duration::from_secs(300);
 
 impl Faults {
@@ -69,26 +71,26 @@ impl Faults {
         Faults { world, random, agenda, backups, rewinds_left, counts }
     }
 
-    /// How many there were of each kind. What found nothing to break is none.
+    /// The number of faults of each kind. A fault that found nothing to break is not counted.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = self.counts.clone();
-        for (fault, count) in self.world.nodes.iter().flat_map(|node| node.way.played()) {
+        for (fault, count) in self.world.nodes.iter().flat_map(|node| node.transport.applied()) {
             *counts.entry(fault).or_default() += count;
         }
         counts
     }
 
-    /// How many there were.
+    /// The number of all faults.
     pub(crate) fn count(&self) -> u64 {
         self.counts().values().sum()
     }
 
-    /// Keeps a backup, from which the cluster may be restored.
+    /// Takes a backup, from which the cluster may be restored later.
     pub(crate) fn back_up(&mut self) {
         self.backups.push(self.world.sim.backup());
     }
 
-    /// Ends what is due.
+    /// Ends the faults that are due.
     pub(crate) fn heal_due(&mut self) {
         let now = Instant::now();
         let agenda = std::mem::take(&mut self.agenda);
@@ -97,18 +99,18 @@ impl Faults {
         due.into_iter().for_each(|(_, heal)| self.heal(heal));
     }
 
-    /// Ends everything.
+    /// Ends all faults.
     pub(crate) fn heal_all(&mut self) {
-        self.world.tell("all is healed");
+        self.world.note("all faults are healed");
         for _ in 0..2 {
             let agenda = std::mem::take(&mut self.agenda);
             agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
         }
         self.world.sim.clear_faults();
         for node in &self.world.nodes {
-            node.way.heal();
+            node.transport.heal();
         }
-        self.world.places.iter().for_each(|place| place.heal());
+        self.world.controls.iter().for_each(|control| control.heal());
     }
 
     fn later(&mut self, after: Duration, heal: Heal) {
@@ -119,14 +121,14 @@ impl Faults {
         let world = self.world.clone();
         match heal {
             Heal::Reach(node) => {
-                world.tell(format!("kubefan {node} can reach the apiserver again"));
-                world.nodes[node].way.route.refuse(false);
+                world.note(format!("kubefan {node} can reach the apiserver again"));
+                world.nodes[node].transport.route.refuse(false);
             }
-            Heal::Latency(node) => world.nodes[node].way.route.delay(Duration::ZERO),
+            Heal::Latency(node) => world.nodes[node].transport.route.delay(Duration::ZERO),
             Heal::Apiserver => {
-                world.tell("the apiserver is back, with an empty watch cache");
+                world.note("the apiserver is back, with an empty watch cache");
                 world.sim.restart();
-                world.nodes.iter().for_each(|node| node.way.route.refuse(false));
+                world.nodes.iter().for_each(|node| node.transport.route.refuse(false));
             }
             Heal::Kill(node, down) => {
                 world.nodes[node].kill();
@@ -134,11 +136,11 @@ impl Faults {
             }
             Heal::Start(node) => {
                 if !world.nodes[node].is_running() {
-                    world.tell(format!("kubefan {node} starts"));
+                    world.note(format!("kubefan {node} starts"));
                     world.nodes[node].start();
                 }
             }
-            Heal::SubscriberLatency(place) => world.places[place].route.delay(Duration::ZERO),
+            Heal::SubscriberLatency(subscriber_number) => world.controls[subscriber_number].route.delay(Duration::ZERO),
         }
     }
 
@@ -146,46 +148,46 @@ impl Faults {
         Duration::from_millis(self.random.random_range(least * 1000..=most * 1000))
     }
 
-    /// Makes something go wrong.
+    /// Starts one fault.
     pub(crate) async fn inject(&mut self) {
         let world = self.world.clone();
         let node = self.random.random_range(0..world.nodes.len());
-        let place = self.random.random_range(0..world.places.len());
-        let way = &world.nodes[node].way;
+        let subscriber_number = self.random.random_range(0..world.controls.len());
+        let transport = &world.nodes[node].transport;
         let kind = KINDS[self.random.random_range(0..KINDS.len())];
         let upstream = format!("{kind}: kubefan {node}");
-        let subscriber = format!("{kind}: subscriber {place}");
+        let subscriber = format!("{kind}: subscriber {subscriber_number}");
         match kind {
             "upstream cut" => {
-                world.tell(upstream);
-                if !way.route.each(|link| link.cut()) {
+                world.note(upstream);
+                if !transport.route.each(|link| link.cut()) {
                     return;
                 }
             }
             "upstream cut mid-frame" => {
                 let bytes = self.random.random_range(1..6000);
-                world.tell(format!("{upstream}, after {bytes} bytes"));
-                if !way.route.each(|link| link.cut_after(bytes)) {
+                world.note(format!("{upstream}, after {bytes} bytes"));
+                if !transport.route.each(|link| link.cut_after(bytes)) {
                     return;
                 }
             }
             "upstream half-open" => {
-                world.tell(upstream);
-                if !way.route.each(|link| link.silence()) {
+                world.note(upstream);
+                if !transport.route.each(|link| link.silence()) {
                     return;
                 }
             }
             "upstream slow" => {
                 let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
-                world.tell(format!("{upstream}, {latency:?} for {time:?}"));
-                way.route.delay(latency);
+                world.note(format!("{upstream}, {latency:?} for {time:?}"));
+                transport.route.delay(latency);
                 self.later(time, Heal::Latency(node));
             }
             "upstream unreachable" => {
                 let time = self.seconds(1, 60);
-                world.tell(format!("{upstream}, for {time:?}"));
-                way.route.refuse(true);
-                way.route.each(|link| link.cut());
+                world.note(format!("{upstream}, for {time:?}"));
+                transport.route.refuse(true);
+                transport.route.each(|link| link.cut());
                 self.later(time, Heal::Reach(node));
             }
             "upstream error" => {
@@ -200,47 +202,48 @@ impl Faults {
                 ];
                 let fault = faults[self.random.random_range(0..faults.len())].clone();
                 let verb = if self.random.random_bool(0.5) { Verb::Watch } else { Verb::List };
-                world.tell(format!("{kind}: {fault:?} for the next {verb:?}, and kubefan {node} is cut"));
+                world.note(format!("{kind}: {fault:?} for the next {verb:?}, and kubefan {node} is cut"));
                 world.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: None, requests: 1 });
-                way.route.each(|link| link.cut());
+                transport.route.each(|link| link.cut());
             }
             "watch expired" => {
-                world.tell(upstream);
-                return way.play(Trick::Expire, kind);
+                world.note(upstream);
+                return transport.schedule(EventFault::Expire, kind);
             }
             "bookmarks lost" => {
                 let time = self.seconds(10, 120);
-                world.tell(format!("{upstream}, for {time:?}"));
-                way.lose_bookmarks_until(Instant::now() + time);
+                world.note(format!("{upstream}, for {time:?}"));
+                transport.lose_bookmarks_until(Instant::now() + time);
             }
             "event duplicated" => {
-                world.tell(upstream);
-                return way.play(Trick::Duplicate, kind);
+                world.note(upstream);
+                return transport.schedule(EventFault::Duplicate, kind);
             }
             "event out of order" => {
-                world.tell(upstream);
-                return way.play(Trick::OutOfOrder, kind);
+                world.note(upstream);
+                return transport.schedule(EventFault::OutOfOrder, kind);
             }
             "apiserver killed" => {
                 let time = self.seconds(1, 40);
-                world.tell(format!("{kind}, for {time:?}"));
+                world.note(format!("{kind}, for {time:?}"));
                 for node in &world.nodes {
-                    node.way.route.refuse(true);
-                    node.way.route.each(|link| link.cut());
+                    node.transport.route.refuse(true);
+                    node.transport.route.each(|link| link.cut());
                 }
                 world.sim.drop_connections();
                 self.later(time, Heal::Apiserver);
             }
             "apiserver restarted" => {
-                world.tell(kind);
+                world.note(kind);
                 world.sim.restart();
             }
             "compacted" => {
-                world.tell(kind);
+                world.note(kind);
                 world.sim.compact();
             }
             "rewound" => {
-                // At least some writes back, or nobody could tell.
+                // Restores a backup that is at least some writes old. Otherwise no replica could
+                // notice.
                 let Some(at) = self.backups.len().checked_sub(2).filter(|_| self.rewinds_left > 0) else { return };
                 self.rewinds_left -= 1;
                 let backup = self.backups[self.random.random_range(0..=at)].clone();
@@ -252,7 +255,7 @@ impl Faults {
                     truth.restored(world.sim.revision());
                     (from, world.sim.revision())
                 };
-                world.tell(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
+                world.note(format!("{kind} from {from} to {to}; nothing is written for {REWIND_PAUSE:?}"));
                 let over = Instant::now() + REWIND_PAUSE;
                 while Instant::now() < over {
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -264,7 +267,7 @@ impl Faults {
                 if !world.nodes[node].is_running() {
                     return;
                 }
-                world.tell(format!("{upstream}, for {down:?}"));
+                world.note(format!("{upstream}, for {down:?}"));
                 world.nodes[node].kill();
                 self.later(down, Heal::Start(node));
             }
@@ -273,67 +276,67 @@ impl Faults {
                 if !world.nodes[node].is_running() {
                     return;
                 }
-                world.tell(format!("{upstream}, killed after {drain:?}, for {down:?}"));
+                world.note(format!("{upstream}, killed after {drain:?}, for {down:?}"));
                 world.nodes[node].drain();
                 self.later(drain, Heal::Kill(node, down));
             }
             "subscriber cut" => {
-                world.tell(subscriber);
-                if !world.places[place].route.each(|link| link.cut()) {
+                world.note(subscriber);
+                if !world.controls[subscriber_number].route.each(|link| link.cut()) {
                     return;
                 }
             }
             "subscriber cut mid-frame" => {
                 let bytes = self.random.random_range(1..6000);
-                world.tell(format!("{subscriber}, after {bytes} bytes"));
-                if !world.places[place].route.each(|link| link.cut_after(bytes)) {
+                world.note(format!("{subscriber}, after {bytes} bytes"));
+                if !world.controls[subscriber_number].route.each(|link| link.cut_after(bytes)) {
                     return;
                 }
             }
             "subscriber half-open" => {
-                world.tell(subscriber);
-                if !world.places[place].route.each(|link| link.silence()) {
+                world.note(subscriber);
+                if !world.controls[subscriber_number].route.each(|link| link.silence()) {
                     return;
                 }
             }
             "subscriber's link slow" => {
                 let (latency, time) = (Duration::from_millis(self.random.random_range(5..2000)), self.seconds(1, 60));
-                world.tell(format!("{subscriber}, {latency:?} for {time:?}"));
-                world.places[place].route.delay(latency);
-                self.later(time, Heal::SubscriberLatency(place));
+                world.note(format!("{subscriber}, {latency:?} for {time:?}"));
+                world.controls[subscriber_number].route.delay(latency);
+                self.later(time, Heal::SubscriberLatency(subscriber_number));
             }
             "subscriber stalled" => {
                 let time = self.seconds(5, 90);
-                world.tell(format!("{subscriber}, for {time:?}"));
-                world.places[place].stall(time);
+                world.note(format!("{subscriber}, for {time:?}"));
+                world.controls[subscriber_number].stall(time);
             }
             "subscribers stalled in a gap" => {
                 let (away, stall) = (self.seconds(2, 10), self.seconds(60, 120));
-                world.tell(format!(
+                world.note(format!(
                     "{kind}: kubefan {node} cut for {away:?}, and then its watch has expired; for {stall:?}"
                 ));
-                world.places.iter().for_each(|place| place.stall(stall));
-                way.route.refuse(true);
-                way.route.each(|link| link.cut());
+                world.controls.iter().for_each(|control| control.stall(stall));
+                transport.route.refuse(true);
+                transport.route.each(|link| link.cut());
                 self.later(away, Heal::Reach(node));
-                return way.play(Trick::Expire, kind);
+                return transport.schedule(EventFault::Expire, kind);
             }
             "subscriber slow" => {
                 let (each, time) = (Duration::from_millis(self.random.random_range(10..500)), self.seconds(10, 60));
-                world.tell(format!("{subscriber}, {each:?} for each message, for {time:?}"));
-                world.places[place].slow(each, time);
+                world.note(format!("{subscriber}, {each:?} for each message, for {time:?}"));
+                world.controls[subscriber_number].slow(each, time);
             }
             "subscriber away" => {
                 let time = self.seconds(2, 90);
-                world.tell(format!("{subscriber}, for {time:?}"));
-                world.places[place].leave(time);
-                if !world.places[place].route.each(|link| link.cut()) {
+                world.note(format!("{subscriber}, for {time:?}"));
+                world.controls[subscriber_number].leave(time);
+                if !world.controls[subscriber_number].route.each(|link| link.cut()) {
                     return;
                 }
             }
             _ => {
                 let time = self.seconds(30, 600);
-                world.tell(format!("{kind}, by {time:?}"));
+                world.note(format!("{kind}, by {time:?}"));
                 tokio::time::advance(time).await;
             }
         }

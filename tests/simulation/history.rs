@@ -1,4 +1,4 @@
-//! What one subscriber was told, with everything that the oracle needs to judge it.
+//! Everything that one subscriber received, with all that the oracle needs to judge it.
 
 use std::{
     fmt,
@@ -12,13 +12,13 @@ use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, WatchRespo
 
 use super::{selection::Selection, truth::Kind};
 
-/// Who it is and what it asks for.
+/// The identity of a subscriber and what it asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) number: usize,
     pub(crate) selection: Selection,
     pub(crate) encoding: Encoding,
-    /// By the client library, and not by the generated client.
+    /// True for the client library, false for the generated client.
     pub(crate) library: bool,
     /// `on_lag` CONFLATE.
     pub(crate) conflates: bool,
@@ -43,9 +43,9 @@ impl fmt::Display for Spec {
     }
 }
 
-/// One event.
+/// One event as the subscriber received it.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ReceivedEvent {
     pub(crate) kind: Kind,
     pub(crate) key: String,
     pub(crate) uid: String,
@@ -53,9 +53,9 @@ pub(crate) struct Told {
     pub(crate) bytes: Bytes,
 }
 
-impl Told {
-    /// An event whose object is there in full.
-    pub(crate) fn of(event: &Event) -> Told {
+impl ReceivedEvent {
+    /// Reads an event that carries the whole object.
+    pub(crate) fn of(event: &Event) -> ReceivedEvent {
         let kind = match (event.r#type(), event.delete_reason()) {
             (EventType::Added, DeleteReason::Unspecified) => Kind::Added,
             (EventType::Modified, DeleteReason::Unspecified) => Kind::Modified,
@@ -64,7 +64,7 @@ impl Told {
             (EventType::Deleted, DeleteReason::FinalStateUnknown) => Kind::Gone,
             _ => Kind::Invalid,
         };
-        Told {
+        ReceivedEvent {
             kind,
             key: format!("{}/{}", event.namespace, event.name),
             uid: event.uid.clone(),
@@ -74,10 +74,10 @@ impl Told {
     }
 }
 
-/// One thing that happened.
+/// One entry of a history: something the subscriber did or received.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(crate) enum What {
-    /// A watch was asked for, from a version or from a snapshot on.
+pub(crate) enum Observation {
+    /// A watch started, from a version or, if `None`, with a snapshot.
     Opened {
         replica: usize,
         from: Option<u64>,
@@ -98,30 +98,31 @@ pub(crate) enum What {
         from: u64,
     },
     CatchUpEnd,
-    Event(Told),
+    Event(ReceivedEvent),
     Bookmark,
-    /// The stream ended, or was refused.
+    /// The stream ended or was refused.
     Ended {
         code: String,
         reason: String,
         message: String,
     },
-    /// What was sent does not fit what the subscriber holds, or is broken.
+    /// A message was broken or did not fit the subscriber's delta bases.
     Undecodable(String),
-    /// The subscriber gives up what it has: it will ask for a snapshot. `goes_on`: the library does that for its user, for whom time
-    /// must not go back.
+    /// The subscriber drops its state and will ask for a snapshot. `goes_on`: the library does so
+    /// on behalf of its user, for whom versions must not go back.
     StartsOver {
         goes_on: bool,
     },
 }
 
-/// With when it was, how far the cluster was then, and what may be resumed from.
+/// An observation with its time, the cluster's epoch and revision at that time, and the resume
+/// version that came with it.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) at: Duration,
     pub(crate) epoch: usize,
     pub(crate) revision: u64,
-    pub(crate) what: What,
+    pub(crate) what: Observation,
     pub(crate) resume: Option<u64>,
 }
 
@@ -129,7 +130,7 @@ impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>10.3} s  ", self.at.as_secs_f64())?;
         match &self.what {
-            What::Event(Told { kind, key, uid, version, bytes }) => {
+            Observation::Event(ReceivedEvent { kind, key, uid, version, bytes }) => {
                 write!(f, "{kind:?} {key} uid {} at {version}, {} bytes", &uid[..uid.len().min(8)], bytes.len())?;
             }
             other => write!(f, "{other:?}")?,
@@ -141,7 +142,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What one subscriber was told.
+/// Everything that one subscriber received.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     pub(crate) spec: Spec,
@@ -149,7 +150,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Tells two runs apart.
+    /// A hash that differs between two runs that differ.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         self.entries.hash(&mut hasher);
@@ -157,7 +158,7 @@ impl History {
     }
 }
 
-/// A history that is being written. Clones write the same one.
+/// A history that is being written. Clones write to the same one.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     history: Arc<Mutex<History>>,
@@ -165,20 +166,21 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// `clock` tells the time, the epoch and the revision.
+    /// `clock` returns the time, the epoch and the revision.
     pub(crate) fn new(spec: Spec, clock: Arc<dyn Fn() -> (Duration, usize, u64) + Send + Sync>) -> Recorder {
         Recorder { history: Arc::new(Mutex::new(History { spec, entries: Vec::new() })), clock }
     }
 
-    pub(crate) fn note(&self, what: What, resume: Option<u64>) {
+    pub(crate) fn note(&self, what: Observation, resume: Option<u64>) {
         let (at, epoch, revision) = (self.clock)();
         self.history.lock().unwrap().entries.push(Entry { at, epoch, revision, what, resume });
     }
 
-    /// The last version that may be resumed from, while the subscriber has one.
+    /// The last resume version since the subscriber last dropped its state, or 0.
     pub(crate) fn reached(&self) -> u64 {
         let history = self.history.lock().unwrap();
-        let given = history.entries.iter().rev().take_while(|entry| !matches!(entry.what, What::StartsOver { .. }));
+        let given =
+            history.entries.iter().rev().take_while(|entry| !matches!(entry.what, Observation::StartsOver { .. }));
         given.filter_map(|entry| entry.resume).next().unwrap_or(0)
     }
 
@@ -191,27 +193,28 @@ impl Recorder {
     }
 }
 
-/// A version that a message names; nothing where it names none.
+/// The version in a field of a message; `None` if the field is empty.
 pub(crate) fn version(text: &str) -> Option<u64> {
     (!text.is_empty()).then(|| text.parse().expect("a version of the simulator is a number"))
 }
 
-/// What a message of a watch says, but for events and chunks, which need what the subscriber holds.
-pub(crate) fn mark(response: &WatchResponse) -> Option<What> {
+/// The observation in a message of a watch. `None` for events and snapshot chunks: only the
+/// subscriber's delta bases can decode them.
+pub(crate) fn mark(response: &WatchResponse) -> Option<Observation> {
     let number = |text: &str| version(text).unwrap_or(0);
     Some(match response.message.as_ref()? {
-        Message::SnapshotBegin(begin) => What::SnapshotBegin {
+        Message::SnapshotBegin(begin) => Observation::SnapshotBegin {
             version: number(&begin.resource_version),
             restarted_from: version(&begin.restarted_from),
         },
-        Message::SnapshotEnd(end) => What::SnapshotEnd { objects: end.object_count },
+        Message::SnapshotEnd(end) => Observation::SnapshotEnd { objects: end.object_count },
         Message::GapBegin(begin) => {
-            What::GapBegin { from: number(&begin.resource_version), reason: begin.reason.clone() }
+            Observation::GapBegin { from: number(&begin.resource_version), reason: begin.reason.clone() }
         }
-        Message::GapEnd(_) => What::GapEnd,
-        Message::CatchUpBegin(begin) => What::CatchUpBegin { from: number(&begin.resource_version) },
-        Message::CatchUpEnd(_) => What::CatchUpEnd,
-        Message::Bookmark(_) => What::Bookmark,
+        Message::GapEnd(_) => Observation::GapEnd,
+        Message::CatchUpBegin(begin) => Observation::CatchUpBegin { from: number(&begin.resource_version) },
+        Message::CatchUpEnd(_) => Observation::CatchUpEnd,
+        Message::Bookmark(_) => Observation::Bookmark,
         Message::Event(_) | Message::SnapshotChunk(_) => return None,
     })
 }

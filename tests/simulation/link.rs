@@ -1,7 +1,9 @@
-//! A connection in memory that can fail as real ones do: late, half-open, or broken in the middle of a frame.
+//! A connection in memory that fails like a real one: slow, half-open, or broken in the middle of a
+//! frame.
 //!
-//! Both directions are under one lock, so that a cut is one moment for both ends. What was written and not yet read when the
-//! connection breaks arrives in part only: that is what a cut in the middle of a frame looks like.
+//! One lock covers both directions, so that a cut happens at the same moment for both ends. If the
+//! connection breaks, only a part of the unread bytes arrives. This is how a cut in the middle of a
+//! frame looks.
 
 use std::{
     collections::VecDeque,
@@ -17,17 +19,17 @@ use tokio::{
     time::{Duration, Instant, Sleep, sleep_until},
 };
 
-/// What one direction holds before its writer has to wait, in bytes.
+/// The bytes that one direction buffers before its writer must wait.
 const PIPE_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
 struct Direction {
     chunks: VecDeque<(Instant, Bytes)>,
     bytes: usize,
-    /// The writer has ended it.
+    /// The writer closed its side.
     closed: bool,
-    /// The reader is gone.
-    deaf: bool,
+    /// The reader was dropped.
+    reader_gone: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -36,10 +38,10 @@ struct Direction {
 struct State {
     directions: [Direction; 2],
     latency: Duration,
-    /// Half-open: nothing arrives any more, and nobody is told.
+    /// Half-open: no bytes arrive any more, and neither end gets an error.
     silent: bool,
     broken: bool,
-    /// Breaks once so many more bytes were written.
+    /// The connection breaks after this many more bytes.
     breaks_after: Option<usize>,
 }
 
@@ -64,7 +66,7 @@ impl State {
     }
 }
 
-/// What the world does to a connection. Clones are handles to the same one.
+/// Controls a connection from outside. Clones control the same connection.
 #[derive(Clone)]
 pub(crate) struct Link(Arc<Mutex<State>>);
 
@@ -76,7 +78,7 @@ pub(crate) struct End {
 }
 
 impl Link {
-    /// A connection whose bytes take `latency`, and its two ends.
+    /// A connection whose bytes arrive after `latency`, and its two ends.
     pub(crate) fn new(latency: Duration) -> (Link, End, End) {
         let link = Link(Arc::new(Mutex::new(State { latency, ..State::default() })));
         let end = |side| End { link: link.clone(), side, sleep: None };
@@ -88,30 +90,30 @@ impl Link {
         self.0.lock().unwrap()
     }
 
-    /// Breaks it now; of what is on its way a part arrives.
+    /// Breaks the connection now. A part of the unread bytes still arrives.
     pub(crate) fn cut(&self) {
         self.state().cut();
     }
 
-    /// Breaks it when so many more bytes were written, by either end.
+    /// Breaks the connection after this many more bytes, written by either end.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.state().breaks_after = Some(bytes);
     }
 
-    /// From here on nothing arrives, and neither end is told.
+    /// From now on no bytes arrive, and neither end gets an error.
     pub(crate) fn silence(&self) {
         self.state().silent = true;
     }
 
-    /// What is written from here on takes so long.
+    /// Sets the latency of bytes that are written from now on.
     pub(crate) fn delay(&self, latency: Duration) {
         self.state().latency = latency;
     }
 
-    /// Whether neither end can use it any more.
+    /// Whether the connection is broken or one end was dropped.
     pub(crate) fn is_over(&self) -> bool {
         let state = self.state();
-        state.broken || state.directions.iter().any(|direction| direction.deaf)
+        state.broken || state.directions.iter().any(|direction| direction.reader_gone)
     }
 }
 
@@ -159,7 +161,7 @@ impl AsyncWrite for End {
         let mut state = self.link.state();
         let state = &mut *state;
         let direction = &mut state.directions[self.side];
-        if state.broken || direction.deaf || direction.closed {
+        if state.broken || direction.reader_gone || direction.closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let room = PIPE_BYTES.saturating_sub(direction.bytes);
@@ -169,7 +171,7 @@ impl AsyncWrite for End {
         }
         let count = bytes.len().min(room);
         let arrives = state.breaks_after.map_or(count, |left| left.min(count));
-        // A shorter latency than before must not overtake.
+        // Bytes must not overtake earlier ones after the latency was reduced.
         let at = direction.chunks.back().map(|(at, _)| *at).max(Some(Instant::now() + state.latency));
         if arrives > 0 {
             direction.chunks.push_back((at.unwrap_or_else(Instant::now), Bytes::copy_from_slice(&bytes[..arrives])));
@@ -203,12 +205,12 @@ impl Drop for End {
     fn drop(&mut self) {
         let mut state = self.link.state();
         state.directions[self.side].closed = true;
-        state.directions[1 - self.side].deaf = true;
+        state.directions[1 - self.side].reader_gone = true;
         state.wake_all();
     }
 }
 
-/// The connections of one route, and what becomes of new ones.
+/// The connections of one route, and the settings for new ones.
 #[derive(Default)]
 pub(crate) struct Route {
     state: Mutex<RouteState>,
@@ -222,7 +224,7 @@ struct RouteState {
 }
 
 impl Route {
-    /// A new connection, unless they are refused.
+    /// Makes a new connection, unless the route refuses them.
     pub(crate) fn connect(&self) -> io::Result<(End, End)> {
         let mut state = self.state.lock().unwrap();
         if state.refused {
@@ -234,7 +236,7 @@ impl Route {
         Ok((ours, theirs))
     }
 
-    /// Does something to every connection there is; tells whether there was one.
+    /// Applies `what` to every open connection. Returns true if there was one.
     pub(crate) fn each(&self, what: impl Fn(&Link)) -> bool {
         let mut links = self.state.lock().unwrap().links.clone();
         links.retain(|link| !link.is_over());
@@ -242,13 +244,13 @@ impl Route {
         !links.is_empty()
     }
 
-    /// The latency of the connections that are there and of those to come.
+    /// Sets the latency of open and new connections.
     pub(crate) fn delay(&self, latency: Duration) {
         self.state.lock().unwrap().latency = latency;
         self.each(|link| link.delay(latency));
     }
 
-    /// From here on connections are refused, or no longer.
+    /// Refuses new connections, or accepts them again.
     pub(crate) fn refuse(&self, refused: bool) {
         self.state.lock().unwrap().refused = refused;
     }

@@ -1,7 +1,9 @@
-//! The deterministic simulation: apiserver, kubefans and subscribers in one process on a clock that stands still, with faults, all
-//! drawn from one seed; and the oracle that judges what every subscriber was told.
+//! The deterministic simulation. An apiserver, two kubefans and their subscribers run in one
+//! process with a paused clock. Faults and writes are drawn from one seed, and an oracle judges
+//! what every subscriber received.
 //!
-//! `KUBEFAN_SEEDS=N` sweeps N seeds (from `KUBEFAN_FIRST_SEED` on, or 1), `KUBEFAN_SEED=K` plays one and tells its story. docs/reliability.md says more.
+//! `KUBEFAN_SEEDS=N` sweeps N seeds (starting at `KUBEFAN_FIRST_SEED` or 1). `KUBEFAN_SEED=K` plays
+//! one seed and prints its story. See docs/reliability.md.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -27,7 +29,7 @@ fn main() -> std::process::ExitCode {
     let number = |name: &str| {
         std::env::var(name).ok().map(|text| {
             text.parse().unwrap_or_else(|_| {
-                eprintln!("{name}={text:?} is no number");
+                eprintln!("{name}={text:?} is not a number");
                 std::process::exit(2)
             })
         })

@@ -1,5 +1,5 @@
-//! One replica of kubefan: the library's registry and server, over connections in memory. It can be killed as SIGKILL does, drained
-//! as SIGTERM does, and started again with nothing.
+//! One replica of kubefan: the library's registry and server over connections in memory. A test can
+//! kill it as SIGKILL does, drain it as SIGTERM does, and start it again with an empty cache.
 
 use std::{
     collections::BTreeMap,
@@ -29,10 +29,10 @@ use tonic::service::Routes;
 
 use super::{
     link::{End, Route},
-    upstream::Way,
+    upstream::Transport,
 };
 
-/// How every replica of a seed is configured.
+/// The configuration of every replica of a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeOptions {
     pub(crate) ring_events_max: usize,
@@ -47,7 +47,7 @@ pub(crate) struct NodeOptions {
 }
 
 impl Default for NodeOptions {
-    /// kubefan's own defaults, as far as they concern it.
+    /// kubefan's own defaults, for the options that the simulation sets.
     fn default() -> NodeOptions {
         NodeOptions {
             ring_events_max: 100_000,
@@ -63,12 +63,12 @@ impl Default for NodeOptions {
     }
 }
 
-/// A replica, running or not.
+/// A replica, running or stopped.
 pub(crate) struct Node {
     options: NodeOptions,
-    pub(crate) way: Arc<Way>,
+    pub(crate) transport: Arc<Transport>,
     running: Mutex<Option<Running>>,
-    /// What the metrics of replicas that are gone said.
+    /// Counters of the metrics of earlier runs of this replica.
     counts: Mutex<BTreeMap<String, u64>>,
     starts: Mutex<u64>,
 }
@@ -77,17 +77,17 @@ struct Running {
     server: Arc<Server<Arc<Registry>>>,
     metrics: Arc<Metrics>,
     drain: CancellationToken,
-    /// Its end is the end of every task of the replica.
+    /// All tasks of the replica. Dropping the set ends them.
     tasks: JoinSet<()>,
     _stop: DropGuard,
 }
 
 impl Node {
-    pub(crate) fn new(options: NodeOptions, way: Arc<Way>) -> Node {
-        Node { options, way, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
+    pub(crate) fn new(options: NodeOptions, transport: Arc<Transport>) -> Node {
+        Node { options, transport, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
     }
 
-    /// Starts it, with an empty cache.
+    /// Starts the replica with an empty cache.
     pub(crate) fn start(&self) {
         let starts = {
             let mut starts = self.starts.lock().unwrap();
@@ -96,7 +96,7 @@ impl Node {
         };
         let options = &self.options;
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
-        let upstream = self.way.upstream();
+        let upstream = self.transport.upstream();
         let shared = Shared {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
@@ -141,16 +141,16 @@ impl Node {
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
     }
 
-    /// Ends it at once, with its connections.
+    /// Ends the replica and its connections at once.
     pub(crate) fn kill(&self) {
         let running = self.running.lock().unwrap().take();
         if let Some(running) = running {
             self.count(&running.metrics);
         }
-        self.way.route.each(|link| link.cut());
+        self.transport.route.each(|link| link.cut());
     }
 
-    /// Tells every stream to come back elsewhere; [`Self::kill`] follows.
+    /// Ends every stream with DRAINING. [`Self::kill`] follows.
     pub(crate) fn drain(&self) {
         if let Some(running) = &*self.running.lock().unwrap() {
             running.drain.cancel();
@@ -161,7 +161,7 @@ impl Node {
         self.running.lock().unwrap().is_some()
     }
 
-    /// A connection to it, for a subscriber.
+    /// Connects a subscriber to the replica.
     pub(crate) fn connect(&self, route: &Route) -> io::Result<End> {
         let mut running = self.running.lock().unwrap();
         let running = running.as_mut().filter(|running| !running.drain.is_cancelled());
@@ -192,7 +192,7 @@ impl Node {
         }
     }
 
-    /// What its metrics have counted, over all its lives.
+    /// The counters of the metrics, summed over all runs of the replica.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         if let Some(running) = &*self.running.lock().unwrap() {
             self.count(&running.metrics);

@@ -1,8 +1,11 @@
-//! The judge: walks a subscriber's history beside the truth, and names the guarantee of docs/architecture.md that it breaks.
+//! The oracle: compares a subscriber's history with the truth and names the guarantee of
+//! docs/architecture.md that it breaks.
 //!
-//! Where a subscriber stands is an epoch of the truth and a version. After a restore from a backup versions mean two things, and what
-//! the subscriber is told must fit one of them: each possibility is a stand, and those that do not fit are dropped. Outside marked
-//! spans every event must be the truth's next; inside only the end counts, and that each key comes once.
+//! A subscriber's position is an epoch of the truth and a version. After a restore from a backup
+//! the same versions have two meanings, and the received events must fit one of them. The oracle
+//! follows every possible position and drops those that do not fit. Outside of marked spans every
+//! event must be the truth's next event. Inside a marked span only the end state counts, and each
+//! key appears once.
 
 mod exact;
 mod span;
@@ -10,28 +13,28 @@ mod span;
 use std::fmt;
 
 use super::{
-    history::{Encoding, Entry, History, Spec, Told, What},
+    history::{Encoding, Entry, History, Observation, ReceivedEvent, Spec},
     truth::{Epoch, Truth},
 };
 
-/// What is promised, by etcd's names.
+/// The guarantees, by etcd's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Guarantee {
-    /// Versions never go back.
+    /// Versions never decrease.
     Ordered,
-    /// No event twice.
+    /// No event is sent twice.
     Unique,
-    /// No gap, no ghost, no other bytes.
+    /// No event is missing, no object is a ghost, no bytes differ.
     Reliable,
     /// One version is never split over two positions.
     Atomic,
-    /// From any version given out, to the same events as an unbroken watch.
+    /// A resume from any resume version continues with the events of an unbroken watch.
     Resumable,
-    /// A bookmark says that nothing at or below it is still to come.
+    /// After a bookmark, nothing at or below its version is still to come.
     Bookmarkable,
-    /// Exactly the selector's enter, change and leave.
+    /// Exactly the selector's enters, changes and leaves.
     Filtered,
-    /// After a marked span, and once all is quiet, the state is the truth's.
+    /// The state equals the truth after a marked span, and once every fault has healed.
     Convergent,
 }
 
@@ -40,9 +43,9 @@ pub(crate) enum Guarantee {
 pub(crate) struct Violation {
     pub(crate) guarantee: Guarantee,
     pub(crate) text: String,
-    /// Which entry of the history it is.
+    /// The index of the history's entry that breaks it.
     pub(crate) entry: usize,
-    /// It is not in what was told, but in what was not: more time might have helped.
+    /// The subscriber has not received something. More time might have helped.
     pub(crate) at_end: bool,
 }
 
@@ -52,8 +55,9 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What kubefan may say where a stream ends. The resource is there and allowed in every world, and there are more places for snapshots than
-/// subscribers: any other reason is made up.
+/// The reasons with which kubefan may end a stream here. The resource exists and may be read in
+/// every simulated world, and the gate has more permits than there are subscribers. Any other
+/// reason is wrong.
 const REASONS: [&str; 7] = [
     "DRAINING",
     "HISTORY_REWRITTEN",
@@ -64,39 +68,40 @@ const REASONS: [&str; 7] = [
     "UPSTREAM_UNAVAILABLE",
 ];
 
-/// A guarantee, and how it is broken.
-type Broken = (Guarantee, String);
+/// A broken guarantee, and how it was broken.
+type Breach = (Guarantee, String);
 
-/// One possibility of where a subscriber stands: everything up to `at` was told.
+/// One possible position of a subscriber: it has received everything up to `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stand {
+struct Position {
     epoch: usize,
     at: u64,
-    /// It came back with a version of a history that was undone, and the replica that it came to could not know: what it holds is from
-    /// both histories. So it is with any client of a restored cluster.
+    /// The subscriber resumed with a version of a history that a restore undid, and the replica
+    /// could not know. Its state is a mix of both histories, as for any client of a restored
+    /// cluster.
     mixed: bool,
 }
 
 enum Phase {
-    /// No stream.
+    /// There is no stream.
     Closed,
-    /// A stream that has said nothing yet.
+    /// A stream that has not sent anything yet.
     Opened { from: Option<u64> },
-    /// The state, being received.
-    Snapshot { version: u64, told: Vec<Told> },
-    /// A gap or a catch-up.
-    Span { told: Vec<Told> },
+    /// A snapshot is being received.
+    Snapshot { version: u64, received: Vec<ReceivedEvent> },
+    /// A gap or a catch-up is being received.
+    Span { received: Vec<ReceivedEvent> },
     /// Outside of marked spans.
     Exact,
 }
 
-/// How a resumed stream has begun. Events that were read again from upstream end with a bookmark, and a catch-up may follow right there,
-/// whatever is to happen on lag.
+/// What a resumed stream has sent so far. Backfilled events end with a bookmark, and a catch-up may
+/// follow directly, whatever `on_lag` says.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Youth {
-    /// With events, or with nothing yet.
+enum ResumePhase {
+    /// Only events, or nothing yet.
     Events,
-    /// With events, and then a bookmark.
+    /// Events and then a bookmark.
     Bookmark,
     Over,
 }
@@ -104,29 +109,30 @@ enum Youth {
 struct Walk<'a> {
     truth: &'a Truth,
     spec: &'a Spec,
-    stands: Vec<Stand>,
+    positions: Vec<Position>,
     phase: Phase,
-    /// The last version that may be resumed from.
+    /// The last resume version.
     resume: Option<u64>,
-    /// Time may not go back behind this.
+    /// No later version may be lower than this one.
     floor: Option<u64>,
-    /// What has come since it resumed: it may still be being led to where the replica goes on by itself.
-    youth: Youth,
+    /// While this is not `Over`, the replica may still be sending a backfill.
+    resume_phase: ResumePhase,
 }
 
-/// Judges one history. `ended`: the world was healed and had time, so the subscriber must have everything.
+/// Judges one history. `ended`: every fault has healed and there was enough time, so the subscriber
+/// must have received everything.
 pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
-    let stands = Vec::new();
+    let positions = Vec::new();
     let mut walk = Walk {
         truth,
         spec: &history.spec,
-        stands,
+        positions,
         phase: Phase::Closed,
         resume: None,
         floor: None,
-        youth: Youth::Over,
+        resume_phase: ResumePhase::Over,
     };
-    let violation = |(guarantee, text): Broken, entry, at_end| {
+    let violation = |(guarantee, text): Breach, entry, at_end| {
         let text = format!("{} {text}", history.spec);
         Violation { guarantee, text, entry, at_end }
     };
@@ -140,19 +146,20 @@ pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(),
 }
 
 impl Walk<'_> {
-    fn epoch(&self, stand: Stand) -> &Epoch {
-        &self.truth.epochs[stand.epoch]
+    fn epoch(&self, position: Position) -> &Epoch {
+        &self.truth.epochs[position.epoch]
     }
 
-    /// How far the cluster had come when this was told: an epoch that had not begun is no further than the one of then.
+    /// The cluster's revision when this entry was recorded. An epoch that had not started then has
+    /// not gone further than the epoch of that time.
     fn reached(&self, epoch: usize, entry: &Entry) -> u64 {
         if epoch >= entry.epoch { entry.revision } else { self.truth.epochs[epoch].revision }
     }
 
-    /// The first version after a stand that the subscriber has to be told of.
-    fn next_after(&self, stand: Stand) -> Option<u64> {
-        let epoch = self.epoch(stand);
-        let rest = &epoch.writes[epoch.after(stand.at)..];
+    /// The version of the next event that the subscriber must get after a position.
+    fn next_after(&self, position: Position) -> Option<u64> {
+        let epoch = self.epoch(position);
+        let rest = &epoch.writes[epoch.after(position.at)..];
         rest.iter().find(|write| write.seen_by(self.spec.selection).is_some()).map(|write| write.version)
     }
 
@@ -160,87 +167,93 @@ impl Walk<'_> {
         self.spec.encoding == Encoding::Deltas
     }
 
-    /// The stands, and those of later epochs that are the same: from before a restore to a later version.
-    fn possible(&self) -> Vec<Stand> {
-        let mut all = self.stands.clone();
-        for stand in &self.stands {
-            for epoch in stand.epoch + 1..self.truth.epochs.len() {
-                if self.truth.epochs[epoch].base < stand.at {
+    /// All positions, and the positions of later epochs that are equal to them because the restore
+    /// went back to a later version.
+    fn possible_positions(&self) -> Vec<Position> {
+        let mut all = self.positions.clone();
+        for position in &self.positions {
+            for epoch in position.epoch + 1..self.truth.epochs.len() {
+                if self.truth.epochs[epoch].base < position.at {
                     break;
                 }
                 if all.iter().all(|other| other.epoch != epoch) {
-                    all.push(Stand { epoch, ..*stand });
+                    all.push(Position { epoch, ..*position });
                 }
             }
         }
         all
     }
 
-    /// Keeps the stands that an observation fits, as it moves them; broken where it fits none, and told as it is from where the subscriber
-    /// was known to stand.
-    fn keep(&mut self, fits: impl Fn(&Self, Stand) -> Result<Stand, Broken>) -> Result<(), Broken> {
+    /// Keeps the positions that an observation fits, moved as it says. If none fits, the error is
+    /// that of the first position, the one where the subscriber was known to be.
+    fn retain_fitting(&mut self, fits: impl Fn(&Self, Position) -> Result<Position, Breach>) -> Result<(), Breach> {
         let (mut kept, mut why) = (Vec::new(), None);
-        for stand in self.possible() {
-            match fits(self, stand) {
-                Ok(stand) => kept.push(stand),
+        for position in self.possible_positions() {
+            match fits(self, position) {
+                Ok(position) => kept.push(position),
                 Err(broken) => why = why.or(Some(broken)),
             }
         }
-        self.stands = kept;
-        let without_state = || (Guarantee::Reliable, "was told something without a state to start from".to_owned());
-        if self.stands.is_empty() { Err(why.unwrap_or_else(without_state)) } else { Ok(()) }
+        self.positions = kept;
+        let without_state = || (Guarantee::Reliable, "got a message without a state to start from".to_owned());
+        if self.positions.is_empty() { Err(why.unwrap_or_else(without_state)) } else { Ok(()) }
     }
 
-    fn step(&mut self, entry: &Entry) -> Result<(), Broken> {
+    fn step(&mut self, entry: &Entry) -> Result<(), Breach> {
         let in_span = matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. });
         match &entry.what {
-            What::Opened { from, .. } => return self.opened(*from),
-            What::Ended { code, reason, message } => return self.ended(code, reason, message),
-            What::Undecodable(why) => {
+            Observation::Opened { from, .. } => return self.opened(*from),
+            Observation::Ended { code, reason, message } => return self.ended(code, reason, message),
+            Observation::Undecodable(why) => {
                 self.phase = Phase::Closed;
-                return self.keep(|_, stand| match stand.mixed {
-                    // It said that it had kept the state, and was wrong about it.
-                    true => Ok(stand),
-                    false => Err((Guarantee::Reliable, format!("was sent what cannot be decoded: {why}"))),
+                return self.retain_fitting(|_, position| match position.mixed {
+                    // The client said that it had kept the state, which was not true after the
+                    // restore.
+                    true => Ok(position),
+                    false => Err((Guarantee::Reliable, format!("got a message that cannot be decoded: {why}"))),
                 });
             }
-            What::StartsOver { goes_on } => {
+            Observation::StartsOver { goes_on } => {
                 self.resume = None;
-                self.stands.clear();
+                self.positions.clear();
                 self.floor = self.floor.filter(|_| *goes_on);
                 return Ok(());
             }
-            What::SnapshotBegin { version, restarted_from } => self.snapshot_begin(*version, *restarted_from, entry)?,
-            What::GapBegin { from, .. } => self.span_begin(*from, false)?,
-            What::CatchUpBegin { from } => self.span_begin(*from, true)?,
-            What::Event(told) => match &mut self.phase {
-                Phase::Snapshot { told: all, .. } | Phase::Span { told: all, .. } => all.push(told.clone()),
-                _ => self.exact_event(told, entry.resume)?,
+            Observation::SnapshotBegin { version, restarted_from } => {
+                self.snapshot_begin(*version, *restarted_from, entry)?
+            }
+            Observation::GapBegin { from, .. } => self.span_begin(*from, false)?,
+            Observation::CatchUpBegin { from } => self.span_begin(*from, true)?,
+            Observation::Event(received) => match &mut self.phase {
+                Phase::Snapshot { received: all, .. } | Phase::Span { received: all, .. } => all.push(received.clone()),
+                _ => self.exact_event(received, entry.resume)?,
             },
-            What::SnapshotEnd { objects } => self.snapshot_end(*objects, entry)?,
-            What::GapEnd => self.span_end(false, entry)?,
-            What::CatchUpEnd => self.span_end(true, entry)?,
-            What::Bookmark => {
+            Observation::SnapshotEnd { objects } => self.snapshot_end(*objects, entry)?,
+            Observation::GapEnd => self.span_end(false, entry)?,
+            Observation::CatchUpEnd => self.span_end(true, entry)?,
+            Observation::Bookmark => {
                 if in_span {
                     return Err((Guarantee::Bookmarkable, "got a bookmark inside a marked span".to_owned()));
                 }
                 self.phase = Phase::Exact;
                 if let Some(version) = entry.resume {
-                    self.given(version, entry, Guarantee::Bookmarkable)?;
+                    self.check_resume_version(version, entry, Guarantee::Bookmarkable)?;
                 }
             }
         }
-        let begins =
-            matches!(entry.what, What::SnapshotBegin { .. } | What::GapBegin { .. } | What::CatchUpBegin { .. });
+        let begins = matches!(
+            entry.what,
+            Observation::SnapshotBegin { .. } | Observation::GapBegin { .. } | Observation::CatchUpBegin { .. }
+        );
         if let Some(version) =
             entry.resume.filter(|_| begins || matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }))
         {
             return Err((Guarantee::Atomic, format!("got resume version {version} inside a marked span")));
         }
-        self.youth = match (self.youth, &entry.what) {
-            (Youth::Events, What::Event(_)) => Youth::Events,
-            (Youth::Events, What::Bookmark) => Youth::Bookmark,
-            _ => Youth::Over,
+        self.resume_phase = match (self.resume_phase, &entry.what) {
+            (ResumePhase::Events, Observation::Event(_)) => ResumePhase::Events,
+            (ResumePhase::Events, Observation::Bookmark) => ResumePhase::Bookmark,
+            _ => ResumePhase::Over,
         };
         if entry.resume.is_some() {
             self.resume = entry.resume;
@@ -249,61 +262,63 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A version was given out as one to resume from: nothing at or below it may still be to come.
-    fn given(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Broken> {
-        self.keep(|walk, stand| {
-            if version < stand.at {
+    /// Checks a resume version: nothing at or below it may still be to come.
+    fn check_resume_version(&mut self, version: u64, entry: &Entry, guarantee: Guarantee) -> Result<(), Breach> {
+        self.retain_fitting(|walk, position| {
+            if version < position.at {
                 return Err((
                     Guarantee::Ordered,
-                    format!("was given version {version} to resume from, after {}", stand.at),
+                    format!("got resume version {version} after version {}", position.at),
                 ));
             }
-            let revision = walk.reached(stand.epoch, entry);
+            let revision = walk.reached(position.epoch, entry);
             if version > revision {
                 return Err((
                     guarantee,
-                    format!("was given version {version}, and the cluster had only reached {revision}"),
+                    format!("got resume version {version}, and the cluster had only reached {revision}"),
                 ));
             }
-            match walk.next_after(stand) {
+            match walk.next_after(position) {
                 Some(next) if next <= version => {
-                    Err((guarantee, format!("was given version {version}, and the event at {next} is still to come")))
+                    Err((guarantee, format!("got resume version {version} before the event at {next}")))
                 }
-                _ => Ok(Stand { at: version, ..stand }),
+                _ => Ok(Position { at: version, ..position }),
             }
         })
     }
 
-    fn opened(&mut self, from: Option<u64>) -> Result<(), Broken> {
+    fn opened(&mut self, from: Option<u64>) -> Result<(), Breach> {
         if from != self.resume {
             let resume = self.resume;
             return Err((
                 Guarantee::Resumable,
-                format!("asked from {from:?} and had been given {resume:?}: the client's fault"),
+                format!("resumed from {from:?} after resume version {resume:?}: a mistake of the client"),
             ));
         }
-        let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
-        self.stands = match from {
+        let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
+        self.positions = match from {
             None => Vec::new(),
-            // A version is only a number: a replica that has seen a restore since then cannot tell that it is from before.
+            // A version is only a number. A replica that saw a restore cannot tell that the version
+            // is from before it.
             Some(at) => {
-                let stood = |epoch| self.stands.iter().any(|stand| stand.epoch == epoch && !stand.mixed);
-                let stand = |epoch| Stand { epoch, at, mixed: !stood(epoch) && at > self.truth.epochs[epoch].base };
-                (first..self.truth.epochs.len()).map(stand).collect()
+                let was_in = |epoch| self.positions.iter().any(|position| position.epoch == epoch && !position.mixed);
+                let position =
+                    |epoch| Position { epoch, at, mixed: !was_in(epoch) && at > self.truth.epochs[epoch].base };
+                (first..self.truth.epochs.len()).map(position).collect()
             }
         };
         self.phase = Phase::Opened { from };
-        self.youth = if from.is_some() { Youth::Events } else { Youth::Over };
+        self.resume_phase = if from.is_some() { ResumePhase::Events } else { ResumePhase::Over };
         Ok(())
     }
 
-    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Broken> {
+    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Breach> {
         self.phase = Phase::Closed;
         match reason {
-            // The network's, or a clean end.
+            // The network broke the stream, or it ended cleanly.
             "" => {}
             _ if !REASONS.contains(&reason) => {
-                let text = format!("was ended with {code} ({reason}), for which there is no reason here: {message}");
+                let text = format!("ended with {code} ({reason}), which cannot happen here: {message}");
                 return Err((Guarantee::Resumable, text));
             }
             "HISTORY_REWRITTEN" => self.floor = None,
@@ -315,12 +330,13 @@ impl Walk<'_> {
                 let numbers = numbers.and_then(|(asked, oldest)| {
                     Some((asked.parse::<u64>().ok()?, oldest.trim_matches(['(', ')']).parse::<u64>().ok()?))
                 });
-                // What it says it stood at may be beyond the last version that was given out, never behind it.
+                // The version in the message may be beyond the last resume version, but never below
+                // it.
                 if !numbers.is_some_and(|(asked, oldest)| asked < oldest && self.resume.is_none_or(|at| at <= asked)) {
                     let resume = self.resume;
                     return Err((
                         Guarantee::Resumable,
-                        format!("had been given {resume:?}, and was refused: {message}"),
+                        format!("got resume version {resume:?}, and was refused: {message}"),
                     ));
                 }
             }
@@ -329,17 +345,17 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Once all is quiet: nothing is left to be told.
-    fn end(&self) -> Result<(), Broken> {
+    /// Checks that the subscriber has received everything, after every fault has healed.
+    fn end(&self) -> Result<(), Breach> {
         let last = self.truth.epochs.len() - 1;
-        let mut why = format!("is not in the cluster's history of now (its stands: {:?})", self.stands);
-        for stand in self.possible().into_iter().filter(|stand| stand.epoch == last) {
-            match self.next_after(stand) {
+        let mut why = format!("is not in the cluster's current history (possible positions: {:?})", self.positions);
+        for position in self.possible_positions().into_iter().filter(|position| position.epoch == last) {
+            match self.next_after(position) {
                 None if !matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. }) => return Ok(()),
                 None => why = "is inside a marked span".to_owned(),
-                Some(next) => why = format!("stands at {} and was not told of the event at {next}", stand.at),
+                Some(next) => why = format!("is at {} and did not get the event at {next}", position.at),
             }
         }
-        Err((Guarantee::Convergent, format!("{why}, although all is quiet")))
+        Err((Guarantee::Convergent, format!("{why}, although all faults have healed")))
     }
 }

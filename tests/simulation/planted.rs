@@ -1,7 +1,9 @@
-//! The check of the oracle: every planted bug must be found, and named as a guarantee that it does break. What was planted, and where, is in
-//! `src/planted.rs`; whoever wrote it had not read the oracle.
+//! A test of the oracle: it must find every planted bug, under the name of a guarantee that the bug
+//! breaks. `crates/common/src/planted.rs` lists the bugs and where they are. They were written
+//! without knowledge of the oracle's code.
 //!
-//! Built with `KUBEFAN_PLANTED_BUGS=1`, the simulation does nothing else: bug by bug it plays seeds until one is violated.
+//! If built with `KUBEFAN_PLANTED_BUGS=1`, the simulation does only this: for each bug it plays
+//! seeds until one reports a violation.
 
 use std::{
     num::NonZero,
@@ -20,10 +22,11 @@ use super::{
     seed::{Options, run_seed},
 };
 
-/// How many seeds a bug has to show itself in.
+/// The number of seeds in which a bug must appear.
 const SEEDS_MAX: u64 = 300;
 
-/// Plants each bug in turn, or the one that is named; a bug that no seed shows, or that goes by another name, fails the check.
+/// Plants each bug in turn, or only the bug in `KUBEFAN_PLANTED_BUG`. The check fails if no seed
+/// finds a bug, or if it is reported under a guarantee that it does not break.
 pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
     let only = std::env::var("KUBEFAN_PLANTED_BUG").ok();
     let bugs = Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| only == bug.name()));
@@ -52,21 +55,21 @@ pub(crate) fn check(seeds: Option<u64>) -> ExitCode {
     if missed == 0 && misnamed == 0 && found > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The lowest seed that was seen to be violated, and how, of those played until one was.
+/// Plays seeds until one reports a violation. Returns the lowest such seed and its violation.
 fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
     let options = Options::default();
     let (next, found) = (AtomicU64::new(1), Mutex::new(None::<(u64, Violation)>));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
-                while found.lock().expect("nobody panics with it").is_none() {
+                while found.lock().expect("no holder panics").is_none() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed > seeds {
                         return;
                     }
                     let report = run_seed(seed, &options);
                     if let Some((_, violation)) = report.violations.first() {
-                        let mut found = found.lock().expect("nobody panics with it");
+                        let mut found = found.lock().expect("no holder panics");
                         if found.as_ref().is_none_or(|(known, _)| seed < *known) {
                             *found = Some((seed, violation.clone()));
                         }
@@ -75,5 +78,5 @@ fn first_violation(seeds: u64) -> Option<(u64, Violation)> {
             });
         }
     });
-    found.into_inner().expect("nobody panics with it")
+    found.into_inner().expect("no holder panics")
 }

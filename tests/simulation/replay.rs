@@ -1,17 +1,17 @@
-//! Plays one seed and tells its story: what was done, what each subscriber was told around the first violation, and which guarantee
-//! that breaks.
+//! Plays one seed and prints its story: the faults, what each subscriber received around the first
+//! violation, and the guarantee that this breaks.
 
 use std::process::ExitCode;
 
 use super::{
-    history::What,
+    history::Observation,
     seed::{Options, Report, run_seed},
 };
 
-/// Entries that are shown before and after a violation.
+/// The entries that are shown before a violation. A fifth as many are shown after it.
 const AROUND: usize = 25;
 
-/// Plays a seed.
+/// Plays a seed and prints its story.
 pub(crate) fn replay(seed: u64) -> ExitCode {
     let report = run_seed(seed, &Options::default());
     println!("{}", story(&report));
@@ -21,13 +21,13 @@ pub(crate) fn replay(seed: u64) -> ExitCode {
     }
 }
 
-/// Everything that was done, and every mark, in the order of time.
+/// All faults and all observations except events and bookmarks, ordered by time.
 pub(crate) fn story(report: &Report) -> String {
     let mut lines: Vec<_> =
         report.story.iter().map(|(at, what)| (*at, format!("{:>10.3} s  {what}", at.as_secs_f64()))).collect();
     for history in &report.histories {
         for entry in &history.entries {
-            if !matches!(entry.what, What::Event(_) | What::Bookmark) {
+            if !matches!(entry.what, Observation::Event(_) | Observation::Bookmark) {
                 lines.push((entry.at, format!("{entry}  [subscriber {}]", history.spec.number)));
             }
         }
@@ -43,7 +43,7 @@ pub(crate) fn story(report: &Report) -> String {
         let entries = &report.histories[*number].entries;
         let from = violation.entry.saturating_sub(AROUND);
         let to = (violation.entry + AROUND / 5).min(entries.len());
-        story.push(format!("\nwhat subscriber {number} was told:"));
+        story.push(format!("\nwhat subscriber {number} received:"));
         for (i, entry) in entries[..to].iter().enumerate().skip(from) {
             let mark = if i == violation.entry { ">" } else { " " };
             story.push(format!("{mark} {entry}"));

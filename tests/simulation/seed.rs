@@ -1,4 +1,4 @@
-//! One seed: the world it makes, what happens in it, and what came of it.
+//! One seed: builds its world, runs it, and collects the result.
 
 use std::{cell::RefCell, collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,23 +12,23 @@ use tokio::{
 
 use super::{
     faults::Faults,
-    history::{Encoding, History, Recorder, Spec, What},
+    history::{Encoding, History, Observation, Recorder, Spec},
     node::{Node, NodeOptions},
     oracle::{self, Guarantee, Violation},
     selection::Selection,
-    subscriber::{self, Habits},
+    subscriber::{self, ClientSettings},
     truth::Truth,
-    upstream::Way,
+    upstream::Transport,
     workload::Workload,
     world::World,
 };
 
-/// What all seeds have in common.
+/// The options that all seeds share.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Writes of pods, at least.
+    /// The minimum number of writes of pods.
     pub(crate) writes: usize,
-    /// How often, at most, the cluster is restored from a backup.
+    /// How often the cluster is restored from a backup, at most.
     pub(crate) rewinds: usize,
 }
 
@@ -38,54 +38,57 @@ impl Default for Options {
     }
 }
 
-/// How long everything may take to be in order once nothing goes wrong any more.
+/// The time in which every subscriber must be up to date after all faults have healed.
 const CONVERGENCE_MAX: Duration = Duration::from_secs(600);
 
-/// What came of a seed.
+/// The result of a seed.
 pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) truth: Truth,
     pub(crate) histories: Vec<History>,
     pub(crate) violations: Vec<(usize, Violation)>,
-    /// Tasks that panicked, which nobody else would be told of.
+    /// Panics of tasks. Otherwise they would go unnoticed.
     pub(crate) panics: Vec<String>,
     pub(crate) story: Vec<(Duration, String)>,
     pub(crate) counts: BTreeMap<String, u64>,
     pub(crate) faults: u64,
     pub(crate) writes: u64,
-    /// From the healing until everybody had everything.
+    /// The time from the end of all faults until every subscriber was up to date.
     pub(crate) converged_in: Duration,
 }
 
 impl Report {
-    /// What went wrong, the first thing first; nothing where nothing did.
+    /// The first failure; `None` if there was none.
     pub(crate) fn failure(&self) -> Option<String> {
         let seed = self.seed;
         let panicked = self.panics.first().map(|panic| format!("seed {seed}: a task panicked: {panic}"));
         let violated = self.violations.first().map(|(_, violation)| format!("seed {seed}: {violation}"));
-        // Where versions went back, what a replica holds may differ from upstream for as long as it has not noticed.
+        // After a restore a replica may differ from upstream until it notices. That is not a
+        // failure.
         let needless = self.counts.get("kubefan_relists_total self_check").filter(|_| self.truth.epochs.len() == 1);
         let needless = needless.filter(|count| **count > 0);
-        let needless = needless.map(|count| format!("seed {seed}: {count} lists for a difference that no fault makes"));
+        let needless =
+            needless.map(|count| format!("seed {seed}: {count} relists by the self-check, which no fault explains"));
         panicked.or(violated).or(needless)
     }
 
-    /// Tells two runs apart.
+    /// Hashes that differ between two runs that differ.
     pub(crate) fn digests(&self) -> Vec<u64> {
         self.histories.iter().map(History::digest).collect()
     }
 }
 
-/// Runs one seed, on this thread.
+/// Runs one seed on this thread.
 pub(crate) fn run_seed(seed: u64, options: &Options) -> Report {
-    let (mut report, panics) = alone(run(seed, options));
+    let (mut report, panics) = run_paused(run(seed, options));
     report.panics = panics;
     report
 }
 
-/// Runs a world on this thread, with a clock of its own, and tells what panicked in it.
-pub(crate) fn alone<T>(world: impl Future<Output = T>) -> (T, Vec<String>) {
-    // What is left of a world that panicked itself is not this one's.
+/// Runs a world on this thread with its own paused clock. Returns its result and the panics of its
+/// tasks.
+pub(crate) fn run_paused<T>(world: impl Future<Output = T>) -> (T, Vec<String>) {
+    // Clears the panics of an earlier world that panicked itself.
     PANICS.take();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let done = runtime.block_on(world);
@@ -94,11 +97,11 @@ pub(crate) fn alone<T>(world: impl Future<Output = T>) -> (T, Vec<String>) {
 }
 
 thread_local! {
-    /// What panicked on this thread, which is where all tasks of a seed run.
+    /// The panics on this thread. All tasks of a seed run on one thread.
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// From here on panics are remembered, for [`Report::panics`].
+/// Records panics from now on, for [`Report::panics`].
 pub(crate) fn remember_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -107,7 +110,7 @@ pub(crate) fn remember_panics() {
     }));
 }
 
-/// A world without subscribers, its replicas running.
+/// A world without subscribers, with its replicas not started.
 fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
     let one_of = |random: &mut Pcg64Mcg, all: &[usize]| all[random.random_range(0..all.len())];
     let sim = SimOptions {
@@ -128,16 +131,16 @@ fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
         seed: random.random(),
     };
     let world = replicas(sim, &options, subscribers);
-    world.tell(format!("{options:?}"));
+    world.note(format!("{options:?}"));
     world
 }
 
-/// An apiserver and two replicas before it, not running yet.
+/// An apiserver and two replicas in front of it, not started.
 pub(crate) fn replicas(sim: SimOptions, options: &NodeOptions, subscribers: usize) -> Arc<World> {
     let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
     let node = |number: u64| {
         let options = NodeOptions { seed: options.seed.wrapping_add(number << 32), ..options.clone() };
-        Node::new(options, Way::to(sim.clone()))
+        Node::new(options, Transport::to(sim.clone()))
     };
     let nodes = (0..2).map(node).collect();
     World::new(sim.clone(), nodes, subscribers)
@@ -147,7 +150,7 @@ fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
     let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
     Spec {
         number,
-        // The first ones make sure that members come and go in every seed.
+        // The first subscribers have selectors that objects enter and leave in every seed.
         selection: match number {
             0 => Selection::Everything,
             1 => Selection::App("web"),
@@ -161,8 +164,8 @@ fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
     }
 }
 
-fn habits(random: &mut Pcg64Mcg) -> Habits {
-    Habits {
+fn settings(random: &mut Pcg64Mcg) -> ClientSettings {
+    ClientSettings {
         start_after: Duration::from_millis(random.random_range(0..20_000)),
         window_bytes: [4 << 10, 16 << 10, 64 << 10][random.random_range(0..3)],
         bookmark_interval: Duration::from_millis(random.random_range(2000..20_000)),
@@ -184,14 +187,14 @@ async fn run(seed: u64, options: &Options) -> Report {
 
     let (mut recorders, mut tasks) = (Vec::new(), JoinSet::new());
     for number in 0..subscribers {
-        let (spec, habits) = (spec(&mut random, number), habits(&mut random));
-        world.tell(format!("{spec}: {habits:?}"));
+        let (spec, settings) = (spec(&mut random, number), settings(&mut random));
+        world.note(format!("{spec}: {settings:?}"));
         let recorder = Recorder::new(spec.clone(), world.clock());
         recorders.push(recorder.clone());
         let (world, random) = (world.clone(), fork(&mut random));
         match spec.library {
-            true => tasks.spawn(subscriber::library(world, spec, habits, recorder, random)),
-            false => tasks.spawn(subscriber::generated(world, spec, habits, recorder, random)),
+            true => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
+            false => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
         };
     }
 
@@ -259,7 +262,7 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 }
 
-/// Waits until everybody has everything, and judges.
+/// Waits until every subscriber is up to date, and judges all histories.
 async fn judge_when_quiet(world: &World, recorders: &[Recorder], healed: Instant) -> Vec<(usize, Violation)> {
     loop {
         sleep(Duration::from_secs(1)).await;
@@ -291,18 +294,20 @@ fn tally(histories: &[History]) -> BTreeMap<String, u64> {
         let mut opened = false;
         for entry in &history.entries {
             let name = match &entry.what {
-                What::Opened { from: Some(_), .. } => "streams resumed",
-                What::Opened { from: None, .. } => "streams from a snapshot",
-                What::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
-                What::SnapshotBegin { .. } => "snapshots",
-                What::GapBegin { .. } => "gaps",
-                What::CatchUpBegin { .. } if opened => "catch-ups at the start",
-                What::CatchUpBegin { .. } => "catch-ups on lag",
-                What::Event(_) => "deliveries",
-                What::Bookmark => "bookmarks",
-                What::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => "streams ended: history rewritten",
-                What::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
-                What::Ended { code, reason, .. } => {
+                Observation::Opened { from: Some(_), .. } => "streams resumed",
+                Observation::Opened { from: None, .. } => "streams from a snapshot",
+                Observation::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
+                Observation::SnapshotBegin { .. } => "snapshots",
+                Observation::GapBegin { .. } => "gaps",
+                Observation::CatchUpBegin { .. } if opened => "catch-ups at the start",
+                Observation::CatchUpBegin { .. } => "catch-ups on lag",
+                Observation::Event(_) => "deliveries",
+                Observation::Bookmark => "bookmarks",
+                Observation::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => {
+                    "streams ended: history rewritten"
+                }
+                Observation::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
+                Observation::Ended { code, reason, .. } => {
                     let why = if reason.is_empty() { code } else { reason };
                     *counts.entry(format!("streams ended: {why}")).or_default() += 1;
                     opened = false;
@@ -311,7 +316,7 @@ fn tally(histories: &[History]) -> BTreeMap<String, u64> {
                 _ => "other",
             };
             *counts.entry(name.to_owned()).or_default() += 1;
-            opened = matches!(entry.what, What::Opened { .. });
+            opened = matches!(entry.what, Observation::Opened { .. });
         }
     }
     counts.remove("other");

@@ -1,4 +1,5 @@
-//! What subscribers select, and the oracle's own opinion of what that means: it shares no code with the selectors under test.
+//! The selections of subscribers, and the oracle's own reading of them. It shares no code with the
+//! selectors under test.
 
 use kubefan_common::proto::v1alpha1::Target;
 
@@ -21,12 +22,12 @@ pub(crate) enum Selection {
     AppIn(&'static str, &'static str),
     /// `canary` on `spec.nodeName=VALUE`.
     CanaryOn(&'static str),
-    /// `tier!=cache,canary notin (later)`: also what has no such label.
+    /// `tier!=cache,canary notin (later)`, which also selects objects without these labels.
     NotCached,
 }
 
 impl Selection {
-    /// All that are drawn from.
+    /// All selections that a seed draws from.
     pub(crate) const ALL: [Selection; 11] = [
         Selection::Everything,
         Selection::Namespace("team-0"),
@@ -41,7 +42,7 @@ impl Selection {
         Selection::NotCached,
     ];
 
-    /// As a subscriber asks for it.
+    /// The selection as a subscriber requests it.
     pub(crate) fn target(self) -> Target {
         let target = Target { resource: "pods".to_owned(), ..Target::default() };
         let label_selector = |text: &str| text.to_owned();
@@ -66,7 +67,7 @@ impl Selection {
         }
     }
 
-    /// Whether it has this object.
+    /// Whether the selection contains the object.
     pub(crate) fn has(self, object: &Object) -> bool {
         let label = |key: &str| object.labels.get(key).map(String::as_str);
         match self {

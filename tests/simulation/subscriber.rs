@@ -1,5 +1,6 @@
-//! Subscribers: each keeps a watch for as long as the world lasts, by the generated client or by the client library, and records all
-//! that it is told. Whenever a connection breaks it comes back to the other replica.
+//! Subscribers. Each keeps a watch as long as the simulation runs, with the generated client or the
+//! client library, and records everything it receives. After each broken connection it connects to
+//! the other replica.
 
 use std::{
     collections::BTreeMap,
@@ -32,52 +33,58 @@ use tonic_types::StatusExt;
 use tower::service_fn;
 
 use super::{
-    history::{Encoding, Recorder, Spec, Told, What, mark, version},
+    history::{Encoding, Observation, ReceivedEvent, Recorder, Spec, mark, version},
     world::World,
 };
 
-/// How a subscriber connects and asks.
+/// How a subscriber connects and what it requests.
 #[derive(Clone, Debug)]
-pub(crate) struct Habits {
+pub(crate) struct ClientSettings {
     pub(crate) start_after: Duration,
     pub(crate) window_bytes: u32,
     pub(crate) bookmark_interval: Duration,
-    /// With the generated client: a watch ends after so many seconds; 0 for never.
+    /// For the generated client: its watches end after this many seconds, or never if 0.
     pub(crate) timeout_seconds: i64,
     pub(crate) first_replica: usize,
 }
 
-/// A channel whose connections lead to the replicas in turn.
-fn channel(world: &Arc<World>, spec: &Spec, habits: &Habits, turn: &Arc<AtomicUsize>) -> Channel {
+/// A channel that connects to the replicas in turn.
+fn channel(world: &Arc<World>, spec: &Spec, settings: &ClientSettings, turn: &Arc<AtomicUsize>) -> Channel {
     let (world, turn, number) = (world.clone(), turn.clone(), spec.number);
     let connect = move |_| {
         let replica = turn.fetch_add(1, Ordering::Relaxed) % world.nodes.len();
-        let connected = world.nodes[replica].connect(&world.places[number].route);
+        let connected = world.nodes[replica].connect(&world.controls[number].route);
         std::future::ready(connected.map(TokioIo::new))
     };
     Endpoint::from_static("http://kubefan.test")
-        .initial_stream_window_size(habits.window_bytes)
-        .initial_connection_window_size(2 * habits.window_bytes)
+        .initial_stream_window_size(settings.window_bytes)
+        .initial_connection_window_size(2 * settings.window_bytes)
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(service_fn(connect))
 }
 
-/// The replica that the last connection was made to.
+/// The replica of the last connection.
 fn last(world: &World, turn: &AtomicUsize) -> usize {
     (turn.load(Ordering::Relaxed) + world.nodes.len() - 1) % world.nodes.len()
 }
 
-/// Watches by the generated client, for ever.
-pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, random: Pcg64Mcg) {
-    sleep(habits.start_after).await;
-    let kept = Kept::default();
-    let turn = Arc::new(AtomicUsize::new(habits.first_replica));
+/// Watches forever with the generated client.
+pub(crate) async fn generated(
+    world: Arc<World>,
+    spec: Spec,
+    settings: ClientSettings,
+    recorder: Recorder,
+    random: Pcg64Mcg,
+) {
+    sleep(settings.start_after).await;
+    let delta_bases = DeltaBases::default();
+    let turn = Arc::new(AtomicUsize::new(settings.first_replica));
     let cluster = String::new();
-    let mut generated = Generated { world, spec, habits, recorder, random, turn, resume: None, cluster, kept };
+    let mut generated = Generated { world, spec, settings, recorder, random, turn, resume: None, cluster, delta_bases };
     loop {
-        generated.world.places[generated.spec.number].stay_away().await;
+        generated.world.controls[generated.spec.number].stay_away().await;
         let status = generated.watch().await.err().unwrap_or_else(|| Status::ok("the watch ended"));
         generated.ended(&status).await;
     }
@@ -86,28 +93,28 @@ pub(crate) async fn generated(world: Arc<World>, spec: Spec, habits: Habits, rec
 struct Generated {
     world: Arc<World>,
     spec: Spec,
-    habits: Habits,
+    settings: ClientSettings,
     recorder: Recorder,
     random: Pcg64Mcg,
     turn: Arc<AtomicUsize>,
     resume: Option<String>,
-    /// Of which cluster that is, as the last snapshot said.
+    /// The cluster of the last snapshot.
     cluster: String,
-    kept: Kept,
+    delta_bases: DeltaBases,
 }
 
-/// The bases of deltas.
+/// The bases for decoding deltas.
 #[derive(Default)]
-struct Kept {
+struct DeltaBases {
     objects: BTreeMap<String, Bytes>,
-    /// They began with a snapshot, so that none is missing.
-    whole: bool,
-    /// They are the state at the version to resume from.
-    fits: bool,
+    /// They started with a snapshot, so none is missing.
+    is_complete: bool,
+    /// They are the state at the resume version.
+    is_current: bool,
 }
 
-impl Kept {
-    fn take(&mut self, mut event: Event) -> Result<Told, String> {
+impl DeltaBases {
+    fn decode(&mut self, mut event: Event) -> Result<ReceivedEvent, String> {
         let key = format!("{}/{}", event.namespace, event.name);
         if let Some(delta) = event.delta.take() {
             let base = self.objects.get(&key).ok_or_else(|| format!("a delta for {key}, which is not held"))?;
@@ -118,7 +125,7 @@ impl Kept {
             true => self.objects.remove(&key),
             false => self.objects.insert(key, event.object.clone()),
         };
-        Ok(Told::of(&event))
+        Ok(ReceivedEvent::of(&event))
     }
 }
 
@@ -130,15 +137,15 @@ impl Generated {
             target: Some(self.spec.selection.target()),
             resource_version: self.resume.clone().unwrap_or_default(),
             cluster: self.cluster.clone(),
-            timeout_seconds: self.habits.timeout_seconds,
-            bookmark_interval: self.habits.bookmark_interval.try_into().ok(),
+            timeout_seconds: self.settings.timeout_seconds,
+            bookmark_interval: self.settings.bookmark_interval.try_into().ok(),
             projection: None,
             encoding: match self.spec.encoding {
                 Encoding::Json => v1alpha1::Encoding::Json.into(),
                 Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),
                 Encoding::Deltas => v1alpha1::Encoding::ZstdDelta.into(),
             },
-            state_kept: deltas && from.is_some() && self.kept.fits && self.kept.whole,
+            state_kept: deltas && from.is_some() && self.delta_bases.is_current && self.delta_bases.is_complete,
             on_lag: match self.spec.conflates {
                 true => v1alpha1::OnLag::Conflate.into(),
                 false => v1alpha1::OnLag::Expire.into(),
@@ -148,51 +155,51 @@ impl Generated {
                 false => v1alpha1::OnExpired::Fail.into(),
             },
         };
-        let channel = channel(&self.world, &self.spec, &self.habits, &self.turn);
+        let channel = channel(&self.world, &self.spec, &self.settings, &self.turn);
         let mut client = WatchServiceClient::new(channel).max_decoding_message_size(64 << 20);
-        // Asked from the replica whose turn it is, which the channel connects to now.
+        // The channel is about to connect to the next replica in turn.
         let replica = self.turn.load(Ordering::Relaxed) % self.world.nodes.len();
-        self.recorder.note(What::Opened { replica, from }, None);
+        self.recorder.note(Observation::Opened { replica, from }, None);
         let mut stream = client.watch(request).await?.into_inner();
         loop {
-            self.world.places[self.spec.number].pause().await;
+            self.world.controls[self.spec.number].pause().await;
             match stream.message().await? {
                 None => return Ok(()),
-                Some(response) => self.take(response).map_err(|message| {
-                    self.recorder.note(What::Undecodable(message.clone()), None);
+                Some(response) => self.record(response).map_err(|message| {
+                    self.recorder.note(Observation::Undecodable(message.clone()), None);
                     Status::data_loss(message)
                 })?,
             }
         }
     }
 
-    fn take(&mut self, response: WatchResponse) -> Result<(), String> {
+    fn record(&mut self, response: WatchResponse) -> Result<(), String> {
         let resume = version(&response.resume_version);
         if let Some(Message::SnapshotBegin(begin)) = &response.message {
-            // There is only one; and every replica knows it.
+            // There is only one cluster, and every replica knows it.
             self.cluster.clone_from(&begin.cluster);
         }
-        // Set before the message is looked at: what cannot be decoded may have changed a part.
-        self.kept.fits = false;
+        // Set before decoding: a message that fails to decode may have changed some of the bases.
+        self.delta_bases.is_current = false;
         match mark(&response) {
             Some(what) => {
-                if matches!(what, What::SnapshotBegin { .. }) {
-                    self.kept.objects.clear();
-                    self.kept.whole = true;
+                if matches!(what, Observation::SnapshotBegin { .. }) {
+                    self.delta_bases.objects.clear();
+                    self.delta_bases.is_complete = true;
                 }
                 self.recorder.note(what, resume);
             }
             None => match response.message {
                 Some(Message::Event(event)) => {
-                    let told = self.kept.take(event)?;
-                    self.recorder.note(What::Event(told), resume);
+                    let received = self.delta_bases.decode(event)?;
+                    self.recorder.note(Observation::Event(received), resume);
                 }
                 Some(Message::SnapshotChunk(chunk)) => {
                     let events =
                         chunk::decode(&chunk.zstd, chunk::CONTENT_BYTES_MAX).map_err(|error| error.to_string())?;
                     for event in events {
-                        let told = self.kept.take(event)?;
-                        self.recorder.note(What::Event(told), resume);
+                        let received = self.delta_bases.decode(event)?;
+                        self.recorder.note(Observation::Event(received), resume);
                     }
                 }
                 _ => {}
@@ -200,7 +207,7 @@ impl Generated {
         }
         if resume.is_some() {
             self.resume = Some(response.resume_version);
-            self.kept.fits = true;
+            self.delta_bases.is_current = true;
         }
         Ok(())
     }
@@ -209,28 +216,34 @@ impl Generated {
         let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
         let (code, message) = (format!("{:?}", status.code()), status.message().to_owned());
         let over = matches!(reason.as_str(), "RESOURCE_VERSION_TOO_OLD" | "HISTORY_REWRITTEN");
-        self.recorder.note(What::Ended { code, reason, message }, None);
+        self.recorder.note(Observation::Ended { code, reason, message }, None);
         if over {
-            self.recorder.note(What::StartsOver { goes_on: false }, None);
+            self.recorder.note(Observation::StartsOver { goes_on: false }, None);
             self.resume = None;
-            self.kept = Kept::default();
+            self.delta_bases = DeltaBases::default();
         } else if self.random.random_bool(0.3) {
-            // As a program that was started again: it has kept the version, and nothing else.
-            self.kept = Kept::default();
+            // Behaves like a restarted program that stored its resume version but not its state.
+            self.delta_bases = DeltaBases::default();
         }
         sleep(Duration::from_millis(self.random.random_range(50..1500))).await;
     }
 }
 
-/// Watches by the client library, for ever.
-pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recorder: Recorder, mut random: Pcg64Mcg) {
-    sleep(habits.start_after).await;
-    let turn = Arc::new(AtomicUsize::new(habits.first_replica));
-    let channel = channel(&world, &spec, &habits, &turn);
+/// Watches forever with the client library.
+pub(crate) async fn library(
+    world: Arc<World>,
+    spec: Spec,
+    settings: ClientSettings,
+    recorder: Recorder,
+    mut random: Pcg64Mcg,
+) {
+    sleep(settings.start_after).await;
+    let turn = Arc::new(AtomicUsize::new(settings.first_replica));
+    let channel = channel(&world, &spec, &settings, &turn);
     let client = ListWatch::from_channel(channel, "kubefan.test", &ClientOptions::default());
     loop {
         let options = WatchOptions {
-            bookmark_interval: Some(habits.bookmark_interval),
+            bookmark_interval: Some(settings.bookmark_interval),
             encoding: match spec.encoding {
                 Encoding::Json => format::Encoding::Json,
                 Encoding::Zstd => format::Encoding::Zstd,
@@ -243,9 +256,9 @@ pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recor
         };
         let mut watch = client.watch(spec.selection.target(), options);
         let (mut open, mut resume) = (true, None);
-        recorder.note(What::Opened { replica: last(&world, &turn), from: None }, None);
+        recorder.note(Observation::Opened { replica: last(&world, &turn), from: None }, None);
         loop {
-            world.places[spec.number].pause().await;
+            world.controls[spec.number].pause().await;
             let item = match watch.next().await {
                 Some(Ok(item)) => item,
                 Some(Err(error)) => {
@@ -259,52 +272,52 @@ pub(crate) async fn library(world: Arc<World>, spec: Spec, habits: Habits, recor
             let what = match item {
                 WatchItem::Disconnected { error, .. } => {
                     recorder.note(ended(&error), None);
-                    world.places[spec.number].stay_away().await;
+                    world.controls[spec.number].stay_away().await;
                     continue;
                 }
                 WatchItem::Restarted { error } => {
                     recorder.note(ended(&error), None);
-                    recorder.note(What::StartsOver { goes_on: true }, None);
+                    recorder.note(Observation::StartsOver { goes_on: true }, None);
                     (open, resume) = (false, None);
                     continue;
                 }
                 WatchItem::Reconnected { from } => {
                     open = true;
-                    What::Opened { replica: last(&world, &turn), from: version(&from) }
+                    Observation::Opened { replica: last(&world, &turn), from: version(&from) }
                 }
                 WatchItem::SnapshotBegin { resource_version, restarted_from, .. } => {
                     if !std::mem::replace(&mut open, true) {
-                        recorder.note(What::Opened { replica: last(&world, &turn), from: None }, None);
+                        recorder.note(Observation::Opened { replica: last(&world, &turn), from: None }, None);
                     }
                     let version_of = |text: &str| version(text).unwrap_or(0);
-                    What::SnapshotBegin {
+                    Observation::SnapshotBegin {
                         version: version_of(&resource_version),
                         restarted_from: version(&restarted_from),
                     }
                 }
-                WatchItem::SnapshotEnd { object_count } => What::SnapshotEnd { objects: object_count },
-                WatchItem::Event(event) => What::Event(Told::of(&event)),
+                WatchItem::SnapshotEnd { object_count } => Observation::SnapshotEnd { objects: object_count },
+                WatchItem::Event(event) => Observation::Event(ReceivedEvent::of(&event)),
                 WatchItem::GapBegin { resource_version, reason } => {
-                    What::GapBegin { from: version(&resource_version).unwrap_or(0), reason }
+                    Observation::GapBegin { from: version(&resource_version).unwrap_or(0), reason }
                 }
-                WatchItem::GapEnd => What::GapEnd,
+                WatchItem::GapEnd => Observation::GapEnd,
                 WatchItem::CatchUpBegin { resource_version } => {
-                    What::CatchUpBegin { from: version(&resource_version).unwrap_or(0) }
+                    Observation::CatchUpBegin { from: version(&resource_version).unwrap_or(0) }
                 }
-                WatchItem::CatchUpEnd => What::CatchUpEnd,
-                WatchItem::Bookmark => What::Bookmark,
+                WatchItem::CatchUpEnd => Observation::CatchUpEnd,
+                WatchItem::Bookmark => Observation::Bookmark,
             };
             recorder.note(what, given);
         }
-        recorder.note(What::StartsOver { goes_on: false }, None);
+        recorder.note(Observation::StartsOver { goes_on: false }, None);
         sleep(Duration::from_millis(random.random_range(50..1500))).await;
     }
 }
 
-fn ended(error: &ClientError) -> What {
+fn ended(error: &ClientError) -> Observation {
     match error {
-        ClientError::Undecodable { message, .. } => What::Undecodable(message.clone()),
-        error => What::Ended {
+        ClientError::Undecodable { message, .. } => Observation::Undecodable(message.clone()),
+        error => Observation::Ended {
             code: format!("{:?}", error.code()),
             reason: error.reason().to_owned(),
             message: error.to_string(),

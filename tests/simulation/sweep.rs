@@ -1,4 +1,5 @@
-//! Many seeds, on every core: a runtime per thread, a line of progress, and a table of all that was counted.
+//! Runs many seeds on all cores, with one runtime per thread. Prints a line of progress and a table
+//! of everything that was counted.
 
 use std::{
     collections::BTreeMap,
@@ -17,17 +18,17 @@ use super::{
     seed::{Options, Report, run_seed},
 };
 
-/// From this size on a sweep must have seen everything often enough.
+/// A sweep of at least this many seeds must contain everything often enough.
 const CI_SEEDS: u64 = 2000;
-/// How often, in a sweep of [`CI_SEEDS`].
+/// The minimum count of each entry of [`EXPECTED`] in a sweep of [`CI_SEEDS`].
 const OFTEN: u64 = 1000;
-/// How often each kind of fault.
+/// The minimum count of each kind of fault.
 const FAULT_OFTEN: u64 = 200;
-/// What each seed must have had.
+/// The minimum number of writes and faults of each seed.
 const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
-/// What must have happened often.
+/// What must happen often in a large sweep.
 const EXPECTED: [&str; 11] = [
     "kubefan_resumes_total ring",
     "kubefan_resumes_total residue",
@@ -51,8 +52,8 @@ struct Total {
     slowest: f64,
 }
 
-/// Runs so many seeds, from `first` on.
-#[expect(clippy::disallowed_methods, reason = "how long it took is for people")]
+/// Runs `seeds` seeds, starting at `first`.
+#[expect(clippy::disallowed_methods, reason = "the elapsed time is only printed")]
 pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     let options = Options::default();
     let (next, total, began) = (AtomicU64::new(first), Mutex::new(Total::default()), Instant::now());
@@ -70,7 +71,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
                         Ok(report) => total.add(&report),
                         Err(_) => {
                             total.seeds += 1;
-                            total.failures.push(format!("seed {seed}: the simulation itself panicked, as said above"));
+                            total.failures.push(format!("seed {seed}: the simulation itself panicked (see above)"));
                         }
                     }
                     if total.seeds.is_multiple_of(50) || total.seeds == seeds {

@@ -1,4 +1,5 @@
-//! What `cargo test` runs: a few seeds, each twice, the named cases, and whether the oracle can fail.
+//! What `cargo test` runs: a few seeds, each twice, the named cases, and a test that the oracle can
+//! fail.
 
 mod blind_oracle;
 mod named_cases;
@@ -9,18 +10,19 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use super::seed::{Options, run_seed};
 
-/// The seeds that are run twice.
+/// The number of seeds that run twice.
 const SEEDS: u64 = 20;
 
 /// Runs the tests.
 pub(crate) fn run() -> ExitCode {
     let arguments = Arguments::from_args();
-    let twice = |seed| Trial::test(format!("a_seed_gives_the_same_histories_twice::{seed:02}"), move || twice(seed));
+    let twice =
+        |seed| Trial::test(format!("two_runs_of_a_seed_give_the_same_histories::{seed:02}"), move || twice(seed));
     let tests = (1..=SEEDS).map(twice).chain(named_cases::trials()).chain(blind_oracle::trials());
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }
 
-/// Two runs of one seed are the same to the last byte and millisecond, and break no promise.
+/// Two runs of one seed are equal to the last byte and millisecond, and break no guarantee.
 fn twice(seed: u64) -> Result<(), Failed> {
     let options = Options::default();
     let (first, second) = (run_seed(seed, &options), run_seed(seed, &options));
@@ -34,5 +36,5 @@ fn twice(seed: u64) -> Result<(), Failed> {
         let at = a.entries.iter().zip(&b.entries).position(|(a, b)| a != b)?;
         Some(format!("{}, entry {at}:\n{}\n{}", a.spec, a.entries[at], b.entries[at]))
     });
-    Err(format!("seed {seed} gave two histories: {}", differs.unwrap_or_default()).into())
+    Err(format!("seed {seed} gave two different histories: {}", differs.unwrap_or_default()).into())
 }

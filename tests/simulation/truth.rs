@@ -1,5 +1,5 @@
-//! What really happened: every write with its version and its bytes, in epochs. An epoch ends where the cluster is restored from a
-//! backup, because from there on the same versions mean something else.
+//! What really happened: every write with its version and bytes, in epochs. An epoch ends when the
+//! cluster is restored from a backup, because the same versions mean something else afterwards.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::selection::Selection;
 /// A pod as it was at one version.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Object {
-    /// `namespace/name`, which orders as etcd's keys do.
+    /// `namespace/name`, ordered like etcd's keys.
     pub(crate) key: String,
     pub(crate) uid: String,
     pub(crate) version: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Reads what a watch of the apiserver sends.
+    /// Parses an object as a watch of the apiserver sends it.
     pub(crate) fn read(bytes: &[u8]) -> Object {
         let bytes = String::from_utf8(bytes.to_vec()).unwrap();
         let value: Value = serde_json::from_str(&bytes).unwrap();
@@ -43,7 +43,8 @@ impl Object {
         }
     }
 
-    /// Its bytes as a subscriber is sent them at `version`; with deltas in canonical form, which has no version.
+    /// The bytes that a subscriber gets for the object at `version`. With deltas this is the
+    /// canonical form, which has no version.
     pub(crate) fn bytes_at(&self, version: u64, canonical: bool) -> Bytes {
         let own = format!(r#""resourceVersion":"{}""#, self.version);
         let bytes = match canonical {
@@ -53,8 +54,9 @@ impl Object {
         Bytes::from(bytes)
     }
 
-    /// What selectors see of it: kind, name, namespace, uid, labels and selectable fields.
-    pub(crate) fn is_outlined_by(&self, bytes: &[u8]) -> bool {
+    /// Whether `bytes` have the object's selectable attributes: namespace, name, uid, labels and
+    /// selectable fields.
+    pub(crate) fn has_attributes_in(&self, bytes: &[u8]) -> bool {
         let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return false };
         let is = |pointer: &str, expected: &str| {
             value.pointer(pointer).and_then(Value::as_str).unwrap_or_default() == expected
@@ -79,30 +81,30 @@ pub(crate) struct Write {
     pub(crate) after: Option<Arc<Object>>,
 }
 
-/// What happened to an object, as a subscriber is told.
+/// What happened to an object, from the subscriber's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Added,
     Modified,
-    /// It was deleted.
+    /// The object was deleted.
     Deleted,
-    /// It no longer matches.
+    /// The object no longer matches the selector.
     Left,
-    /// It is not there after a marked span; how it ended is not known.
+    /// The object is gone after a marked span; how it ended is not known.
     Gone,
-    /// A type and a reason that do not go together.
+    /// An event type and a delete reason that exclude each other.
     Invalid,
 }
 
 impl Kind {
-    /// Whether the subscriber holds the object no longer.
+    /// Whether the subscriber loses the object.
     pub(crate) fn removes(self) -> bool {
         matches!(self, Kind::Deleted | Kind::Left | Kind::Gone)
     }
 }
 
 impl Write {
-    /// What a selection sees of it, and the object to send.
+    /// The event of this write for a selection, and the object to send.
     pub(crate) fn seen_by(&self, selection: Selection) -> Option<(Kind, &Arc<Object>)> {
         let has = |object: &&Arc<Object>| selection.has(object);
         match (self.before.as_ref().filter(has), self.after.as_ref().filter(has)) {
@@ -115,19 +117,19 @@ impl Write {
     }
 }
 
-/// The pods at one version.
+/// The pods at one version, by key.
 pub(crate) type State = BTreeMap<String, Arc<Object>>;
 
-/// The history up to a restore, from the cluster's beginning.
+/// The history from the start of the cluster up to a restore.
 #[derive(Clone, Default)]
 pub(crate) struct Epoch {
-    /// In the order of their versions.
+    /// Ordered by version.
     pub(crate) writes: Vec<Write>,
-    /// Before the first write, and after each.
+    /// The state before the first write, and after each write.
     states: Vec<Arc<State>>,
-    /// The last version, of any resource.
+    /// The last version of any resource.
     pub(crate) revision: u64,
-    /// Up to here it is the history of the epoch before.
+    /// Up to this version the history is that of the previous epoch.
     pub(crate) base: u64,
 }
 
@@ -136,7 +138,7 @@ impl Epoch {
         Epoch { states: vec![Arc::default()], ..Epoch::default() }
     }
 
-    /// The place of the first write after a version.
+    /// The index of the first write after a version.
     pub(crate) fn after(&self, version: u64) -> usize {
         self.writes.partition_point(|write| write.version <= version)
     }
@@ -147,7 +149,7 @@ impl Epoch {
     }
 }
 
-/// The history of the cluster.
+/// The whole history of the cluster.
 pub(crate) struct Truth {
     pub(crate) epochs: Vec<Epoch>,
 }
@@ -157,22 +159,22 @@ impl Truth {
         Truth { epochs: vec![Epoch::new()] }
     }
 
-    /// The epoch of now, and its number.
+    /// The current epoch and its number.
     pub(crate) fn now(&self) -> (usize, &Epoch) {
         (self.epochs.len() - 1, self.epochs.last().unwrap())
     }
 
-    /// The state of now.
+    /// The current state.
     pub(crate) fn state(&self) -> &State {
         self.now().1.states.last().unwrap()
     }
 
-    /// Another resource was written.
+    /// Records a write of another resource.
     pub(crate) fn moved(&mut self, revision: u64) {
         self.epochs.last_mut().unwrap().revision = revision;
     }
 
-    /// A pod was written or deleted.
+    /// Records a write or delete of a pod.
     pub(crate) fn wrote(&mut self, version: u64, key: &str, after: Option<Object>) {
         let epoch = self.epochs.last_mut().unwrap();
         assert!(version > epoch.revision, "the simulator's versions rise");
@@ -187,7 +189,7 @@ impl Truth {
         epoch.states.push(Arc::new(state));
     }
 
-    /// The cluster was restored as it was at `version`.
+    /// Records that the cluster was restored to its state at `version`.
     pub(crate) fn restored(&mut self, version: u64) {
         let mut epoch = self.epochs.last().unwrap().clone();
         let kept = epoch.after(version);
@@ -197,7 +199,7 @@ impl Truth {
         self.epochs.push(epoch);
     }
 
-    /// The version of the last event that a selection sees.
+    /// The version of the last event that a selection gets.
     pub(crate) fn last_seen_by(&self, selection: Selection) -> u64 {
         let seen = self.now().1.writes.iter().rev().find(|write| write.seen_by(selection).is_some());
         seen.map_or(0, |write| write.version)

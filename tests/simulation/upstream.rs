@@ -1,7 +1,8 @@
-//! The way from a kubefan to the apiserver: connections that can fail, and lines of a watch that get lost, come again or lie.
+//! The transport from a kubefan to the apiserver: connections that can fail, and watch lines that
+//! are lost, repeated or replaced by an error.
 //!
-//! What the apiserver sends is only ever repeated or left out, as broken proxies and servers have done; events that are left out or
-//! swapped are not among it, because no reader of a watch can tell.
+//! It only drops bookmarks and repeats lines, as broken proxies and servers have done. It never
+//! drops or swaps events, because no reader of a watch could notice.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,22 +25,22 @@ use tower::{BoxError, service_fn};
 
 use super::link::Route;
 
-/// What is done to the next event of a watch that is live.
+/// What happens to the next event of a live watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trick {
-    /// It comes twice.
+pub(crate) enum EventFault {
+    /// The event is sent twice.
     Duplicate,
-    /// One from before comes again after it.
+    /// An earlier event is sent again after it.
     OutOfOrder,
-    /// Instead of it the watch ends with an ERROR: its version has expired.
+    /// The watch ends with an ERROR event (expired version) in its place.
     Expire,
 }
 
-/// How many lines can come again.
-const LINES_KEPT: usize = 8;
+/// The number of recent lines that can be repeated.
+const RECENT_LINES_MAX: usize = 8;
 
-/// A kubefan's way to the apiserver.
-pub(crate) struct Way {
+/// A kubefan's transport to the apiserver.
+pub(crate) struct Transport {
     sim: SimApiserver,
     pub(crate) route: Route,
     tampering: Mutex<Tampering>,
@@ -47,46 +48,49 @@ pub(crate) struct Way {
 
 #[derive(Default)]
 struct Tampering {
-    /// With the fault that it is counted as.
-    trick: Option<(Trick, &'static str)>,
+    /// With the name under which the fault is counted.
+    event_fault: Option<(EventFault, &'static str)>,
     no_bookmarks_until: Option<Instant>,
-    played: BTreeMap<&'static str, u64>,
+    applied: BTreeMap<&'static str, u64>,
 }
 
-impl Way {
-    pub(crate) fn to(sim: SimApiserver) -> Arc<Way> {
-        Arc::new(Way { sim, route: Route::default(), tampering: Mutex::default() })
+impl Transport {
+    pub(crate) fn to(sim: SimApiserver) -> Arc<Transport> {
+        Arc::new(Transport { sim, route: Route::default(), tampering: Mutex::default() })
     }
 
-    /// A client over this way.
-    pub(crate) fn upstream(self: &Arc<Way>) -> Upstream {
-        let way = self.clone();
-        let service = service_fn(move |request| way.clone().send(request));
+    /// A client that uses this transport.
+    pub(crate) fn upstream(self: &Arc<Transport>) -> Upstream {
+        let transport = self.clone();
+        let service = service_fn(move |request| transport.clone().send(request));
         let base = http::Uri::from_static("http://apiserver.test");
         Upstream::from_service(HttpService::new(service), &base, UpstreamOptions::default())
     }
 
-    /// The next event has this done to it, which is counted as `fault` when it has happened.
-    pub(crate) fn play(&self, trick: Trick, fault: &'static str) {
-        self.tampering.lock().unwrap().trick = Some((trick, fault));
+    /// Applies `event_fault` to the next event, and then counts it as `fault`.
+    pub(crate) fn schedule(&self, event_fault: EventFault, fault: &'static str) {
+        self.tampering.lock().unwrap().event_fault = Some((event_fault, fault));
     }
 
     pub(crate) fn lose_bookmarks_until(&self, until: Instant) {
         self.tampering.lock().unwrap().no_bookmarks_until = Some(until);
     }
 
-    /// No more tricks.
+    /// Cancels all faults of lines.
     pub(crate) fn heal(&self) {
         let mut tampering = self.tampering.lock().unwrap();
-        (tampering.trick, tampering.no_bookmarks_until) = (None, None);
+        (tampering.event_fault, tampering.no_bookmarks_until) = (None, None);
     }
 
-    /// The tricks that were played, by what they are counted as.
-    pub(crate) fn played(&self) -> BTreeMap<&'static str, u64> {
-        self.tampering.lock().unwrap().played.clone()
+    /// The faults that were applied, by the names under which they are counted.
+    pub(crate) fn applied(&self) -> BTreeMap<&'static str, u64> {
+        self.tampering.lock().unwrap().applied.clone()
     }
 
-    async fn send(self: Arc<Way>, request: http::Request<Bytes>) -> Result<http::Response<UpstreamBody>, BoxError> {
+    async fn send(
+        self: Arc<Transport>,
+        request: http::Request<Bytes>,
+    ) -> Result<http::Response<UpstreamBody>, BoxError> {
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
         let (ours, theirs) = self.route.connect()?;
         tokio::spawn(self.sim.clone().serve_connection(theirs));
@@ -104,13 +108,20 @@ impl Way {
         Ok(response.map(|body| StreamBody::new(self.tampered(body, live)).boxed_unsync()))
     }
 
-    /// The lines of a watch, as they arrive here.
+    /// The lines of a watch, with the faults applied.
     fn tampered(
-        self: Arc<Way>,
+        self: Arc<Transport>,
         body: UpstreamBody,
         live: bool,
     ) -> impl Stream<Item = Result<Frame<Bytes>, BoxError>> + use<> {
-        let reader = Reader { way: self, body, partial: BytesMut::new(), kept: VecDeque::new(), live, over: false };
+        let reader = Reader {
+            transport: self,
+            body,
+            partial: BytesMut::new(),
+            recent_lines: VecDeque::new(),
+            live,
+            finished: false,
+        };
         stream::unfold(reader, |mut reader| async move {
             let chunk = reader.next().await?;
             Some((chunk.map(Frame::data), reader))
@@ -119,23 +130,23 @@ impl Way {
 }
 
 struct Reader {
-    way: Arc<Way>,
+    transport: Arc<Transport>,
     body: UpstreamBody,
     partial: BytesMut,
-    kept: VecDeque<Bytes>,
+    recent_lines: VecDeque<Bytes>,
     live: bool,
-    over: bool,
+    finished: bool,
 }
 
 impl Reader {
     async fn next(&mut self) -> Option<Result<Bytes, BoxError>> {
-        while !self.over {
+        while !self.finished {
             let frame = match Pin::new(&mut self.body).frame().await {
                 Some(Ok(frame)) => frame,
                 ended => {
-                    self.over = true;
+                    self.finished = true;
                     let rest = self.partial.split().freeze();
-                    // What broke off is read, and then how.
+                    // The incomplete last line is delivered first, then the error.
                     return match (rest.is_empty(), ended) {
                         (false, _) => Some(Ok(rest)),
                         (true, Some(Err(error))) => Some(Err(error)),
@@ -148,7 +159,7 @@ impl Reader {
             let mut out = BytesMut::new();
             while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
                 let line = self.partial.split_to(end + 1).freeze();
-                self.pass(line, &mut out);
+                self.forward_line(line, &mut out);
             }
             if !out.is_empty() {
                 return Some(Ok(out.freeze()));
@@ -157,11 +168,11 @@ impl Reader {
         None
     }
 
-    fn pass(&mut self, line: Bytes, out: &mut BytesMut) {
-        if self.over {
+    fn forward_line(&mut self, line: Bytes, out: &mut BytesMut) {
+        if self.finished {
             return;
         }
-        let mut tampering = self.way.tampering.lock().unwrap();
+        let mut tampering = self.transport.tampering.lock().unwrap();
         if line.starts_with(br#"{"type":"BOOKMARK""#) {
             let ends_state = line.windows(18).any(|window| window == b"initial-events-end");
             self.live |= ends_state;
@@ -175,26 +186,28 @@ impl Reader {
             out.extend_from_slice(&line);
             return;
         }
-        let due = tampering.trick.take_if(|(trick, _)| *trick != Trick::OutOfOrder || self.kept.len() > 1);
+        let due = tampering
+            .event_fault
+            .take_if(|(event_fault, _)| *event_fault != EventFault::OutOfOrder || self.recent_lines.len() > 1);
         if let Some((_, fault)) = due {
-            *tampering.played.entry(fault).or_default() += 1;
+            *tampering.applied.entry(fault).or_default() += 1;
         }
-        let trick = due.map(|(trick, _)| trick);
-        if trick == Some(Trick::Expire) {
+        let event_fault = due.map(|(event_fault, _)| event_fault);
+        if event_fault == Some(EventFault::Expire) {
             let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version","reason":"Expired","code":410}"#;
             out.extend_from_slice(format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n").as_bytes());
-            self.over = true;
+            self.finished = true;
             return;
         }
         out.extend_from_slice(&line);
-        match trick {
-            Some(Trick::Duplicate) => out.extend_from_slice(&line),
-            Some(Trick::OutOfOrder) => out.extend_from_slice(&self.kept[0]),
+        match event_fault {
+            Some(EventFault::Duplicate) => out.extend_from_slice(&line),
+            Some(EventFault::OutOfOrder) => out.extend_from_slice(&self.recent_lines[0]),
             _ => {}
         }
-        self.kept.push_back(line);
-        if self.kept.len() > LINES_KEPT {
-            self.kept.pop_front();
+        self.recent_lines.push_back(line);
+        if self.recent_lines.len() > RECENT_LINES_MAX {
+            self.recent_lines.pop_front();
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The writes: pods that come and go, enter and leave every selection, and are made again under the names of others. What is written
-//! next is drawn from the state as it is, so that the workload goes on after a restore too.
+//! The writes: pods are created and deleted, enter and leave every selection, and reuse the names
+//! of deleted ones. Each write is drawn from the current state, so that the workload continues
+//! after a restore.
 
 use kubefan_model::GroupVersionResource;
 use kubefan_sim::apiserver::SimApiserver;
@@ -15,7 +16,7 @@ const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];
 const NODES: [&str; 4] = ["node-0", "node-1", "node-2", "node-3"];
 const PHASES: [&str; 3] = ["Pending", "Running", "Failed"];
 
-/// What is beside the fields that matter, so that objects are worth compressing, in bytes.
+/// Bytes of filler in each pod, so that objects are worth compressing.
 const FILLER_BYTES: usize = 500;
 
 fn pods() -> GroupVersionResource {
@@ -26,10 +27,10 @@ fn one_of<T: Copy>(random: &mut Pcg64Mcg, all: &[T]) -> T {
     all[random.random_range(0..all.len())]
 }
 
-/// Writes pods, and what it writes into the truth.
+/// Writes pods, and records each write in the truth.
 pub(crate) struct Workload {
     pub(crate) random: Pcg64Mcg,
-    /// About how many pods there are.
+    /// The approximate number of pods.
     pub(crate) objects: usize,
     pub(crate) writes: usize,
     serial: usize,
@@ -40,7 +41,7 @@ impl Workload {
         Workload { random, objects, writes: 0, serial: 0 }
     }
 
-    /// The namespaces, and the first half of the pods.
+    /// Creates the namespaces and half of the pods.
     pub(crate) fn populate(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         for name in NAMESPACES {
             let namespace = json!({ "metadata": { "name": name } });
@@ -52,7 +53,7 @@ impl Workload {
         }
     }
 
-    /// One write, or two where a pod is made again under its name.
+    /// One write, or two if a pod is deleted and created again under its name.
     pub(crate) fn step(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         let held = truth.state().len();
         let kind = self.random.random_range(0..100u32);
@@ -76,7 +77,7 @@ impl Workload {
                 self.update(sim, truth, &object, |pod| pod["metadata"]["labels"] = labels(app, tier, canary));
             }
             58..70 => {
-                // Bound, or, as no real pod is, moved.
+                // Binds a pod or, unlike in a real cluster, moves it to another node.
                 let node = one_of(&mut self.random, &NODES);
                 self.update(sim, truth, &object, |pod| pod["spec"]["nodeName"] = node.into());
             }
@@ -89,8 +90,8 @@ impl Workload {
         }
     }
 
-    /// One pod for each selection, so that all have an event at the end; at versions that were never reached before, also not in a
-    /// history that was undone.
+    /// Creates pods so that every selection has an event at the end, at versions that no history
+    /// has reached before, not even one that a restore undid.
     pub(crate) fn finish(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         let highest = truth.epochs.iter().map(|epoch| epoch.revision).max().unwrap_or(0);
         while truth.now().1.revision < highest {
@@ -122,7 +123,7 @@ impl Workload {
         self.write(sim, truth, &key, |sim| sim.create(&pods(), pod));
     }
 
-    /// A write of another resource, which moves the version.
+    /// Writes another resource, which advances the version.
     fn write_other(&mut self, sim: &SimApiserver, truth: &mut Truth) {
         self.serial += 1;
         let settings = json!({ "metadata": { "namespace": NAMESPACES[0], "name": format!("other-{}", self.serial) } });
@@ -150,7 +151,7 @@ impl Workload {
     ) {
         let version = write(sim).unwrap();
         if version <= truth.now().1.revision {
-            // It changed nothing.
+            // The write changed nothing.
             return;
         }
         self.writes += 1;

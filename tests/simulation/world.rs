@@ -1,4 +1,5 @@
-//! What all parts of one seed's run share: the cluster and its truth, the replicas, the ways to them, and the story of what was done.
+//! What all parts of a seed's run share: the cluster and its truth, the replicas, the controls of
+//! the subscribers, and the story.
 
 use std::{
     sync::{Arc, Mutex},
@@ -10,20 +11,20 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{link::Route, node::Node, truth::Truth};
 
-/// What a seed's run shares.
+/// The shared parts of a seed's run.
 pub(crate) struct World {
     started: Instant,
     pub(crate) sim: SimApiserver,
     pub(crate) truth: Mutex<Truth>,
     pub(crate) nodes: Vec<Node>,
-    /// By subscriber.
-    pub(crate) places: Vec<Place>,
+    /// By number of the subscriber.
+    pub(crate) controls: Vec<SubscriberControl>,
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
 }
 
-/// A subscriber as the world sees it: its way to the replicas, and how it behaves.
+/// Controls one subscriber from outside: its connections to the replicas and its behaviour.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct SubscriberControl {
     pub(crate) route: Route,
     behaviour: Mutex<Behaviour>,
 }
@@ -35,23 +36,23 @@ struct Behaviour {
     slow: Option<(Duration, Instant)>,
 }
 
-impl Place {
-    /// It reads nothing for so long.
+impl SubscriberControl {
+    /// The subscriber reads nothing for this long.
     pub(crate) fn stall(&self, time: Duration) {
         self.behaviour.lock().unwrap().stalled_until = Some(Instant::now() + time);
     }
 
-    /// When its connection breaks it stays away for so long.
+    /// The subscriber stays away for this long after its connection breaks.
     pub(crate) fn leave(&self, time: Duration) {
         self.behaviour.lock().unwrap().away_until = Some(Instant::now() + time);
     }
 
-    /// It takes so long for each message, for a time.
+    /// The subscriber takes `each` per message, for this long.
     pub(crate) fn slow(&self, each: Duration, time: Duration) {
         self.behaviour.lock().unwrap().slow = Some((each, Instant::now() + time));
     }
 
-    /// It behaves well again.
+    /// The subscriber behaves normally again.
     pub(crate) fn heal(&self) {
         *self.behaviour.lock().unwrap() = Behaviour::default();
     }
@@ -67,13 +68,13 @@ impl Place {
         self.wait(stalled_until, |now| now.stalled_until).await;
     }
 
-    /// Waits before it comes back.
+    /// Waits before the subscriber connects again.
     pub(crate) async fn stay_away(&self) {
         let until = self.behaviour.lock().unwrap().away_until;
         self.wait(until, |now| now.away_until).await;
     }
 
-    /// In steps, so that healing is noticed.
+    /// Waits in short steps, so that a heal takes effect early.
     async fn wait(&self, mut until: Option<Instant>, now: impl Fn(&Behaviour) -> Option<Instant>) {
         while let Some(at) = until.filter(|at| Instant::now() < *at) {
             sleep_until(at.min(Instant::now() + Duration::from_secs(5))).await;
@@ -89,22 +90,22 @@ impl World {
             sim,
             truth: Mutex::new(Truth::new()),
             nodes,
-            places: (0..subscribers).map(|_| Place::default()).collect(),
+            controls: (0..subscribers).map(|_| SubscriberControl::default()).collect(),
             story: Mutex::default(),
         })
     }
 
-    /// The time since the beginning.
+    /// The time since the start of the run.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Notes what was done.
-    pub(crate) fn tell(&self, what: impl Into<String>) {
+    /// Adds a line to the story.
+    pub(crate) fn note(&self, what: impl Into<String>) {
         self.story.lock().unwrap().push((self.now(), what.into()));
     }
 
-    /// What histories are stamped with: the time, the epoch and the revision.
+    /// The clock for histories: the time, the epoch and the revision.
     pub(crate) fn clock(self: &Arc<World>) -> Arc<dyn Fn() -> (Duration, usize, u64) + Send + Sync> {
         let world = self.clone();
         Arc::new(move || {

@@ -1,60 +1,62 @@
-//! Outside of marked spans: each event must be the next that an unbroken watch of the truth would give.
+//! Outside of marked spans: each event must be the next event of an unbroken watch of the truth.
 
-use super::{Broken, Guarantee, Phase, Stand, Walk};
-use crate::history::{Entry, Told};
+use super::{Breach, Guarantee, Phase, Position, Walk};
+use crate::history::{Entry, ReceivedEvent};
 
 impl Walk<'_> {
-    pub(super) fn exact_event(&mut self, told: &Told, resume: Option<u64>) -> Result<(), Broken> {
+    pub(super) fn exact_event(&mut self, received: &ReceivedEvent, resume: Option<u64>) -> Result<(), Breach> {
         match self.phase {
             Phase::Opened { from: None } | Phase::Closed => {
-                return Err((Guarantee::Reliable, format!("got {} at {} without a snapshot", told.key, told.version)));
+                return Err((
+                    Guarantee::Reliable,
+                    format!("got {} at {} without a snapshot", received.key, received.version),
+                ));
             }
             _ => self.phase = Phase::Exact,
         }
-        self.keep(|walk, stand| walk.next(stand, told))?;
+        self.retain_fitting(|walk, position| walk.check_next(position, received))?;
         let Some(resume) = resume else { return Ok(()) };
-        self.keep(|walk, stand| match walk.next_after(stand) {
-            _ if resume < stand.at => Err((
-                Guarantee::Ordered,
-                format!("was given version {resume} to resume from, with the event at {}", stand.at),
-            )),
+        self.retain_fitting(|walk, position| match walk.next_after(position) {
+            _ if resume < position.at => {
+                Err((Guarantee::Ordered, format!("got resume version {resume} with the event at {}", position.at)))
+            }
             Some(next) if next <= resume => Err((
                 Guarantee::Resumable,
                 format!(
-                    "was given version {resume} with the event at {}, and the one at {next} is still to come",
-                    told.version
+                    "got resume version {resume} with the event at {}, before the event at {next}",
+                    received.version
                 ),
             )),
-            _ => Ok(Stand { at: resume, ..stand }),
+            _ => Ok(Position { at: resume, ..position }),
         })
     }
 
-    /// The stand after an event, where it is the right one.
-    fn next(&self, stand: Stand, told: &Told) -> Result<Stand, Broken> {
-        let Told { kind, key, uid, version, bytes } = told;
+    /// The position after an event, if the event is the right one.
+    fn check_next(&self, position: Position, received: &ReceivedEvent) -> Result<Position, Breach> {
+        let ReceivedEvent { kind, key, uid, version, bytes } = received;
         let name = format!("{kind:?} {key} at {version}");
-        let epoch = self.epoch(stand);
-        let expected = self.next_after(stand);
-        if *version <= stand.at {
-            let before = epoch.writes[..epoch.after(stand.at)].iter().rev().find(|write| write.version == *version);
+        let epoch = self.epoch(position);
+        let expected = self.next_after(position);
+        if *version <= position.at {
+            let before = epoch.writes[..epoch.after(position.at)].iter().rev().find(|write| write.version == *version);
             let again = before.and_then(|write| write.seen_by(self.spec.selection));
             return Err(match again {
                 Some((_, object)) if object.key == *key => (Guarantee::Unique, format!("got {name} a second time")),
                 Some((_, object)) => {
-                    (Guarantee::Atomic, format!("got {name}, and {} had been told at that version", object.key))
+                    (Guarantee::Atomic, format!("got {name} after {} at the same version", object.key))
                 }
-                None => (Guarantee::Ordered, format!("got {name}, after version {}", stand.at)),
+                None => (Guarantee::Ordered, format!("got {name}, after version {}", position.at)),
             });
         }
         if let Some(missed) = expected.filter(|expected| expected < version) {
-            return Err((Guarantee::Reliable, format!("got {name}, and was not told of the event at {missed}")));
+            return Err((Guarantee::Reliable, format!("got {name} without the event at {missed}")));
         }
-        let write = epoch.writes[epoch.after(stand.at)..].iter().find(|write| write.version == *version);
+        let write = epoch.writes[epoch.after(position.at)..].iter().find(|write| write.version == *version);
         let Some(write) = write else {
             return Err((Guarantee::Reliable, format!("got {name}, and nothing happened at that version")));
         };
         let Some((right, object)) = write.seen_by(self.spec.selection) else {
-            return Err((Guarantee::Filtered, format!("got {name}, and its selector sees nothing at that version")));
+            return Err((Guarantee::Filtered, format!("got {name}, and its selector has no event at that version")));
         };
         if object.key != *key {
             return Err((Guarantee::Reliable, format!("got {name}, and {} was written at that version", object.key)));
@@ -70,7 +72,7 @@ impl Walk<'_> {
             let (right, bytes) = (String::from_utf8_lossy(&right), String::from_utf8_lossy(bytes));
             return Err((Guarantee::Reliable, format!("got {name} as\n    {bytes}\n  and it was\n    {right}")));
         }
-        Ok(Stand { at: *version, ..stand })
+        Ok(Position { at: *version, ..position })
     }
 
     pub(super) fn snapshot_begin(
@@ -78,10 +80,10 @@ impl Walk<'_> {
         version: u64,
         restarted_from: Option<u64>,
         entry: &Entry,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Breach> {
         let resumable = |text: String| Err((Guarantee::Resumable, text));
-        // Time may go back where the version is of a history that was undone since.
-        let known = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
+        // The version may go back if a restore undid its history since.
+        let known = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
         let is_undone = |version: u64| {
             self.truth.epochs.iter().take(entry.epoch + 1).skip(known + 1).any(|epoch| epoch.base < version)
         };
@@ -90,89 +92,87 @@ impl Walk<'_> {
         }
         match (&self.phase, restarted_from) {
             (Phase::Opened { from: None }, None) => {}
-            // Inside a span too: what was told of it is replaced with all else.
+            // This may also happen inside a span: the snapshot replaces what the span has sent.
             (Phase::Opened { from: Some(_) } | Phase::Exact | Phase::Span { .. }, Some(restarted)) => {
                 if !self.spec.restarts {
-                    return resumable(format!("was started over from {restarted}, and had asked for FAIL"));
+                    return resumable(format!("was restarted from {restarted}, and had asked for FAIL"));
                 }
                 if version < restarted && !is_undone(restarted) || self.resume.is_some_and(|resume| restarted < resume)
                 {
-                    let text = format!(
-                        "was started over from {restarted} with a snapshot at {version}, after {:?}",
-                        self.resume
-                    );
+                    let text =
+                        format!("was restarted from {restarted} with a snapshot at {version}, after {:?}", self.resume);
                     return Err((Guarantee::Ordered, text));
                 }
             }
             (Phase::Opened { from: Some(from) }, None) => {
-                return resumable(format!(
-                    "asked from {from}, and got a snapshot that does not say that it starts over"
-                ));
+                return resumable(format!("resumed from {from}, and got a snapshot without restarted_from"));
             }
-            _ => return resumable(format!("got a snapshot at {version} where none was to come")),
+            _ => return resumable(format!("got an unexpected snapshot at {version}")),
         }
         if let Some(floor) = self.floor.filter(|floor| version < *floor) {
             return Err((Guarantee::Ordered, format!("got a snapshot at {version}, after version {floor}")));
         }
-        self.phase = Phase::Snapshot { version, told: Vec::new() };
+        self.phase = Phase::Snapshot { version, received: Vec::new() };
         Ok(())
     }
 
-    pub(super) fn snapshot_end(&mut self, objects: i64, entry: &Entry) -> Result<(), Broken> {
-        let Phase::Snapshot { version, told } = std::mem::replace(&mut self.phase, Phase::Exact) else {
-            return Err((Guarantee::Reliable, "got the end of a snapshot that had not begun".to_owned()));
+    pub(super) fn snapshot_end(&mut self, objects: i64, entry: &Entry) -> Result<(), Breach> {
+        let Phase::Snapshot { version, received } = std::mem::replace(&mut self.phase, Phase::Exact) else {
+            return Err((Guarantee::Reliable, "got the end of a snapshot that had not started".to_owned()));
         };
-        if objects != told.len() as i64 {
-            let got = told.len();
+        if objects != received.len() as i64 {
+            let got = received.len();
             return Err((Guarantee::Reliable, format!("got {got} objects of a snapshot of {objects}")));
         }
         if entry.resume != Some(version) {
             let resume = entry.resume;
-            return Err((Guarantee::Resumable, format!("got a snapshot at {version} that is resumed from {resume:?}")));
+            return Err((Guarantee::Resumable, format!("got a snapshot at {version} with resume version {resume:?}")));
         }
-        // Any epoch in which that version was reached by then.
-        let first = self.stands.iter().map(|stand| stand.epoch).min().unwrap_or(0);
+        // Every epoch that had reached the snapshot's version by then is possible.
+        let first = self.positions.iter().map(|position| position.epoch).min().unwrap_or(0);
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
-        self.stands = epochs.map(|epoch| Stand { epoch, at: version, mixed: false }).collect();
-        self.keep(|walk, stand| walk.is_state(stand, &told).map(|()| stand))
+        self.positions = epochs.map(|epoch| Position { epoch, at: version, mixed: false }).collect();
+        self.retain_fitting(|walk, position| walk.is_state(position, &received).map(|()| position))
     }
 
-    /// Whether a snapshot is the truth's state.
-    fn is_state(&self, stand: Stand, told: &[Told]) -> Result<(), Broken> {
-        let at = stand.at;
-        let state = self.epoch(stand).at(at);
+    /// Checks that a snapshot equals the truth's state.
+    fn is_state(&self, position: Position, received: &[ReceivedEvent]) -> Result<(), Breach> {
+        let at = position.at;
+        let state = self.epoch(position).at(at);
         let mut right = state.values().filter(|object| self.spec.selection.has(object));
-        let mut told = told.iter();
+        let mut received = received.iter();
         loop {
-            let (told, right) = match (told.next(), right.next()) {
+            let (received, right) = match (received.next(), right.next()) {
                 (None, None) => return Ok(()),
-                (Some(told), Some(right)) if told.key == right.key => (told, right),
-                (Some(told), Some(right)) if told.key > right.key => {
+                (Some(received), Some(right)) if received.key == right.key => (received, right),
+                (Some(received), Some(right)) if received.key > right.key => {
                     return Err((Guarantee::Reliable, format!("got a snapshot at {at} without {}", right.key)));
                 }
                 (None, Some(right)) => {
                     return Err((Guarantee::Reliable, format!("got a snapshot at {at} without {}", right.key)));
                 }
-                (Some(told), _) => {
-                    return Err(match state.get(&told.key) {
+                (Some(received), _) => {
+                    return Err(match state.get(&received.key) {
                         Some(object) if !self.spec.selection.has(object) => (
                             Guarantee::Filtered,
-                            format!("got {} in a snapshot at {at}, which it does not select", told.key),
+                            format!("got {} in a snapshot at {at}, which it does not select", received.key),
                         ),
-                        Some(_) => (Guarantee::Ordered, format!("got {} out of order in a snapshot at {at}", told.key)),
-                        None => (Guarantee::Reliable, format!("got the ghost {} in a snapshot at {at}", told.key)),
+                        Some(_) => {
+                            (Guarantee::Ordered, format!("got {} out of order in a snapshot at {at}", received.key))
+                        }
+                        None => (Guarantee::Reliable, format!("got the ghost {} in a snapshot at {at}", received.key)),
                     });
                 }
             };
-            let fits = told.kind == super::super::truth::Kind::Added
-                && told.uid == right.uid
-                && told.version == right.version
-                && told.bytes == right.bytes_at(right.version, self.canonical());
+            let fits = received.kind == super::super::truth::Kind::Added
+                && received.uid == right.uid
+                && received.version == right.version
+                && received.bytes == right.bytes_at(right.version, self.canonical());
             if !fits {
                 let text = format!(
                     "got {} in a snapshot at {at} as it was at {}, not at {}",
-                    told.key, told.version, right.version
+                    received.key, received.version, right.version
                 );
                 return Err((Guarantee::Reliable, text));
             }

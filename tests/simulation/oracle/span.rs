@@ -1,59 +1,60 @@
-//! Marked spans: gaps and catch-ups. They begin where the stream was exact and must end in the truth's state; on the way each key that
-//! has changed comes once, or twice where an object was deleted and another made in its name.
+//! Marked spans: gaps and catch-ups. A span starts where the stream was exact and must end in the
+//! truth's state. Inside, each changed key appears once, or twice if its object was deleted and
+//! another was created under its name.
 
 use std::collections::BTreeMap;
 
-use super::{Broken, Guarantee, Phase, Stand, Walk, Youth};
+use super::{Breach, Guarantee, Phase, Position, ResumePhase, Walk};
 use crate::{
-    history::{Entry, Told},
+    history::{Entry, ReceivedEvent},
     truth::{Kind, State},
 };
 
 impl Walk<'_> {
-    pub(super) fn span_begin(&mut self, from: u64, catch_up: bool) -> Result<(), Broken> {
+    pub(super) fn span_begin(&mut self, from: u64, catch_up: bool) -> Result<(), Breach> {
         let name = if catch_up { "catch-up" } else { "gap" };
         match self.phase {
             Phase::Opened { from: Some(_) } => {}
-            Phase::Exact if catch_up && !self.spec.conflates && self.youth == Youth::Over => {
+            Phase::Exact if catch_up && !self.spec.conflates && self.resume_phase == ResumePhase::Over => {
                 return Err((Guarantee::Reliable, format!("got a catch-up from {from}, and had asked for EXPIRE")));
             }
             Phase::Exact => {}
-            _ => return Err((Guarantee::Reliable, format!("got a {name} from {from} where none was to come"))),
+            _ => return Err((Guarantee::Reliable, format!("got an unexpected {name} from {from}"))),
         }
-        self.phase = Phase::Span { told: Vec::new() };
-        self.keep(|walk, stand| match walk.next_after(stand) {
-            _ if from < stand.at => {
-                Err((Guarantee::Ordered, format!("got a {name} from {from}, after version {}", stand.at)))
+        self.phase = Phase::Span { received: Vec::new() };
+        self.retain_fitting(|walk, position| match walk.next_after(position) {
+            _ if from < position.at => {
+                Err((Guarantee::Ordered, format!("got a {name} from {from}, after version {}", position.at)))
             }
             Some(next) if next <= from => {
-                Err((Guarantee::Reliable, format!("got a {name} from {from}, and was not told of the event at {next}")))
+                Err((Guarantee::Reliable, format!("got a {name} from {from} without the event at {next}")))
             }
-            _ => Ok(Stand { at: from, ..stand }),
+            _ => Ok(Position { at: from, ..position }),
         })
     }
 
-    pub(super) fn span_end(&mut self, catch_up: bool, entry: &Entry) -> Result<(), Broken> {
+    pub(super) fn span_end(&mut self, catch_up: bool, entry: &Entry) -> Result<(), Breach> {
         let name = if catch_up { "catch-up" } else { "gap" };
-        let Phase::Span { told } = std::mem::replace(&mut self.phase, Phase::Exact) else {
-            return Err((Guarantee::Reliable, format!("got the end of a {name} that had not begun")));
+        let Phase::Span { received } = std::mem::replace(&mut self.phase, Phase::Exact) else {
+            return Err((Guarantee::Reliable, format!("got the end of a {name} that had not started")));
         };
         let Some(to) = entry.resume else {
-            return Err((Guarantee::Resumable, format!("got the end of a {name} without a version to resume from")));
+            return Err((Guarantee::Resumable, format!("got the end of a {name} without a resume version")));
         };
-        self.keep(|walk, stand| {
-            let reached = walk.reached(stand.epoch, entry);
-            if to < stand.at || to > reached {
-                let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", stand.at);
+        self.retain_fitting(|walk, position| {
+            let reached = walk.reached(position.epoch, entry);
+            if to < position.at || to > reached {
+                let text = format!("got a {name} from {} to {to}, and the cluster had reached {reached}", position.at);
                 return Err((Guarantee::Ordered, text));
             }
-            walk.leads_to(stand, to, &told, catch_up).map_err(|(guarantee, text)| {
-                (guarantee, format!("got a {name} from {} to {to} in which {text}", stand.at))
+            walk.check_span(position, to, &received, catch_up).map_err(|(guarantee, text)| {
+                (guarantee, format!("got a {name} from {} to {to} in which {text}", position.at))
             })?;
-            Ok(Stand { at: to, ..stand })
+            Ok(Position { at: to, ..position })
         })
     }
 
-    /// The part of a state that is selected.
+    /// The selected part of a state.
     fn selected<'s>(&self, state: &'s State) -> State
     where
         Self: 's,
@@ -62,37 +63,46 @@ impl Walk<'_> {
         selected.map(|(key, object)| (key.clone(), object.clone())).collect()
     }
 
-    /// Whether the events of a span lead from the state before it to the one after it.
-    fn leads_to(&self, stand: Stand, to: u64, told: &[Told], catch_up: bool) -> Result<(), Broken> {
-        let epoch = self.epoch(stand);
-        let (mut held, after) = (self.selected(epoch.at(stand.at)), self.selected(epoch.at(to)));
+    /// Checks that the events of a span turn the state before it into the state after it.
+    fn check_span(
+        &self,
+        position: Position,
+        to: u64,
+        received: &[ReceivedEvent],
+        catch_up: bool,
+    ) -> Result<(), Breach> {
+        let epoch = self.epoch(position);
+        let (mut held, after) = (self.selected(epoch.at(position.at)), self.selected(epoch.at(to)));
         let before = held.clone();
         let mut times: BTreeMap<&str, usize> = BTreeMap::new();
         let mut last_kept: Option<&str> = None;
-        for event in told {
-            let Told { kind, key, uid, version, bytes } = event;
+        for event in received {
+            let ReceivedEvent { kind, key, uid, version, bytes } = event;
             let count = times.entry(key).or_default();
             *count += 1;
             let remade = before.get(key).zip(after.get(key)).is_some_and(|(before, after)| before.uid != after.uid);
             if *count > if remade { 2 } else { 1 } {
-                return Err((Guarantee::Unique, format!("{key} comes {count} times")));
+                return Err((Guarantee::Unique, format!("{key} appears {count} times")));
             }
             if kind.removes() {
                 if catch_up && last_kept.is_some() {
-                    return Err((Guarantee::Ordered, format!("the delete of {key} comes after what is there")));
+                    return Err((Guarantee::Ordered, format!("the delete of {key} comes after an object that exists")));
                 }
                 let Some(object) = held.remove(key) else {
-                    return Err((Guarantee::Filtered, format!("{key} is {kind:?}, and was not there")));
+                    return Err((Guarantee::Filtered, format!("{key} is {kind:?}, and did not exist before")));
                 };
                 let exists = epoch.at(to).get(key).is_some_and(|now| now.uid == object.uid);
                 if exists != (*kind == Kind::Left) || *kind == Kind::Deleted {
                     return Err((
                         Guarantee::Filtered,
-                        format!("{key} is {kind:?}, and {} there", if exists { "is" } else { "is not" }),
+                        format!(
+                            "{key} is {kind:?}, and {} at the end",
+                            if exists { "exists" } else { "does not exist" }
+                        ),
                     ));
                 }
                 let right = object.bytes_at(*version, self.canonical());
-                if object.uid != *uid || !(right == *bytes || (catch_up && object.is_outlined_by(bytes))) {
+                if object.uid != *uid || !(right == *bytes || (catch_up && object.has_attributes_in(bytes))) {
                     return Err((
                         Guarantee::Reliable,
                         format!("{key} is {kind:?} as it never was: {}", String::from_utf8_lossy(bytes)),
@@ -105,7 +115,7 @@ impl Walk<'_> {
             }
             last_kept = Some(key);
             let Some(object) = after.get(key) else {
-                return Err((Guarantee::Convergent, format!("{key} is {kind:?}, and is not there at its end")));
+                return Err((Guarantee::Convergent, format!("{key} is {kind:?}, and does not exist at the end")));
             };
             let right = if held.contains_key(key) { Kind::Modified } else { Kind::Added };
             if *kind != right {
@@ -118,13 +128,13 @@ impl Walk<'_> {
                 ));
             }
             if held.get(key).is_some_and(|held| held.version == object.version) {
-                return Err((Guarantee::Unique, format!("{key} comes, and has not changed")));
+                return Err((Guarantee::Unique, format!("{key} appears, and has not changed")));
             }
             if object.uid != *uid || object.version != *version || object.bytes_at(*version, self.canonical()) != *bytes
             {
                 return Err((
                     Guarantee::Convergent,
-                    format!("{key} is as at {version}, and was written at {}", object.version),
+                    format!("{key} is sent as of {version}, and was last written at {}", object.version),
                 ));
             }
             held.insert(key.clone(), object.clone());
