@@ -93,7 +93,7 @@ async fn an_only_changes_watch_gets_exactly_the_missed_changes() {
 /// The lists of pods that were sent upstream: those of an exact version, and those of the current
 /// state.
 fn lists(rig: &Rig) -> (usize, usize) {
-    let lists = rig.network.asked(PODS);
+    let lists = rig.network.recorded_requests(PODS);
     let exact = lists.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
     let first =
         lists.iter().filter(|asked| asked.path.contains("sendInitialEvents") || asked.path.ends_with("?limit=500"));
@@ -145,9 +145,13 @@ async fn a_version_compacted_upstream_is_refused_or_restarted() {
         over.until(sim.revision()).await;
         assert_eq!(over.restarted_from, [old.to_string()]);
     }
-    let asked = rig.network.asked(PODS).len();
+    let asked = rig.network.recorded_requests(PODS).len();
     rig.watch(target("pods"), &old.to_string()).await.err().unwrap();
-    assert_eq!(rig.network.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
+    assert_eq!(
+        rig.network.recorded_requests(PODS).len(),
+        asked,
+        "a version that upstream refused is not requested again"
+    );
 }
 
 async fn an_upstream_outage_causes_no_restart_of_a_stream() {
@@ -260,7 +264,7 @@ async fn many_versions_that_are_too_old_do_not_fail_others() {
         let recent: Vec<_> = (20..23).map(|round| churn(&sim, round, 1)).collect();
         churn(&sim, 23, 10);
         let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
-        let before = again.network.asked(PODS).len();
+        let before = again.network.recorded_requests(PODS).len();
         let open = |version: &u64| {
             let (again, target, version) = (&again, target.clone(), version.to_string());
             async move { again.watch(target, &version).await }
@@ -276,7 +280,7 @@ async fn many_versions_that_are_too_old_do_not_fail_others() {
             recent_watch.until(last).await;
             assert!(recent_watch.snapshot.is_empty() && recent_watch.catch_ups.is_empty(), "{from}");
         }
-        let asked = again.network.asked(PODS).len() - before;
+        let asked = again.network.recorded_requests(PODS).len() - before;
         assert!(asked <= 10, "the versions are searched by halving: {asked} requests");
     }
 }
@@ -287,9 +291,9 @@ async fn a_closed_gate_prevents_backfills() {
     churn(&sim, 10, 10);
     let again = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
     again.registry.gate().narrow(0);
-    let asked = again.network.asked(PODS).len();
+    let asked = again.network.recorded_requests(PODS).len();
     let refused = again.watch(target("pods"), &old.to_string()).await.err().unwrap();
-    assert_eq!((refused.code(), again.network.asked(PODS).len()), (Code::ResourceExhausted, asked));
+    assert_eq!((refused.code(), again.network.recorded_requests(PODS).len()), (Code::ResourceExhausted, asked));
     // Peers get nothing either.
     let setup = Setup { peers: with_peers(vec![Peer::Healthy(again.registry.clone())]).peers, ..Setup::of(&["pods"]) };
     let cold = Rig::synced(sim.clone(), setup).await;
@@ -324,7 +328,11 @@ async fn a_resume_that_needs_a_compacted_state_does_not_fail_others() {
         watch.until(last).await;
         assert!(watch.snapshot.is_empty() && watch.catch_ups.is_empty());
     }
-    let asked = again.network.asked(PODS).len();
+    let asked = again.network.recorded_requests(PODS).len();
     assert_eq!(open(stage("on"), old).await.err().unwrap().code(), Code::OutOfRange);
-    assert_eq!(again.network.asked(PODS).len(), asked, "a version that upstream refused is not requested again");
+    assert_eq!(
+        again.network.recorded_requests(PODS).len(),
+        asked,
+        "a version that upstream refused is not requested again"
+    );
 }

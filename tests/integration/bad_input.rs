@@ -66,7 +66,7 @@ impl HealthySubscriber {
     }
 }
 
-pub(crate) async fn good(simulated: &Simulated, kubefan: &Kubefan) {
+pub(crate) async fn assert_a_subscriber_gets_events(simulated: &Simulated, kubefan: &Kubefan) {
     HealthySubscriber::of(kubefan).await.gets_the_next_event(simulated).await;
 }
 

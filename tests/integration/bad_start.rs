@@ -8,7 +8,7 @@ use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::{
-    bad_input::{assert_line, good},
+    bad_input::{assert_a_subscriber_gets_events, assert_line},
     harness::{
         Test,
         kubefan::{Kubefan, run, run_with},
@@ -221,7 +221,7 @@ async fn an_unreachable_apiserver_is_waited_for_and_reported() {
     assert!(status.get_details_retry_info().is_some() && status.message().contains("cannot reach"), "{status}");
     simulated.resume().await;
     kubefan.ready().await;
-    good(&simulated, &kubefan).await;
+    assert_a_subscriber_gets_events(&simulated, &kubefan).await;
 }
 
 async fn rejected_credentials_are_reported_without_the_secret() {

@@ -109,7 +109,7 @@ async fn compare_with_the_apiserver(watch_list: &str) {
     for (query, mut watch) in queries.iter().copied().cloned().zip(watches) {
         let end = end.clone();
         readers.spawn(async move {
-            watch.until_told(end).await;
+            watch.until_announced(end).await;
             (query, watch)
         });
     }

@@ -97,7 +97,7 @@ fn probes(rig: &Rig) -> f64 {
 
 /// The number of lookups of the cluster's version.
 fn lookups(network: &Network) -> usize {
-    let asked = network.asked("/api/v1/namespaces/default/pods");
+    let asked = network.recorded_requests("/api/v1/namespaces/default/pods");
     asked.iter().filter(|asked| asked.path.contains("metadata.name")).count()
 }
 
@@ -263,7 +263,7 @@ async fn an_answer_of_another_cluster_is_no_proof() {
     // The other cluster has a lower version and another kube-system.
     let mut other = Setup::of(&["pods"]);
     other.sim.seed = 7;
-    rig.network.lead_to(other.sim());
+    rig.network.connect_to(other.sim());
     for patience in [Patience::AtOnce, Patience::Bookmark] {
         assert!(prove(&rig, patience).await.is_err());
     }

@@ -75,7 +75,7 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     let rig = Rig::synced(setup.sim(), setup).await;
     let written = write(&rig, "b");
     let beyond = (written[2] + 100).to_string();
-    let asks = || rig.network.asked("/api/v1/namespaces/default/pods").len();
+    let asks = || rig.network.recorded_requests("/api/v1/namespaces/default/pods").len();
     let before = asks();
     let (first, second) = tokio::join!(rig.watch(target("pods"), &beyond), rig.watch(target("pods"), &beyond));
     for status in [first.err().unwrap(), second.err().unwrap()] {
@@ -94,7 +94,7 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     rig.fault(Verb::List, Fault::Forbidden, 1);
     let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
-    rig.network.lead_to(other_cluster());
+    rig.network.connect_to(other_cluster());
     let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "the version of another cluster does not count: {status}");
 }
@@ -197,7 +197,7 @@ async fn an_etcd_restore_behind_an_open_watch_is_found() {
     let restored = SimApiserver::new(SimOptions::default());
     restored.create(&pods(), pod("a", "first")).unwrap();
     assert_eq!(restored.revision(), backup, "the same history up to the backup");
-    rig.network.lead_to(restored.clone());
+    rig.network.connect_to(restored.clone());
     assert_rewritten(&end_of(&mut watch).await, &format!("was followed by a list at {backup}"));
     assert_eq!(restarts(&rig, "timeout"), 1.0, "found by an ordinary restart of the watch");
 }
@@ -242,7 +242,7 @@ async fn a_different_cluster_is_refused_until_the_first_is_back() {
     for i in 0..20 {
         other.create(&pods(), pod(&format!("other-{i}"), "new")).unwrap();
     }
-    rig.network.lead_to(other.clone());
+    rig.network.connect_to(other.clone());
     rig.cut().await;
     rig.readyz_has(&format!("and this cache is of {first}")).await;
     let readyz = rig.readyz();
@@ -258,10 +258,10 @@ async fn a_different_cluster_is_refused_until_the_first_is_back() {
     let list = rig.list(target("pods")).await.unwrap();
     assert_eq!(list[0].objects.len(), 1, "the cache is still served");
     assert_eq!(relists(&rig), 1.0);
-    let asked = rig.network.asked("/api/v1/namespaces/kube-system").len();
+    let asked = rig.network.recorded_requests("/api/v1/namespaces/kube-system").len();
     assert!(asked < 40, "{asked} identity checks in ten minutes");
 
-    rig.network.lead_to(rig.sim.clone());
+    rig.network.connect_to(rig.sim.clone());
     other.drop_connections();
     let after = write(&rig, "c");
     watch.until(after[2]).await;
@@ -282,13 +282,13 @@ async fn objects_of_a_different_cluster_are_never_mixed_in() {
             other.create(&pods(), pod(&format!("other-{i}"), "new")).unwrap();
         }
         other.compact();
-        rig.network.lead_to(other.clone());
+        rig.network.connect_to(other.clone());
         // The other cluster's history is compacted, so a list would come next.
         rig.cut().await;
         rig.readyz_has("another cluster answers").await;
         sleep(Duration::from_secs(300)).await;
         assert_eq!(rig.list(target("pods")).await.unwrap()[0].objects.len(), 1, "watch list: {watch_list}");
-        rig.network.lead_to(rig.sim.clone());
+        rig.network.connect_to(rig.sim.clone());
         other.drop_connections();
         let after = write(&rig, "c");
         watch.until(after[2]).await;
@@ -300,7 +300,7 @@ async fn objects_of_a_different_cluster_are_never_mixed_in() {
 async fn one_identity_check_serves_all_resources() {
     let setup = Setup::of(&["pods", "configmaps", "services", "nodes"]);
     let rig = Rig::synced(setup.sim(), setup).await;
-    let asked = || rig.network.asked("/api/v1/namespaces/kube-system").len();
+    let asked = || rig.network.recorded_requests("/api/v1/namespaces/kube-system").len();
     let before = asked();
     rig.network.refuse(true);
     rig.sim.drop_connections();

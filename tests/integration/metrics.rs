@@ -269,7 +269,11 @@ async fn requests_without_an_answer_are_counted() {
     rig.watch_all("pods").await;
     let counted =
         requests("list", "error") + requests("list", "500") + requests("list", "200") + requests("watch", "200");
-    assert_eq!(counted, rig.network.asked(crate::harness::rig::PODS).len() as f64, "every request is counted once");
+    assert_eq!(
+        counted,
+        rig.network.recorded_requests(crate::harness::rig::PODS).len() as f64,
+        "every request is counted once"
+    );
 }
 
 async fn there_is_at_most_one_standing_watch() {

@@ -56,7 +56,7 @@ async fn a_resource_is_cached_when_it_is_requested() {
     let setup = Setup::of(&[]).on_demand(on_demand());
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
-    assert_eq!(rig.network.asked(PODS).len(), 0, "no reader has asked");
+    assert_eq!(rig.network.recorded_requests(PODS).len(), 0, "no reader has asked");
     let mut watch = rig.watch_all("pods").await;
     assert_eq!(watch.state, rig.truth(PODS).await);
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
@@ -110,7 +110,7 @@ async fn the_number_of_resources_is_limited() {
     assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-resources-max");
     rig.watch_all("svc").await;
     rig.watch_all("nodes").await;
-    assert_eq!(rig.network.asked("/api/v1/configmaps").len(), 0);
+    assert_eq!(rig.network.recorded_requests("/api/v1/configmaps").len(), 0);
 }
 
 async fn a_resource_that_is_clearly_too_large_is_not_listed() {
@@ -124,11 +124,11 @@ async fn a_resource_that_is_clearly_too_large_is_not_listed() {
         "the refusal comes at once, not after {:?}",
         start_time.elapsed()
     );
-    let asked = rig.network.asked(PODS);
+    let asked = rig.network.recorded_requests(PODS);
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert!(asked[0].path.contains("limit=1"), "{asked:?}");
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
-    assert_eq!(rig.network.asked(PODS).len(), 1, "the answer is remembered");
+    assert_eq!(rig.network.recorded_requests(PODS).len(), 1, "the answer is remembered");
 
     for n in 3..20 {
         rig.sim.delete(&pods(), "default", &format!("p{n}")).unwrap();
@@ -154,7 +154,7 @@ async fn a_first_sync_that_grows_too_large_is_stopped() {
             let start_time = Instant::now();
             assert_exhausted(&refused(&rig, "pods").await, flag);
             assert!(start_time.elapsed() < Duration::from_secs(1), "{flag}: {:?}", start_time.elapsed());
-            let asked = rig.network.asked(PODS).len();
+            let asked = rig.network.recorded_requests(PODS).len();
             assert!(asked <= 5, "{flag}: it stops where the limit is passed, not after all pages: {asked}");
             assert_eq!(rig.sim.stats().open_watches.len(), 0, "{flag}");
             assert!(rig.resources().await.is_empty(), "{flag}");
@@ -270,7 +270,7 @@ async fn limits_count_only_what_the_upstream_selector_selects() {
     let rig = Rig::over(Network::to(sim.clone()), sim, setup);
     rig.ready().await;
     assert_eq!(rig.watch_all("pods").await.state.len(), 3);
-    assert!(rig.network.asked(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
+    assert!(rig.network.recorded_requests(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
 }
 
 async fn a_custom_resource_is_selected_by_its_selectable_fields() {

@@ -30,7 +30,7 @@ use crate::harness::{
     Test,
     apiserver::ApiServer,
     kubefan::Kubefan,
-    network::{Asked, answer},
+    network::{RecordedRequest, answer},
     pki::Authority,
     process::free_port,
     record::{Query, Watch, assert_equal, connect},
@@ -147,7 +147,8 @@ async fn up_to_date(rig: &Rig) {
 /// The requests for objects: lists, and watches with initial events. Lists for metadata or for an
 /// exact version are not counted.
 fn object_lists(rig: &Rig) -> Vec<String> {
-    let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.of_metadata).map(|asked| asked.path);
+    let lists =
+        rig.network.recorded_requests(PODS).into_iter().filter(|asked| !asked.is_metadata_only).map(|asked| asked.path);
     let of_objects = |path: &String| {
         let continued = !path.contains("watch=1") && !path.contains("Exact") && !path.contains("fieldSelector");
         path.contains("sendInitialEvents") || continued
@@ -224,7 +225,7 @@ async fn deceived(sim: &SimApiserver) -> Rig {
     sim.create(&pods(), pod("lost", "on")).unwrap();
     let version = sim.revision().to_string();
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version } } });
-    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![bookmark.to_string()], true));
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![bookmark.to_string()], true));
     rig.network.refuse(false);
     watch.until(sim.revision()).await;
     rig

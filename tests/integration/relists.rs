@@ -13,7 +13,7 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         Test,
-        network::{Asked, Network, answer},
+        network::{Network, RecordedRequest, answer},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods, target, versions},
         tests,
@@ -78,7 +78,11 @@ async fn an_expired_version_leaves_a_marked_gap() {
         rig.sim.compact();
         assert_gap(&rig, &mut watch, "expired", &before, during).await;
         let requests = if watch_list { 2 } else { 3 };
-        assert_eq!(rig.network.asked(PODS).len() - asked, requests, "one failed watch and the requests of a list");
+        assert_eq!(
+            rig.network.recorded_requests(PODS).len() - asked,
+            requests,
+            "one failed watch and the requests of a list"
+        );
     }
 }
 
@@ -110,7 +114,7 @@ async fn an_object_too_long_for_a_watch_is_read_by_a_list() {
     watch.until(created).await;
     assert_eq!(watch.state, rig.truth(PODS).await);
     assert_eq!(watch.gap_reasons.len(), 1);
-    let asked = &rig.network.asked(PODS)[before..];
+    let asked = &rig.network.recorded_requests(PODS)[before..];
     assert!(asked.len() <= 4, "a watch list, which meets the same line, then a list and a watch: {asked:?}");
 }
 
@@ -122,7 +126,7 @@ async fn a_short_403_is_bridged() {
     let during = write(&rig, "c");
     rig.readyz_has("pods stale: the apiserver denies kubefan pods").await;
     assert_gap(&rig, &mut watch, "forbidden", &[], during).await;
-    let asked = &rig.network.asked(PODS)[before..];
+    let asked = &rig.network.recorded_requests(PODS)[before..];
     at_least(&asked[..4], LEAST_WAIT, "forbidden");
 }
 
@@ -159,7 +163,7 @@ async fn a_403_from_the_start_is_reported_until_it_is_lifted() {
     assert_eq!(status.get_details_error_info().unwrap().reason, "UPSTREAM_FORBIDDEN");
     assert!(status.message().contains("cannot watch resource \"pods\""), "{status}");
     rig.ready().await;
-    at_least(&rig.network.asked(PODS), LEAST_WAIT, "forbidden");
+    at_least(&rig.network.recorded_requests(PODS), LEAST_WAIT, "forbidden");
     rig.watch_all("pods").await;
 }
 
@@ -169,7 +173,7 @@ async fn a_404_that_discovery_contradicts_is_bridged() {
     rig.cut().await;
     let during = write(&rig, "c");
     assert_gap(&rig, &mut watch, "not_found", &[], during).await;
-    at_least(&rig.network.asked(PODS)[before..before + 4], LEAST_WAIT, "not found");
+    at_least(&rig.network.recorded_requests(PODS)[before..before + 4], LEAST_WAIT, "not found");
 }
 
 async fn a_removed_resource_ends_its_streams_and_can_return() {
@@ -198,9 +202,9 @@ async fn a_removed_resource_ends_its_streams_and_can_return() {
         assert_eq!(status.code(), Code::NotFound, "{status}");
         assert!(status.message().contains("widgets.example.com"), "{status}");
         rig.readyz_has("widgets.example.com not found").await;
-        let asked = rig.network.asked(WIDGETS).len();
+        let asked = rig.network.recorded_requests(WIDGETS).len();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(rig.network.asked(WIDGETS).len(), asked, "a missing resource is not requested");
+        assert_eq!(rig.network.recorded_requests(WIDGETS).len(), asked, "a missing resource is not requested");
     }
 }
 
@@ -241,8 +245,13 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
     rig.ready().await;
     let mut watch = rig.watch_all("pods").await;
     assert_eq!(watch.state, rig.truth(PODS).await, "no mixture of two versions");
-    let lists: Vec<String> =
-        rig.network.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).map(|asked| asked.path).collect();
+    let lists: Vec<String> = rig
+        .network
+        .recorded_requests(PODS)
+        .into_iter()
+        .filter(|asked| !asked.is_watch())
+        .map(|asked| asked.path)
+        .collect();
     assert_eq!(lists.len(), 4, "two pages, an expired one, and one list without pages: {lists:?}");
     assert!(!lists[3].contains("limit="), "{lists:?}");
     assert_eq!(relists_for(&rig, "continue_expired"), 1.0);
@@ -252,7 +261,7 @@ async fn a_list_whose_token_expires_is_repeated_without_pages() {
     let last = write(&rig, "f");
     rig.sim.compact();
     watch.until(last[2]).await;
-    let lists = rig.network.asked(PODS).into_iter().filter(|asked| !asked.is_watch()).count();
+    let lists = rig.network.recorded_requests(PODS).into_iter().filter(|asked| !asked.is_watch()).count();
     assert_eq!(lists, 4 + 3);
     assert_eq!(watch.state, rig.truth(PODS).await);
 }
@@ -262,13 +271,14 @@ async fn an_apiserver_without_watch_list_is_read_by_lists() {
     setup.sim.watch_list = false;
     let (rig, mut watch, _) = synced(setup).await;
     let initial: Vec<bool> =
-        rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
+        rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
     assert_eq!(initial, [true, false, false], "requested once, then a list and a watch");
     rig.cut().await;
     let during = write(&rig, "b");
     rig.sim.compact();
     assert_gap(&rig, &mut watch, "expired", &[], during).await;
-    let wishes = rig.network.asked(PODS).iter().filter(|asked| asked.path.contains("sendInitialEvents")).count();
+    let wishes =
+        rig.network.recorded_requests(PODS).iter().filter(|asked| asked.path.contains("sendInitialEvents")).count();
     assert_eq!(wishes, 1, "an answer is remembered");
 }
 
@@ -305,7 +315,7 @@ async fn an_interrupted_watch_list_publishes_no_partial_state() {
         assert_eq!(watch.state, rig.truth(PODS).await, "{form}: the state after a relist");
         assert_eq!(watch.gap_reasons, ["expired"], "{form}: one gap with its reason");
         assert_eq!(watch.events, [], "{form}: no events outside the gap");
-        let asked = rig.network.asked(PODS);
+        let asked = rig.network.recorded_requests(PODS);
         // Each time one watch list fails, then a list and a watch follow.
         assert_eq!(asked.len(), 3 + (1 + 3), "{form}: {asked:?}");
     }
@@ -322,7 +332,7 @@ async fn an_apiserver_that_ignores_send_initial_events_is_read_by_lists() {
     rig.ready().await;
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
     let asked: Vec<bool> =
-        rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
+        rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
     assert_eq!(asked, [true, false, false]);
 }
 
@@ -331,21 +341,21 @@ async fn an_out_of_order_event_causes_a_relist() {
     let first = write(&rig, "b");
     watch.until(first[2]).await;
     let old = vec![line("MODIFIED", &object("a", first[0]))];
-    rig.network.answer_once(Asked::is_watch_path, answer(200, old, true));
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, old, true));
     rig.cut().await;
     let during = write(&rig, "c");
     assert_gap(&rig, &mut watch, "out_of_order", &first, during).await;
-    at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "out of order");
+    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "out of order");
 }
 
 async fn a_broken_event_causes_a_relist() {
     let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
     let nameless = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "999" } });
-    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("ADDED", &nameless)], true));
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![line("ADDED", &nameless)], true));
     rig.cut().await;
     let during = write(&rig, "c");
     assert_gap(&rig, &mut watch, "broken_object", &[], during).await;
-    at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "broken object");
+    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "broken object");
 }
 
 async fn an_empty_page_does_not_restart_a_list() {
@@ -385,7 +395,7 @@ async fn a_watch_list_that_always_fails_is_replaced_by_a_list() {
         let mut watch = rig.watch_all("pods").await;
         assert_eq!(watch.state, rig.truth(PODS).await, "{form}");
         let initial: Vec<bool> =
-            rig.network.asked(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
+            rig.network.recorded_requests(PODS).iter().map(|asked| asked.path.contains("sendInitialEvents")).collect();
         assert_eq!(initial, [true, false, false], "{form}: a list and a watch follow");
         rig.cut().await;
         let during = write(&rig, "b");

@@ -213,7 +213,7 @@ impl Experiment {
     /// of these requests.
     fn asked_at_most_twice(&self, before: usize) -> usize {
         let asked = self.audit.requests("kubefan/").split_off(before);
-        let states = asked.iter().filter(|request| request.asks_for_state()).count();
+        let states = asked.iter().filter(|request| request.requests_full_state()).count();
         assert!(states <= STATES_MAX, "{asked:#?}");
         asked.len()
     }

@@ -10,7 +10,7 @@ use tonic_types::StatusExt;
 
 use crate::harness::{
     Test,
-    network::{Asked, Network, answer},
+    network::{Network, RecordedRequest, answer},
     rig::{PODS, Rig, Setup, pod_in, pods, target, versions},
     tests,
 };
@@ -70,7 +70,7 @@ async fn each_namespace_has_its_own_cache() {
         2,
         "one upstream watch per namespace for any number of subscribers"
     );
-    assert_eq!(rig.network.asked(PODS).len(), 0, "and none across namespaces");
+    assert_eq!(rig.network.recorded_requests(PODS).len(), 0, "and none across namespaces");
     for (namespace, objects, subscribers) in [("alpha", 4.0, 21.0), ("beta", 4.0, 1.0)] {
         let labels = format!(r#"{{group="",media="json",namespace="{namespace}",resource="pods"}}"#);
         assert_eq!(rig.metric(&format!("kubefan_cached_objects{labels}")), objects);
@@ -136,7 +136,7 @@ async fn cluster_scoped_resources_are_cached_once() {
     let mut watch = rig.watch_all("nodes").await;
     watch.until(created).await;
     assert_eq!(watch.state.keys().collect::<Vec<_>>(), ["/n1"]);
-    let asked: Vec<Asked> = rig.network.asked("/api/v1/nodes");
+    let asked: Vec<RecordedRequest> = rig.network.recorded_requests("/api/v1/nodes");
     assert_eq!(asked.len(), 1);
     let status = rig.watch(Target { namespace: "alpha".into(), ..target("nodes") }, "").await.err().unwrap();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
@@ -166,7 +166,7 @@ async fn two_names_of_one_resource_share_one_cache() {
     let last = rig.sim.create(&pods(), pod_in("default", "later", "new")).unwrap();
     watch.until(last).await;
     assert_eq!(versions(&watch.events), [last]);
-    assert_eq!(rig.network.asked(PODS).len(), 1, "one watch-list, and none for the second name");
+    assert_eq!(rig.network.recorded_requests(PODS).len(), 1, "one watch-list, and none for the second name");
     assert_eq!(rig.readyz().matches("synced").count(), 1);
     assert!(rig.registry.readiness().0);
 }

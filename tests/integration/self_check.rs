@@ -14,7 +14,7 @@ use crate::{
         Test,
         apiserver::ApiServer,
         kubefan::Kubefan,
-        network::{Asked, Network, answer, waits},
+        network::{Network, RecordedRequest, answer, waits},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods},
         tests, wait,
@@ -49,7 +49,7 @@ async fn lose(rig: &Rig, watch: &mut Watch, writes: impl FnOnce()) {
     writes();
     let seen =
         json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": rig.sim.revision().to_string() } });
-    rig.network.answer_once(Asked::is_watch_path, answer(200, vec![line("BOOKMARK", &seen)], true));
+    rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![line("BOOKMARK", &seen)], true));
     rig.network.refuse(false);
     watch.until(rig.sim.revision()).await;
     assert_eq!(watch.events, [], "the event was missed");
@@ -164,7 +164,8 @@ async fn a_check_reads_one_version_at_a_limited_pace() {
     )
     .await;
     writes.abort();
-    let pages: Vec<_> = rig.network.asked(PODS).into_iter().filter(|asked| asked.path.contains("limit=500")).collect();
+    let pages: Vec<_> =
+        rig.network.recorded_requests(PODS).into_iter().filter(|asked| asked.path.contains("limit=500")).collect();
     assert_eq!(pages.len(), 4, "{pages:?}");
     assert!(pages[0].path.contains("resourceVersionMatch=Exact") && !pages[0].path.contains(&format!("={version}&")));
     assert!(waits(&pages).iter().all(|wait| *wait >= Duration::from_millis(250)), "{:?}", waits(&pages));
@@ -188,7 +189,7 @@ async fn a_relist_during_a_check_is_not_repeated() {
         let page = json!({ "metadata": { "resourceVersion": version, "continue": next }, "items": [] });
         Some(answer(200, vec![page.to_string()], false))
     });
-    let pages = || rig.network.asked(PODS).into_iter().filter(|asked| asked.of_metadata).count();
+    let pages = || rig.network.recorded_requests(PODS).into_iter().filter(|asked| asked.is_metadata_only).count();
     while pages() == 0 {
         sleep(Duration::from_millis(10)).await;
     }

@@ -10,7 +10,7 @@ use tonic_types::StatusExt;
 use crate::{
     harness::{
         Test,
-        network::{Asked, Network, answer},
+        network::{Network, RecordedRequest, answer},
         record::Watch,
         rig::{PODS, Rig, Setup, churn, pod, pods, target},
         tests,
@@ -127,7 +127,7 @@ async fn warm_without_watch(first: &Rig, rule: impl Fn(&str) + Send + 'static) -
     let network = Network::to(first.sim.clone());
     network.rule(move |path| {
         rule(path);
-        let of_watch = Asked::is_watch_path(path) || path.contains("fieldSelector");
+        let of_watch = RecordedRequest::is_watch_path(path) || path.contains("fieldSelector");
         of_watch.then(|| answer(503, vec![serde_json::json!({ "kind": "Status", "code": 503 }).to_string()], false))
     });
     let rig = Rig::over(network, first.sim.clone(), setup);

@@ -12,7 +12,7 @@ use tonic_types::StatusExt;
 
 use crate::harness::{
     Test,
-    network::{Asked, answer, waits},
+    network::{RecordedRequest, answer, waits},
     record::Watch,
     rig::{PODS, Rig, Setup, pod, pods, target, versions},
     tests,
@@ -36,7 +36,7 @@ pub(crate) async fn synced(setup: Setup) -> (Rig, Watch, usize) {
     sim.create(&pods(), pod("a", "first")).unwrap();
     let rig = Rig::synced(sim, setup).await;
     let watch = rig.watch_all("pods").await;
-    let asked = rig.network.asked(PODS).len();
+    let asked = rig.network.recorded_requests(PODS).len();
     (rig, watch, asked)
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn write(rig: &Rig, name: &str) -> [u64; 3] {
     [created, changed, rig.sim.delete(&pods(), "default", name).unwrap()]
 }
 
-pub(crate) fn at_least(asked: &[Asked], least: Duration, what: &str) {
+pub(crate) fn at_least(asked: &[RecordedRequest], least: Duration, what: &str) {
     let waits = waits(asked);
     assert!(waits.iter().all(|wait| *wait >= least), "{what}: requests came after {waits:?}");
 }
@@ -121,7 +121,7 @@ async fn a_failed_watch_resumes_at_its_version() {
         rig.cut().await;
         expected.extend(write(&rig, "c"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
-        let asked = &rig.network.asked(PODS)[before..];
+        let asked = &rig.network.recorded_requests(PODS)[before..];
         assert_eq!(asked.len(), 4, "{what}: each failure is one request: {asked:?}");
         at_least(asked, LEAST_WAIT, &what);
         let expected_restarts = if reason == "reset" { 4.0 } else { 3.0 };
@@ -151,7 +151,7 @@ async fn a_failed_first_list_is_retried_and_reported_to_readers() {
             rig.ready().await;
             let watch = rig.watch_all("pods").await;
             assert_eq!(watch.state, rig.truth(PODS).await, "{what}");
-            let asked = rig.network.asked(PODS);
+            let asked = rig.network.recorded_requests(PODS);
             let successes = if watch_list { 1 } else { 2 };
             assert_eq!(asked.len(), 3 + successes, "{what}: {asked:?}");
             at_least(&asked[..4], LEAST_WAIT, &what);
@@ -178,7 +178,7 @@ async fn retry_after_is_the_minimum_wait() {
         rig.cut().await;
         let expected = write(&rig, "b");
         assert_bridged(form, &rig, &mut watch, &expected).await;
-        let asked = &rig.network.asked(PODS)[before..];
+        let asked = &rig.network.recorded_requests(PODS)[before..];
         assert_eq!(asked.len(), 3, "{form}");
         at_least(asked, least, form);
     }
@@ -194,7 +194,7 @@ async fn a_refused_connection_and_a_reset_lose_nothing() {
     sleep(Duration::from_secs(60)).await;
     rig.network.refuse(false);
     assert_bridged("refused", &rig, &mut watch, &expected).await;
-    at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, "refused");
+    at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, "refused");
     rig.readyz_has("pods synced").await;
     for name in ["c", "d", "e"] {
         rig.cut().await;
@@ -209,7 +209,7 @@ async fn a_silent_upstream_connection_is_closed_and_the_watch_resumes() {
     rig.cut().await;
     let expected = write(&rig, "b");
     assert_bridged("silence", &rig, &mut watch, &expected).await;
-    let asked = &rig.network.asked(PODS)[before..];
+    let asked = &rig.network.recorded_requests(PODS)[before..];
     assert_eq!(asked.len(), 2, "{asked:?}");
     let silence = waits(asked)[0];
     assert!(silence >= Duration::from_secs(90) && silence < Duration::from_secs(95), "{silence:?}");
@@ -223,7 +223,7 @@ async fn a_quiet_resource_is_no_failure() {
     let half_an_hour = Duration::from_secs(1800);
     let stale = phase.wait_for(|phase| *phase != kubefan_proxy::fanout::Phase::Synced);
     assert!(tokio::time::timeout(half_an_hour, stale).await.is_err(), "it does not stay synced");
-    let asked = &rig.network.asked(PODS)[before..];
+    let asked = &rig.network.recorded_requests(PODS)[before..];
     assert!(asked.len() <= 20, "{} watches in half an hour", asked.len());
     let expected = write(&rig, "b");
     assert_bridged("quiet", &rig, &mut watch, &expected).await;
@@ -246,7 +246,7 @@ async fn compression_and_fragments_change_nothing() {
         expected.extend(write(&rig, "c"));
         expected.extend(write(&rig, "d"));
         assert_bridged(&what, &rig, &mut watch, &expected).await;
-        assert_eq!(rig.network.asked(PODS).len(), 2, "{what}");
+        assert_eq!(rig.network.recorded_requests(PODS).len(), 2, "{what}");
     }
 }
 
@@ -266,11 +266,11 @@ async fn a_line_that_is_no_event_restarts_the_watch() {
     for text in lines {
         let what: String = text.chars().take(60).collect();
         let (rig, mut watch, before) = synced(Setup::of(&["pods"])).await;
-        rig.network.answer_once(Asked::is_watch_path, answer(200, vec![text], true));
+        rig.network.answer_once(RecordedRequest::is_watch_path, answer(200, vec![text], true));
         rig.cut().await;
         let expected = write(&rig, "b");
         assert_bridged(&what, &rig, &mut watch, &expected).await;
-        at_least(&rig.network.asked(PODS)[before..], LEAST_WAIT, &what);
+        at_least(&rig.network.recorded_requests(PODS)[before..], LEAST_WAIT, &what);
     }
 }
 
@@ -288,7 +288,7 @@ async fn bookmarks_advance_the_version() {
     rig.sim.compact();
     let expected = write(&rig, "b");
     assert_bridged("bookmark", &rig, &mut watch, &expected).await;
-    let asked = rig.network.asked(PODS).split_off(before);
+    let asked = rig.network.recorded_requests(PODS).split_off(before);
     assert!(asked[0].path.contains(&format!("resourceVersion={moved}&")), "{asked:?}");
 }
 
@@ -311,7 +311,9 @@ async fn no_failure_makes_a_tight_loop() {
         let what = format!("{fault:?}");
         let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
         // After a break, kubefan first asks for the cluster's version.
-        let asked = || [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.network.asked(path).len()).iter().sum();
+        let asked = || {
+            [PODS, "/api/v1/namespaces/default/pods"].map(|path| rig.network.recorded_requests(path).len()).iter().sum()
+        };
         let before: usize = asked();
         for verb in [Verb::Watch, Verb::List] {
             rig.fault(verb, fault.clone(), 1000);
@@ -343,7 +345,7 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
         let mut left = 500;
         rig.network.rule(move |path| {
             left -= usize::from(left > 0);
-            (left > 0 && Asked::is_watch_path(path)).then(|| match form {
+            (left > 0 && RecordedRequest::is_watch_path(path)).then(|| match form {
                 "empty" => answer(200, vec![], false),
                 "the same bookmark" => answer(200, vec![bookmark(version)], false),
                 "an html page" => answer(200, vec!["<!doctype html><p>log in</p>".to_owned()], false),
@@ -353,7 +355,7 @@ async fn watches_that_end_at_once_make_no_tight_loop() {
         rig.cut().await;
         let expected = write(&rig, "b");
         sleep(Duration::from_secs(600)).await;
-        let asked = rig.network.asked(PODS).len() - before;
+        let asked = rig.network.recorded_requests(PODS).len() - before;
         assert!((5..=REQUESTS_MAX).contains(&asked), "{form}: {asked} requests in ten minutes");
         rig.network.clear_rules();
         assert_bridged(form, &rig, &mut watch, &expected).await;
@@ -366,7 +368,7 @@ async fn a_429_stops_discovery_too() {
     let busy = Fault::TooManyRequests { retry_after_seconds: 25 };
     rig.sim.set_fault(FaultRule { fault: busy, verb: Some(Verb::Discovery), resource: None, requests: 2 });
     rig.ready().await;
-    let asked = rig.network.asked("/api");
+    let asked = rig.network.recorded_requests("/api");
     assert_eq!(asked.len(), 3, "{asked:?}");
     at_least(&asked, Duration::from_secs(25), "discovery");
 }

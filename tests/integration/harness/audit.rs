@@ -32,7 +32,7 @@ impl Request {
     /// Whether the request asks for the full state: the first page of a list, or a watch with
     /// initial events. A list of a single name does not: kubefan uses it to learn the cluster's
     /// version after a watch ends.
-    pub(crate) fn asks_for_state(&self) -> bool {
+    pub(crate) fn requests_full_state(&self) -> bool {
         match self.verb.as_str() {
             "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
             _ => self.uri.contains("sendInitialEvents=true"),

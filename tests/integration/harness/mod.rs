@@ -111,8 +111,7 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
             let python = has_python();
             if !python {
                 // Bypasses libtest's output capture, because a skipped test must be visible.
-                let _ =
-                    writeln!(std::io::stderr(), "{name} is skipped: python3 with its venv module is not installed");
+                let _ = writeln!(std::io::stderr(), "{name} is skipped: python3 with its venv module is not installed");
             }
             trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !python)
         }

@@ -24,19 +24,19 @@ const PIPE_BYTES: usize = 64 << 10;
 
 /// A recorded request.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RecordedRequest {
     /// Time of the request.
     pub(crate) at: Instant,
     /// Path and query.
     pub(crate) path: String,
     /// Whether the request asks only for metadata, not for whole objects.
-    pub(crate) of_metadata: bool,
+    pub(crate) is_metadata_only: bool,
 }
 
-impl Asked {
+impl RecordedRequest {
     /// Whether the request is a watch.
     pub(crate) fn is_watch(&self) -> bool {
-        Asked::is_watch_path(&self.path)
+        RecordedRequest::is_watch_path(&self.path)
     }
 
     /// Whether a path and query are those of a watch.
@@ -50,7 +50,7 @@ type Rule = Box<dyn FnMut(&str) -> Option<Answer> + Send>;
 
 #[derive(Default)]
 struct State {
-    asked: Vec<Asked>,
+    asked: Vec<RecordedRequest>,
     refused: bool,
     rules: VecDeque<Rule>,
 }
@@ -69,7 +69,7 @@ impl Network {
     }
 
     /// Connects all later requests to another apiserver.
-    pub(crate) fn lead_to(&self, sim: SimApiserver) {
+    pub(crate) fn connect_to(&self, sim: SimApiserver) {
         *self.sim.lock().unwrap() = sim;
     }
 
@@ -104,19 +104,19 @@ impl Network {
     }
 
     /// The requests for a collection so far, in order.
-    pub(crate) fn asked(&self, collection: &str) -> Vec<Asked> {
+    pub(crate) fn recorded_requests(&self, collection: &str) -> Vec<RecordedRequest> {
         let state = self.state.lock().unwrap();
-        let ours = |asked: &&Asked| asked.path.split('?').next() == Some(collection);
+        let ours = |asked: &&RecordedRequest| asked.path.split('?').next() == Some(collection);
         state.asked.iter().filter(ours).cloned().collect()
     }
 
     async fn send(self, request: http::Request<Bytes>) -> Result<Answer, BoxError> {
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
         let accept = request.headers().get(http::header::ACCEPT).and_then(|accept| accept.to_str().ok());
-        let of_metadata = accept.is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
+        let is_metadata_only = accept.is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
         {
             let mut state = self.state.lock().unwrap();
-            state.asked.push(Asked { at: Instant::now(), path: path.clone(), of_metadata });
+            state.asked.push(RecordedRequest { at: Instant::now(), path: path.clone(), is_metadata_only });
             if state.refused {
                 return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
             }
@@ -153,6 +153,6 @@ pub(crate) fn answer(code: u16, lines: Vec<String>, then_silence: bool) -> Answe
 }
 
 /// The intervals between consecutive requests.
-pub(crate) fn waits(asked: &[Asked]) -> Vec<Duration> {
+pub(crate) fn waits(asked: &[RecordedRequest]) -> Vec<Duration> {
     asked.windows(2).map(|pair| pair[1].at - pair[0].at).collect()
 }

@@ -338,7 +338,7 @@ impl Watch {
     }
 
     /// Receives messages until everything up to the version announced by `end` has arrived.
-    pub(crate) async fn until_told(&mut self, mut end: tokio::sync::watch::Receiver<u64>) {
+    pub(crate) async fn until_announced(&mut self, mut end: tokio::sync::watch::Receiver<u64>) {
         loop {
             let version = *end.borrow_and_update();
             if self.resume_version.parse::<u64>().unwrap_or(0) >= version {

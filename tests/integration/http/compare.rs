@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::{
-    ask::{Answer, AnsweredBy, Request},
+    request::{Answer, AnsweredBy, Request},
     world::STILL,
 };
 

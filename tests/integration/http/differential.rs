@@ -13,9 +13,10 @@ use rand_pcg::Pcg64Mcg;
 use serde_json::Value;
 
 use super::{
-    ask::{AnsweredBy, Request},
     compare::{at_its_version, byte_difference, differences, is_watch, wrong_server},
-    generate, table,
+    generate,
+    request::{AnsweredBy, Request},
+    table,
     world::{RESOURCES, World},
 };
 use crate::harness::{Test, tests};

@@ -6,7 +6,7 @@ use rand_pcg::Pcg64Mcg;
 use reqwest::Method;
 
 use super::{
-    ask::{AnsweredBy, Request},
+    request::{AnsweredBy, Request},
     table::fill,
     world::{RESOURCES, Resource, World},
 };

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    bad_input::good,
+    bad_input::assert_a_subscriber_gets_events,
     harness::{Test, kubefan::Kubefan, simulated::Simulated, tests},
 };
 
@@ -310,7 +310,7 @@ async fn hostile_requests_get_an_answer_or_a_closed_connection() {
     println!("{} requests, {} with an unexpected reaction", cases.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     early_disconnects_leave_nothing_behind(&kubefan).await;
-    good(&simulated, &kubefan).await;
+    assert_a_subscriber_gets_events(&simulated, &kubefan).await;
 }
 
 /// Clients that disconnect at various points of a list or a watch.

@@ -2,13 +2,13 @@
 //! while objects change, and their answers must be equal except for masked parts. Hostile requests,
 //! limits and websockets have tests of their own.
 
-mod ask;
 mod compare;
 mod differential;
 mod generate;
 mod hostile;
 mod limits;
-mod readable;
+mod protobuf_json;
+mod request;
 mod table;
 mod websocket;
 mod world;

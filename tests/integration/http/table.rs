@@ -2,7 +2,7 @@
 //! encoding.
 
 use super::{
-    ask::{AnsweredBy, Request},
+    request::{AnsweredBy, Request},
     world::{OBJECTS, RESOURCES, Resource, STILL, World},
 };
 

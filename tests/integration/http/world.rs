@@ -10,8 +10,8 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
-    ask::{AnsweredBy, Request},
-    readable,
+    protobuf_json,
+    request::{AnsweredBy, Request},
 };
 use crate::harness::{
     apiserver::{ApiServer, Options},
@@ -192,7 +192,7 @@ impl World {
     /// Waits for the protobuf cache, which starts with the first request for it.
     async fn wait_for_protobuf(&self, resource: &Resource) {
         let path = format!("{}?resourceVersion=0", resource.collection(""));
-        let request = Request::get(path, AnsweredBy::Cache).accepting(readable::CONTENT_TYPE);
+        let request = Request::get(path, AnsweredBy::Cache).accepting(protobuf_json::CONTENT_TYPE);
         let asked = || async { self.ask_kubefan(&request, 0).await.is_cached().then_some(()) };
         wait::until(&format!("{} as protobuf", resource.plural), wait::SOON, asked).await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::{Method, header::HeaderMap};
 use tokio::time::{Instant, timeout_at};
 
-use super::{readable, world::World};
+use super::{protobuf_json, world::World};
 
 /// The server that must answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +79,12 @@ impl Answer {
 
     /// Whether the body is protobuf.
     pub(super) fn is_protobuf(&self) -> bool {
-        self.header("content-type").starts_with(readable::CONTENT_TYPE)
+        self.header("content-type").starts_with(protobuf_json::CONTENT_TYPE)
     }
 
     pub(super) fn text(&self) -> String {
         match self.is_protobuf() {
-            true => readable::text(self.header("content-type"), &self.body),
+            true => protobuf_json::text(self.header("content-type"), &self.body),
             false => String::from_utf8_lossy(&self.body).into_owned(),
         }
     }
