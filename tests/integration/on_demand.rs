@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_proxy::app::on_demand::{OnDemand, SizeLimits};
+use kubefan_proxy::caches::on_demand::{OnDemand, SizeLimits};
 use kubefan_sim::apiserver::{Fault, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};

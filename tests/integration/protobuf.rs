@@ -14,7 +14,7 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 use kubefan_proxy::{
-    app::{
+    caches::{
         informer::Shared,
         on_demand::Form,
         registry::{Registry, RegistryOptions},
@@ -103,7 +103,7 @@ impl Caches {
 /// With everything cached when it is asked for.
 fn anything() -> Setup {
     let mut setup = Setup::of(&[])
-        .on_demand(kubefan_proxy::app::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
+        .on_demand(kubefan_proxy::caches::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
 use kubefan_model::Media;
 use kubefan_proxy::{
-    app::{on_demand::Form, registry::RegistryOptions},
+    caches::{on_demand::Form, registry::RegistryOptions},
     fanout::{Catalog, Refusal},
 };
 use reqwest::{Client, StatusCode};

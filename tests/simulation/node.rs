@@ -9,11 +9,11 @@ use std::{
 };
 
 use kubefan_proxy::{
-    app::{
+    cache::RingLimits,
+    caches::{
         informer::Shared,
         registry::{Registry, RegistryOptions},
     },
-    cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
     server::{Server, ServerOptions, listen::Peer},

@@ -23,6 +23,7 @@
 
 pub mod app;
 pub mod cache;
+pub mod caches;
 pub mod config;
 pub mod fanout;
 pub mod peer;

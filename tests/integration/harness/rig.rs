@@ -11,12 +11,12 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
-    app::{
+    cache::RingLimits,
+    caches::{
         informer::Shared,
         on_demand::{OnDemand, SizeLimits},
         registry::{Registry, RegistryOptions},
     },
-    cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,

@@ -1,16 +1,6 @@
 //! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
 
-mod backfill;
-mod catalog;
-mod cluster_version;
-mod freshness;
-mod governor;
-pub mod informer;
-pub mod on_demand;
 mod peers;
-pub mod registry;
-mod self_check;
-mod warm_start;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -21,13 +11,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server as HttpServer};
 use tracing::{info, warn};
 
-use self::{
-    informer::Shared,
-    on_demand::{Form, OnDemand, SizeLimits},
-    registry::{Registry, RegistryOptions},
-};
 use crate::{
     cache::RingLimits,
+    caches::{
+        informer::Shared,
+        memory_pressure as governor,
+        on_demand::{Form, OnDemand, SizeLimits},
+        registry::{Registry, RegistryOptions},
+    },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
     peer::{PeerError, Peers},

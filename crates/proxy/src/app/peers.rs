@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tracing::{error, warn};
 
-use super::registry::Registry;
 use crate::{
+    caches::registry::Registry,
     config::ServeConfig,
     peer::{DnsDial, PeerError, Peers, Sender, tls::PeerTls},
     server::listen::{Connection, Listener},

@@ -12,7 +12,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    freshness::Prover,
+    consistency::Prover,
     on_demand::Allowance,
     warm_start::{HeldSchema, warm_start},
 };

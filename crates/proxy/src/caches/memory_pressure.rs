@@ -72,7 +72,7 @@ impl Pressure {
 }
 
 /// Keeps the process within `bytes_max`, for as long as it is polled.
-pub(super) async fn govern(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
+pub async fn govern(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
     let mut memory = match ResidentMemory::open() {
         Ok(memory) => memory,
         Err(error) => return warn!(%error, "this system does not tell how much memory is used; no budget is kept"),
@@ -126,7 +126,7 @@ async fn follow(
 }
 
 /// Four fifths of what this process' cgroup may take, where that is limited.
-pub(super) fn default_budget() -> Option<usize> {
+pub fn default_budget() -> Option<usize> {
     let limit = cgroup_limit(Path::new("/sys/fs/cgroup"), &std::fs::read_to_string("/proc/self/cgroup").ok()?)?;
     let budget = limit / 5 * 4;
     if (budget as u64) < MEMORY_BYTES_MIN {

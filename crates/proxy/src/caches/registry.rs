@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::{
     backfill::Backfiller,
     cluster_version::ClusterVersion,
-    freshness::Prover,
+    consistency::Prover,
     informer::{Informer, Shared, Stopped, schema_changed},
     on_demand::{Allowance, Form, OnDemand},
     warm_start::HeldSchema,
@@ -540,7 +540,7 @@ impl Registry {
     }
 
     /// Keeps less of what is not the state itself, in all caches, or as much as ever: see [`Hub::shed`].
-    pub(super) fn shed(&self, share: f64, keeps: bool) {
+    pub(crate) fn shed(&self, share: f64, keeps: bool) {
         let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
         for cache in caches {
             cache.served.hub.shed(share, keeps);
