@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_proxy::caches::on_demand::{OnDemand, SizeLimits};
+use kubefan_proxy::caches::{OnDemandLimits, SizeLimits};
 use kubefan_sim::apiserver::{Fault, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -32,8 +32,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_narrowed_cache_is_measured_as_narrowed;
 };
 
-fn limited(objects: usize, bytes: usize) -> OnDemand {
-    OnDemand { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }
+fn limited(objects: usize, bytes: usize) -> OnDemandLimits {
+    OnDemandLimits { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }
 }
 
 fn fill(rig: &Rig, from: usize, to: usize) {
@@ -103,7 +103,7 @@ async fn what_nobody_configured_names_the_flags() {
 }
 
 async fn the_number_of_resources_is_limited() {
-    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_resources_max: 2, ..on_demand() });
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_resources_max: 2, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     let _pods = rig.watch_all("pods").await;
     let _services = rig.watch_all("services").await;
@@ -202,7 +202,7 @@ async fn the_bytes_of_all_are_limited_together() {
 
 async fn what_nobody_reads_is_let_go_and_comes_back() {
     let idle = Duration::from_secs(60);
-    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_idle_timeout: idle, ..on_demand() });
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_idle_timeout: idle, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
     let labels = r#"{group="",media="json",namespace="",resource="pods"}"#;

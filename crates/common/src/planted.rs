@@ -150,7 +150,7 @@ bugs! {
     /// missing, and enters are changes. Needs: a restart, a selector whose members came and went during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `app/backfill.rs`: the event that leads up to the cache's beginning ends a backfill and is not put in it. Needs: a restart, and changes
+    /// `caches/backfill.rs`: the event that leads up to the cache's beginning ends a backfill and is not put in it. Needs: a restart, and changes
     /// just then.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 

@@ -12,11 +12,7 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{
-        informer::Shared,
-        on_demand::{OnDemand, SizeLimits},
-        registry::{Registry, RegistryOptions},
-    },
+    caches::{CacheContext, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,
@@ -109,7 +105,7 @@ impl Setup {
     }
 
     /// With other resources cached when they are asked for.
-    pub(crate) fn on_demand(mut self, on_demand: OnDemand) -> Setup {
+    pub(crate) fn on_demand(mut self, on_demand: OnDemandLimits) -> Setup {
         self.registry.on_demand = Some(on_demand);
         self
     }
@@ -121,8 +117,8 @@ impl Setup {
 }
 
 /// Generous limits for what is cached on demand.
-pub(crate) fn on_demand() -> OnDemand {
-    OnDemand {
+pub(crate) fn on_demand() -> OnDemandLimits {
+    OnDemandLimits {
         on_demand_resources_max: 16,
         size: SizeLimits { on_demand_objects_max: 100_000, on_demand_bytes_max: 512 << 20 },
         on_demand_idle_timeout: Duration::from_secs(600),
@@ -158,7 +154,7 @@ impl Rig {
                 code.map_or("error".to_owned(), |code| code.as_u16().to_string()).as_str(),
             );
         }));
-        let shared = Shared {
+        let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             reflector: setup.reflector,
@@ -169,7 +165,7 @@ impl Rig {
             seed: setup.seed,
         };
         let stop = CancellationToken::new();
-        let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
+        let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());

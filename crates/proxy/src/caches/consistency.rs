@@ -1,11 +1,34 @@
-//! Proofs of freshness: upstream's word that a cache is not older than a read that asks for consistency.
+//! Freshness proofs: when may a consistent read be answered from a cache?
 //!
-//! A quiet resource's cache stands at the version of its last change, while every write to anything else moves the cluster's. So what is
-//! asked is how far the cluster is (one look-up), and then whether this resource has changed up to there: the cache's own watch tells it
-//! where the resource is busy, else a short watch that upstream closes with a bookmark. However many wait, upstream is asked by one at a
-//! time and not more than once a second, or 40 times where a look-up is enough; who comes while it is asked waits for the next time,
-//! because an answer proves nothing about what was written after the question. A wait for a bookmark that was in vain is remembered for a while:
-//! an apiserver that sends none must not cost every reader that wait. An outage is no such thing, and what comes after it is proved again.
+//! **Problem.** Kubernetes promises that a list without a `resourceVersion` shows every write that
+//! completed before the request. A cache follows a watch, so it may be behind, and its own version
+//! does not reveal that: the version of a quiet resource is that of its last change, while every
+//! Lease renewal moves the cluster's version. "The cache is at version 100 and the cluster at 200"
+//! may mean that nothing happened to this resource, or that a hundred events are still on their
+//! way.
+//!
+//! **Proof.** First, a consistent list of one name that no object has (cheap: one look-up) returns
+//! the cluster's version R. A cache at or above R is fresh. Otherwise the cache's own watch has a
+//! moment to reach R, which is enough on a busy resource. Otherwise a second, short watch starts at
+//! the cache's version. kube-apiserver sends a bookmark shortly before a watch times out; the
+//! look-up has moved its watch cache to R, so the bookmark can be that recent. A bookmark at or
+//! above R proves that there are no events up to R other than those which the short watch returned.
+//! When the cache has received these as well, it may advance to the bookmark's version. Only the
+//! informer advances it, in the middle of its own watch, because a list in progress may be older. A
+//! bookmark below R comes from an apiserver that lags, and proves nothing.
+//!
+//! **Why not forward every consistent read?** Then upstream pays for each reader: decoding,
+//! filtering and encoding all objects. A proof costs one empty list and at most one empty watch,
+//! for any number of readers. **Why not wait for the next bookmark of the cache's own watch?**
+//! kube-apiserver sends them about once a minute. **Why not trust the age of the last event?** Age
+//! proves nothing: the connection may be delayed or the apiserver behind.
+//!
+//! **Cost limits.** An answer proves nothing about writes after its request was sent, so a reader
+//! waits for a proof that starts after it arrived. One proof serves all readers that wait for it,
+//! and the proofs of a cache run one after the other, at most one per second, or 40 per second
+//! while the look-up alone is enough. If upstream serves the watch but sends no bookmark, readers
+//! stop waiting for bookmarks for a while, else such an apiserver would delay every read. Outages
+//! do not count as missing bookmarks: when upstream is back, reads are proved again.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,7 +41,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::informer::Shared;
+use super::context::CacheContext;
 use crate::{
     cache::Update,
     fanout::{Ahead, Hub, Patience, Phase, Refusal, Served},
@@ -28,53 +51,59 @@ use crate::{
 use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, ResourceVersion};
 
-/// Upstream is not asked more often, where the last proof took a watch, or was none.
+/// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
-/// The same where a look-up was enough: that is an empty list for at least one full one that upstream need not make, and those who have no
-/// time are to reach the next question.
+/// The same if the look-up was enough. Each look-up is an empty list that saves upstream at least
+/// one full list. The interval is shorter than the patience of readers that do not wait, so that
+/// they reach the next proof.
 const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
-/// How long the cache's own watch is waited for before upstream is asked for a bookmark: on a busy resource it is a moment behind.
-const OWN_WATCH: Duration = Duration::from_millis(50);
-/// A resource that has told nothing for so long is a quiet one, which no look-up alone proves: its next change is far off, and upstream answers
-/// the look-up itself only when its own watch cache has been asked for progress, which takes up to a tenth of a second.
-const BUSY: Duration = Duration::from_millis(100);
-/// How long one proof may take. The bookmark comes after one to two seconds and a quarter.
+/// How long a proof waits for the cache's own watch before it opens another. On a busy resource the
+/// cache is a moment behind.
+const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
+/// A resource without an update for this time is quiet. A look-up alone does not prove a quiet
+/// resource, because its next event is far off. It also takes upstream up to 100 ms, because the
+/// apiserver's watch cache must first request progress from etcd.
+const QUIET_AFTER: Duration = Duration::from_millis(100);
+/// The time limit of one proof. The bookmark arrives after 1 to 2.25 seconds.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long a watch that is open is waited for: it is asked to last no longer.
+/// How long to wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
 const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
-/// A watch that has ended only after so long has cost everybody who waited for its bookmark that time, and is remembered; a shorter one costs nobody.
+/// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
+/// one has delayed no reader.
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// How long nobody waits for a bookmark after a wait in vain; twice as long each time that the try after it is in vain too. Longer than a try.
+/// How long readers do not wait for bookmarks after a failed wait. It doubles with each failed
+/// attempt. It is longer than an attempt.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The longest such pause: then one try a minute finds out whether bookmarks come again. A pause that ended so long ago says nothing of now.
+/// The longest pause: one attempt a minute finds out whether bookmarks arrive again. A pause that
+/// ended longer ago than this is forgotten.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-impl Patience {
-    /// How long a proof is waited for, the one under way included.
-    fn timeout(self) -> Duration {
-        match self {
-            Self::AtOnce => Duration::from_millis(40),
-            Self::Bookmark | Self::Insistent => 2 * PROOF_TIMEOUT,
-        }
+/// How long a reader waits for its proof, the one under way included.
+fn wait_limit(patience: Patience) -> Duration {
+    match patience {
+        Patience::AtOnce => Duration::from_millis(40),
+        Patience::Bookmark | Patience::Insistent => 2 * PROOF_TIMEOUT,
     }
 }
 
-/// How it was proved, or why it was not.
-type Outcome = Result<Proof, Unproved>;
+/// How freshness was proved, or why not.
+type ProofResult = Result<Proof, ProofFailure>;
 
-/// Why a cache was not proved to be fresh; with what is said of that.
+/// Why a cache was not proved fresh, with a text for readers.
 #[derive(Debug, Clone)]
-enum Unproved {
-    /// Upstream could not be asked, or the cache is not watched just now.
+enum ProofFailure {
+    /// Upstream did not answer, or the cache is not being watched.
     Failed(String),
-    /// The cache is behind, and nobody had the time, or the apiserver that was asked is behind too.
+    /// The cache is behind, and either no reader could wait or the apiserver that answered is
+    /// behind as well.
     Behind(String),
-    /// The same after everybody has waited for a bookmark, which did not come although upstream had answered the look-up and the watch.
+    /// Upstream answered the look-up and the watch, but all readers waited for a bookmark that did
+    /// not arrive.
     NoBookmark(String),
 }
 
-impl Unproved {
-    /// As a metric's label.
+impl ProofFailure {
+    /// The metric label.
     fn result(&self) -> Proof {
         match self {
             Self::Failed(_) => Proof::Failed,
@@ -82,185 +111,190 @@ impl Unproved {
         }
     }
 
-    fn why(&self) -> &str {
-        let (Self::Failed(why) | Self::Behind(why) | Self::NoBookmark(why)) = self;
-        why
+    fn reason(&self) -> &str {
+        let (Self::Failed(reason) | Self::Behind(reason) | Self::NoBookmark(reason)) = self;
+        reason
     }
 }
 
-/// The proofs of one cache.
+/// The freshness proofs of one cache.
 pub(super) struct Prover {
-    shared: Shared,
+    context: CacheContext,
     served: Served,
-    /// Whether anything is proved here.
-    proves: bool,
+    /// Whether this cache is ever proved.
+    is_enabled: bool,
     inner: Mutex<Inner>,
-    /// For the informer, which alone moves the cache.
-    quiet: Mutex<Option<Quiet>>,
-    told: Notify,
+    /// The last result of a short watch, for the informer, which alone advances the cache.
+    empty_range: Mutex<Option<EmptyRange>>,
+    range_found: Notify,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// Somebody sees to it that those who wait are served.
+    /// Whether a task runs proofs.
     running: bool,
-    /// When upstream may be asked again; `None`: at once.
+    /// The earliest start of the next proof. `None` means at once.
     not_before: Option<Instant>,
-    next: Option<Next>,
-    bookmarks: Bookmarks,
+    next: Option<PendingProof>,
+    bookmarks: BookmarkPause,
 }
 
-/// Whether it is worth waiting for a bookmark: an apiserver that sends none would cost every reader the whole wait.
+/// Whether readers wait for bookmarks. An apiserver that sends none must not delay every read.
 #[derive(Default)]
-struct Bookmarks {
-    /// The last wait in vain; `None` as long as there was none, or that is long ago.
-    missed: Option<Missed>,
-    /// Until then nobody waits for one; `None`: not known to be in vain.
+struct BookmarkPause {
+    /// The last failed wait. `None` if there was none recently.
+    failed: Option<FailedWait>,
+    /// Readers do not wait for bookmarks until then. `None` if the last wait did not fail.
     paused_until: Option<Instant>,
 }
 
-/// A wait in vain.
-struct Missed {
-    /// The pause that it led to.
+/// A wait for a bookmark that did not arrive.
+struct FailedWait {
+    /// The length of the pause after it.
     pause: Duration,
-    /// When that was over.
+    /// The end of that pause.
     until: Instant,
 }
 
-impl Bookmarks {
-    /// What is left of the pause; of the try after it, the most that it takes.
-    fn pause_left(&self, now: Instant) -> Option<Duration> {
+impl BookmarkPause {
+    /// The rest of the pause. During the attempt that follows a pause: the longest time until that
+    /// attempt ends.
+    fn remaining(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 
-    /// Whether to wait for one now. After a wait in vain only those who are there when a try begins wait with it.
+    /// Starts an attempt, unless there is a pause. Only readers that wait already share an attempt
+    /// that follows a failed one; the pause continues for all others until the attempt ends.
     fn begin(&mut self, now: Instant) -> bool {
-        if self.pause_left(now).is_some() {
+        if self.remaining(now).is_some() {
             return false;
         }
-        self.missed.take_if(|missed| now - missed.until > PAUSE_MAX);
-        self.paused_until = self.missed.as_ref().map(|missed| now + missed.pause);
+        self.failed.take_if(|failed| now - failed.until > PAUSE_MAX);
+        self.paused_until = self.failed.as_ref().map(|failed| now + failed.pause);
         true
     }
 
-    /// What has become of that wait.
-    fn end(&mut self, outcome: &Outcome, now: Instant) {
+    /// Records the result of an attempt.
+    fn end(&mut self, result: &ProofResult, now: Instant) {
         self.paused_until = None;
-        match outcome {
-            Ok(Proof::Bookmark) => self.missed = None,
-            Err(Unproved::NoBookmark(_)) => {
-                let pause = self.missed.take().map_or(PAUSE, |missed| (2 * missed.pause).min(PAUSE_MAX));
-                self.missed = Some(Missed { pause, until: now + pause });
+        match result {
+            Ok(Proof::Bookmark) => self.failed = None,
+            Err(ProofFailure::NoBookmark(_)) => {
+                let pause = self.failed.take().map_or(PAUSE, |failed| (2 * failed.pause).min(PAUSE_MAX));
+                self.failed = Some(FailedWait { pause, until: now + pause });
                 self.paused_until = Some(now + pause);
             }
-            // That says nothing of bookmarks.
+            // Other results say nothing about bookmarks.
             _ => {}
         }
     }
 }
 
-/// A proof to come.
+/// A proof that has not started yet.
 #[derive(Default)]
-struct Next {
-    /// Of the most patient who waits.
+struct PendingProof {
+    /// The greatest patience of its readers.
     patience: Patience,
-    outcome: Arc<watch::Sender<Option<Outcome>>>,
+    result: Arc<watch::Sender<Option<ProofResult>>>,
 }
 
-/// Nothing has changed from one version to another: who knows everything up to the one knows everything up to the other.
+/// Two versions without an event of the resource in between. A cache that has every event up to
+/// `from` also has every event up to `to`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Quiet {
-    /// In which history.
-    pub(super) epoch: u64,
-    /// The last change, or where the look began.
-    pub(super) from: ResourceVersion,
-    /// The bookmark.
-    pub(super) to: ResourceVersion,
+pub(super) struct EmptyRange {
+    /// The epoch of the cache.
+    epoch: u64,
+    /// The last event, or the start of the short watch.
+    from: ResourceVersion,
+    /// The version of the bookmark.
+    to: ResourceVersion,
     /// When the bookmark was read.
     pub(super) received: Instant,
 }
 
-/// Whether upstream has no watch cache of a resource: events may be in an etcd of their own, and are not cached because they are many.
-fn is_uncached(gvr: &GroupVersionResource) -> bool {
+/// Whether upstream has no watch cache of a resource. Events may be stored in a separate etcd, and
+/// kube-apiserver does not cache them, because there are too many.
+fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
     gvr.resource == "events" && matches!(gvr.group.as_str(), "" | "events.k8s.io")
 }
 
 impl Prover {
-    /// Proves nothing where `proves` says so, nor what upstream has no watch cache of.
-    pub(super) fn new(shared: Shared, served: Served, proves: bool) -> Arc<Self> {
-        let proves = proves && !is_uncached(&served.gvr);
-        let (inner, quiet, told) = Default::default();
-        Arc::new(Self { shared, served, proves, inner, quiet, told })
+    /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
+    /// the resource.
+    pub(super) fn new(context: CacheContext, served: Served, is_enabled: bool) -> Arc<Self> {
+        let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
+        let (inner, empty_range, range_found) = Default::default();
+        Arc::new(Self { context, served, is_enabled, inner, empty_range, range_found })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a proof that begins after this call.
+    /// Waits for a proof that starts after this call.
     pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<(), Refusal> {
         let resource = &self.served.gvr;
-        let unproved = |why: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {why}"));
-        if !self.proves {
-            return Err(unproved("consistent reads of it are upstream's; with resourceVersion=0 any state is given"));
+        let unproved = |reason: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {reason}"));
+        if !self.is_enabled {
+            return Err(unproved("upstream answers its consistent reads; resourceVersion=0 accepts any state"));
         }
         let pause = match patience {
-            Patience::Bookmark => self.inner().bookmarks.pause_left(Instant::now()),
+            Patience::Bookmark => self.inner().bookmarks.remaining(Instant::now()),
             Patience::AtOnce | Patience::Insistent => None,
         };
         let patience = pause.map_or(patience, |_| Patience::AtOnce);
         let Some(sender) = self.join(patience) else {
             return Err(match pause {
                 Some(left) => unproved(&format!(
-                    "the last wait for upstream's bookmark was in vain; it is waited for again in {left:.0?} at the latest"
+                    "upstream sent no bookmark in the last attempt; the next attempt is in {left:.0?} at the latest"
                 )),
-                None => unproved("it is too quiet to be proved at once, or upstream was just asked"),
+                None => unproved("its last update is too old for an immediate proof, or the last proof too recent"),
             });
         };
-        // It lives as long as it is held here.
-        let mut outcome = sender.subscribe();
-        let outcome = timeout(patience.timeout(), outcome.wait_for(Option::is_some)).await;
-        match outcome.ok().and_then(Result::ok).flatten() {
+        // `sender` is alive until the end of this wait.
+        let mut result = sender.subscribe();
+        let result = timeout(wait_limit(patience), result.wait_for(Option::is_some)).await;
+        match result.ok().and_then(Result::ok).flatten() {
             Some(Ok(_)) => Ok(()),
-            Some(Err(why)) => Err(unproved(why.why())),
-            None => Err(unproved("upstream's word took too long")),
+            Some(Err(failure)) => Err(unproved(failure.reason())),
+            None => Err(unproved("upstream did not answer in time")),
         }
     }
 
-    /// A place among those who wait; `None` where it would be in vain.
-    fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<Outcome>>>> {
+    /// Joins the next proof. `None` if the reader would wait without a chance of success.
+    fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<ProofResult>>>> {
         let age = self.served.hub.status().age;
         let mut inner = self.inner();
-        let soon = |not_before: Instant| not_before <= Instant::now() + patience.timeout();
-        let worth = age.is_some_and(|age| age <= BUSY) && inner.not_before.is_none_or(soon);
-        if patience == Patience::AtOnce && !worth {
+        let soon = |not_before: Instant| not_before <= Instant::now() + wait_limit(patience);
+        let has_chance = age.is_some_and(|age| age <= QUIET_AFTER) && inner.not_before.is_none_or(soon);
+        if patience == Patience::AtOnce && !has_chance {
             return None;
         }
         let next = inner.next.get_or_insert_default();
         next.patience = next.patience.max(patience);
-        let outcome = next.outcome.clone();
+        let result = next.result.clone();
         if !std::mem::replace(&mut inner.running, true) {
             tokio::spawn(self.clone().run());
         }
-        Some(outcome)
+        Some(result)
     }
 
-    /// Serves those who wait, one proof after the other, until nobody does.
+    /// Runs one proof after the other until there are no more readers.
     async fn run(self: Arc<Self>) {
         loop {
             let not_before = self.inner().not_before;
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
             }
-            let begun = Instant::now();
-            let (Next { patience, outcome }, is_try) = {
+            let started = Instant::now();
+            let (PendingProof { patience, result: sender }, is_attempt) = {
                 let mut inner = self.inner();
-                // Who waits holds it too; who does not wait any more needs no answer.
-                match inner.next.take().filter(|next| Arc::strong_count(&next.outcome) > 1) {
+                // Each waiting reader has a clone of the sender. Without readers there is no proof.
+                match inner.next.take().filter(|next| Arc::strong_count(&next.result) > 1) {
                     Some(next) => {
-                        inner.not_before = Some(begun + PROOF_INTERVAL);
-                        let is_try = next.patience > Patience::AtOnce && inner.bookmarks.begin(begun);
-                        (next, is_try)
+                        inner.not_before = Some(started + PROOF_INTERVAL);
+                        let is_attempt = next.patience > Patience::AtOnce && inner.bookmarks.begin(started);
+                        (next, is_attempt)
                     }
                     None => {
                         inner.running = false;
@@ -268,122 +302,130 @@ impl Prover {
                     }
                 }
             };
-            let proof = timeout(PROOF_TIMEOUT, self.proof(is_try || patience == Patience::Insistent)).await;
-            let proof = proof.unwrap_or_else(|_| Err(Unproved::Failed(format!("nothing within {PROOF_TIMEOUT:?}"))));
-            let result = proof.as_ref().map_or_else(Unproved::result, |result| *result);
-            self.served.hub.metrics().proof(result, begun.elapsed());
+            let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::Insistent)).await;
+            let proof =
+                proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
+            let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
+            self.served.hub.metrics().proof(label, started.elapsed());
             {
                 let mut inner = self.inner();
-                if matches!(result, Proof::Held | Proof::CaughtUp) {
-                    inner.not_before = Some(begun + LOOK_UP_INTERVAL);
+                if matches!(label, Proof::Held | Proof::CaughtUp) {
+                    inner.not_before = Some(started + LOOK_UP_INTERVAL);
                 }
-                // Who insists during a pause makes it no longer.
-                if is_try || matches!(result, Proof::Bookmark) {
+                // An insistent reader during a pause does not make the pause longer.
+                if is_attempt || matches!(label, Proof::Bookmark) {
                     inner.bookmarks.end(&proof, Instant::now());
                 }
             }
-            if let Err(unproved) = &proof {
-                let why = unproved.why();
+            if let Err(failure) = &proof {
+                let why = failure.reason();
                 debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
             }
-            outcome.send_replace(Some(proof));
+            sender.send_replace(Some(proof));
         }
     }
 
-    /// One proof: the cache is at the version that the cluster had when this began, or beyond.
-    async fn proof(&self, for_bookmark: bool) -> Outcome {
+    /// Proves that the cache is at or above the version that the cluster had when this was called.
+    async fn run_one(&self, wait_for_bookmark: bool) -> ProofResult {
         let hub = &self.served.hub;
-        let failed = Unproved::Failed;
-        // While its own watch is down, upstream knows better in any case.
+        let failed = ProofFailure::Failed;
+        // While the cache's own watch is down, upstream is ahead in any case.
         let synced = *hub.phase().borrow() == Phase::Synced;
         let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
-            return Err(failed("it is not watched just now".to_owned()));
+            return Err(failed("the cache has no watch at the moment".to_owned()));
         };
         let asked_at = Instant::now();
-        let asked = self.shared.cluster_version(&self.shared.target(&self.served)).await;
+        let asked = self.context.cluster_version(&self.context.target(&self.served)).await;
         let asked = asked.map_err(failed)?;
         if asked < from {
-            return Err(failed(format!("the cluster is at version {asked}, below {from}")));
+            return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
         }
         let result = if self.reached(epoch)? >= asked {
             Proof::Held
-        } else if hub.reached(asked, OWN_WATCH).await.is_ok() {
+        } else if hub.reached(asked, OWN_WATCH_WAIT).await.is_ok() {
             Proof::CaughtUp
-        } else if !for_bookmark {
-            return Err(Unproved::Behind(format!("it is at {}, and the cluster at {asked}", self.reached(epoch)?)));
+        } else if !wait_for_bookmark {
+            return Err(ProofFailure::Behind(format!(
+                "the cache is at version {}, and the cluster at {asked}",
+                self.reached(epoch)?
+            )));
         } else {
             tokio::select! {
                 biased;
                 _ = hub.reached(asked, PROOF_TIMEOUT) => Proof::CaughtUp,
-                quiet = self.look(epoch, asked) => {
-                    self.tell(quiet?);
+                range = self.find_empty_range(epoch, asked) => {
+                    self.publish(range?);
                     let _ = hub.reached(asked, PROOF_TIMEOUT).await;
                     Proof::Bookmark
                 }
             }
         };
         if self.reached(epoch)? < asked {
-            return Err(failed("its own watch does not follow".to_owned()));
+            return Err(failed("the cache's own watch does not follow".to_owned()));
         }
         hub.proved(asked_at);
         Ok(result)
     }
 
-    /// Looks for changes from where the cache is up to `asked`, and waits until the cache has all that there are.
-    async fn look(&self, epoch: u64, asked: ResourceVersion) -> Result<Quiet, Unproved> {
-        let upstream = &self.shared.upstream;
+    /// Watches from the cache's version until a bookmark at or above `asked`, then waits until the
+    /// cache has received every event of that watch.
+    async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
+        let upstream = &self.context.upstream;
         let (doubt, mut from) = (upstream.doubt(), self.reached(epoch)?);
-        let mut watch = self.shared.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
-        let without = || format!("upstream sent no bookmark up to version {asked}");
+        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
+        let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
         let mut opened: Option<Instant> = None;
         let (to, received) = loop {
-            // Before it is open, the whole proof's limit holds.
+            // Until the watch is open, only the limit of the whole proof applies.
             let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
-            let step = timeout(limit, watch.step()).await.map_err(|_| Unproved::NoBookmark(without()))?;
-            match step.map_err(|error| Unproved::Failed(error.to_string()))? {
+            let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
+            match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
                 Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
                 Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
                     break (version, received);
                 }
                 Step::Update { .. } => {}
                 Step::Watching { .. } => opened = Some(Instant::now()),
-                // Another apiserver has answered, which is not that far yet; or none ever will be.
+                // The watch reached an apiserver that is behind, or this one sends no bookmarks.
                 Step::Ended { .. } => {
                     let is_long = opened.is_some_and(|at| at.elapsed() >= LONG_WAIT);
-                    return Err(if is_long { Unproved::NoBookmark(without()) } else { Unproved::Behind(without()) });
+                    return Err(match is_long {
+                        true => ProofFailure::NoBookmark(no_bookmark()),
+                        false => ProofFailure::Behind(no_bookmark()),
+                    });
                 }
             }
         };
-        upstream.confirm(doubt).await.map_err(|error| Unproved::Failed(error.to_string()))?;
+        upstream.confirm(doubt).await.map_err(|error| ProofFailure::Failed(error.to_string()))?;
         let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
-        Ok(Quiet { epoch, from, to, received })
+        Ok(EmptyRange { epoch, from, to, received })
     }
 
-    /// The version of the cache, as long as it is of the history that this began in.
-    fn reached(&self, epoch: u64) -> Result<ResourceVersion, Unproved> {
+    /// The version of the cache, if it is still in this epoch.
+    fn reached(&self, epoch: u64) -> Result<ResourceVersion, ProofFailure> {
         let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
-        here.map(|ahead| ahead.version).ok_or_else(|| Unproved::Failed("it is being listed again".to_owned()))
+        here.map(|ahead| ahead.version).ok_or_else(|| ProofFailure::Failed("it is being listed again".to_owned()))
     }
 
-    fn tell(&self, quiet: Quiet) {
-        *self.quiet.lock().unwrap_or_else(PoisonError::into_inner) = Some(quiet);
-        self.told.notify_one();
+    fn publish(&self, range: EmptyRange) {
+        *self.empty_range.lock().unwrap_or_else(PoisonError::into_inner) = Some(range);
+        self.range_found.notify_one();
     }
 
-    /// The next that was found; for the one that moves the cache. Cancel-safe.
-    pub(super) async fn quiet(&self) -> Quiet {
+    /// Waits for the next range that a proof has found. For the informer only. Cancel-safe.
+    pub(super) async fn next_empty_range(&self) -> EmptyRange {
         loop {
-            if let Some(quiet) = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                return quiet;
+            if let Some(range) = self.empty_range.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return range;
             }
-            self.told.notified().await;
+            self.range_found.notified().await;
         }
     }
 }
 
-impl Quiet {
-    /// How far the cache of this hub may be taken to be, where that is further than it is.
-    pub(super) fn moves(&self, hub: &Hub) -> Option<ResourceVersion> {
+impl EmptyRange {
+    /// The version that the hub's cache may advance to. `None` if it is not inside the range.
+    pub(super) fn target_for(&self, hub: &Hub) -> Option<ResourceVersion> {
         let Ahead { epoch, version, .. } = hub.ahead()?;
         (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)
     }

@@ -1,10 +1,20 @@
-//! One informer: reflector → writer → hub, for one resource and scope, for as long as it is wanted.
+//! The informer: feeds one cache from one reflector, for one resource and scope.
 //!
-//! Every way upstream can fail ends in one place, `Informer::handle`, which decides what readers are told and what is tried next.
+//! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
+//! publishes them. The hard part is between these: an answer may come from the wrong cluster
+//! (behind the same address, or after a restore from a backup), and every kind of failure needs its
+//! own reaction. Two places decide this. `is_believed` confirms the identity of the cluster after
+//! each event that may have changed it, before any update is applied. `handle` decides for each
+//! failure what readers see (stale, forbidden, gone) and what happens next (retry, relist, stop).
+//!
+//! Subscribers are not woken for every event. Events that upstream sent together are applied
+//! together, and the informer wakes subscribers when it has read everything that has arrived. One
+//! wake per event would multiply the wake-ups under load, exactly when they are expensive. Waiting
+//! for a timer instead would delay a single event.
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
-use rand::{SeedableRng, rngs::StdRng};
+use rand::rngs::StdRng;
 use tokio::{
     task::yield_now,
     time::{Instant, sleep},
@@ -12,117 +22,58 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    allowance::{Allowance, TooLarge},
     consistency::Prover,
-    on_demand::Allowance,
-    warm_start::{HeldSchema, warm_start},
+    context::CacheContext,
+    schema::CachedSchema,
+    warm_start::warm_start,
 };
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{Phase, Served, StreamEnd},
-    peer::{Peers, Restored},
+    peer::Restored,
     telemetry::metrics::WatchPurpose,
     upstream::{
-        Reflector, Upstream, UpstreamError,
+        Reflector, UpstreamError,
         backoff::{Backoff, BackoffOptions},
-        discovery::{Discovery, DiscoveryError, SchemaFingerprint},
+        discovery::{Discovery, DiscoveryError},
         identity::Doubt,
-        metadata::MetadataTarget,
-        reflector::{ReflectorError, ReflectorOptions, Step, Target},
+        reflector::{ReflectorError, Step},
     },
 };
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::ObjectError, table::TableError};
 
-/// How long a 403 is taken for a passing one while there is something to serve: an apiserver that has just started answers 403
-/// until its authorizer has read its rules.
+/// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
+/// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
-/// How many objects are packed before other tasks get their turn: a few milliseconds.
+/// Objects to pack before yielding to other tasks: a few milliseconds of work.
 const PREPARE_OBJECTS: usize = 100;
-
-/// What all informers share.
-#[derive(Clone)]
-pub struct Shared {
-    /// The apiserver.
-    pub upstream: Upstream,
-    /// What it serves.
-    pub discovery: Arc<Discovery>,
-    /// How it is listed and watched.
-    pub reflector: ReflectorOptions,
-    /// Narrows every cache; empty for everything.
-    pub upstream_field_selector: String,
-    /// How often the schema is compared.
-    pub schema_check_interval: Duration,
-    /// Whether the current objects are kept packed too.
-    pub cache_compression: bool,
-    /// Whom configured caches are taken over from at their begin; `None` where each begins with a list.
-    pub peers: Option<Peers>,
-    /// Decides the jitter, for simulations; unset means by chance.
-    pub seed: Option<u64>,
-}
-
-impl Shared {
-    /// A generator for jitter, for one retry loop.
-    #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
-    pub(super) fn generator(&self) -> StdRng {
-        self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
-    }
-
-    /// What upstream is asked for, for a cache.
-    pub(super) fn target(&self, served: &Served) -> Target {
-        Target {
-            gvr: served.gvr.clone(),
-            kind: served.hub.resource().kind.clone(),
-            namespaced: served.namespaced,
-            scope: served.scope.clone(),
-            field_selector: self.upstream_field_selector.clone(),
-        }
-    }
-
-    /// Who lists and watches it; the watches are counted by what they are for.
-    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> Reflector<StdRng> {
-        let (hub, parser) = (served.hub.clone(), served.parser.clone());
-        let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
-        let (upstream, target) = (self.upstream.clone(), self.target(served));
-        Reflector::new(upstream, target, parser, self.reflector, open_watch, self.generator())
-    }
-
-    /// The same as [`target`](Self::target), where only metadata is asked for.
-    pub(super) fn metadata_target(&self, served: &Served) -> MetadataTarget {
-        MetadataTarget {
-            gvr: served.gvr.clone(),
-            scope: served.scope.clone(),
-            label_selector: String::new(),
-            field_selector: self.upstream_field_selector.clone(),
-        }
-    }
-
-    /// The version that the cluster has reached; how far another cluster is says nothing, and is an error.
-    pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, String> {
-        let doubt = self.upstream.doubt();
-        let version = self.upstream.cluster_version(target).await.map_err(|error| error.to_string())?;
-        self.upstream.confirm(doubt).await.map_err(|error| error.to_string())?;
-        Ok(version)
-    }
-}
 
 /// Why an informer stopped by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stopped {
-    /// The apiserver does not serve the resource (any more).
+pub(super) enum Stopped {
+    /// The apiserver does not serve the resource, or no longer does.
     NotFound(String),
-    /// It holds more than it may.
+    /// The cache exceeds its allowance.
     TooLarge(String),
-    /// The apiserver does not give it in this encoding, or not as it could be kept.
+    /// The apiserver does not serve this encoding, or not in a form that can be cached.
     NotAcceptable(String),
-    /// What is held is written in another way now: whoever reads on begins anew.
+    /// The encoding of the cached objects has changed, so subscribers must start over.
     Rewritten(String),
 }
 
-/// A running list and watch, and the cache it feeds.
-pub struct Informer {
-    shared: Shared,
+impl From<TooLarge> for Stopped {
+    fn from(TooLarge(message): TooLarge) -> Self {
+        Self::TooLarge(message)
+    }
+}
+
+/// The list and watch of one cache.
+pub(super) struct Informer {
+    context: CacheContext,
     served: Served,
-    schema: Arc<HeldSchema>,
+    schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
     allowance: Option<Allowance>,
     reflector: Reflector<StdRng>,
@@ -130,34 +81,37 @@ pub struct Informer {
     backoff: Backoff,
     random: StdRng,
     forbidden_since: Option<Instant>,
-    /// It has not run yet, and may begin with what a peer holds.
+    /// Whether the first run may start with the state of a peer.
     warm: bool,
-    /// Why the list under way has begun, and as of when it is true.
+    /// The reason of the list in progress, and the time of its request.
     listing: Option<(&'static str, Instant)>,
-    /// Set where a connection may have broken: nothing that came after it is believed before upstream was asked who it is.
+    /// Set if a connection may have broken. Later updates count only after upstream has confirmed
+    /// that it is still the same cluster.
     doubt: Option<Doubt>,
 }
 
-/// How often the task that reads upstream's socket gets its turn before it is believed that there is nothing more.
+/// How often to yield to the task that reads upstream's socket before concluding that no more data
+/// has arrived.
 const READ_YIELDS: usize = 2;
-/// The events after which subscribers are woken, although upstream has sent more already.
-const UNTOLD_MAX: usize = 64;
+/// The most events to apply before waking subscribers, even if more have arrived.
+const UNWOKEN_MAX: usize = 64;
 
 impl Informer {
-    /// An informer that has not begun; with an allowance it stops when it holds more. A `warm` one asks peers first.
+    /// An informer that does not run yet. It stops if it exceeds the `allowance`. If `warm` is set,
+    /// it asks peers before it lists.
     pub(super) fn new(
-        shared: Shared,
+        context: CacheContext,
         served: Served,
-        schema: Arc<HeldSchema>,
+        schema: Arc<CachedSchema>,
         prover: Arc<Prover>,
         allowance: Option<Allowance>,
         warm: bool,
     ) -> Self {
-        let reflector = shared.reflector_for(&served, WatchPurpose::Standing);
-        let (writer, random) = (CacheWriter::new(shared.cache_compression), shared.generator());
-        let doubt = Some(shared.upstream.doubt());
+        let reflector = context.reflector_for(&served, WatchPurpose::Standing);
+        let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
+        let doubt = Some(context.upstream.doubt());
         Self {
-            shared,
+            context,
             served,
             schema,
             prover,
@@ -173,24 +127,25 @@ impl Informer {
         }
     }
 
-    /// Lists again at the next step, comparing bytes; subscribers see a marked gap.
-    pub fn relist(&mut self, reason: &'static str) {
+    /// Lists again at the next step and compares bytes. Subscribers see a marked gap.
+    pub(super) fn relist(&mut self, reason: &'static str) {
         self.reflector.relist(reason);
     }
 
-    /// Runs until the resource is gone or too large. May be dropped at any time; [`Self::relist`] must come before it is run again.
-    pub async fn run(&mut self) -> Stopped {
-        let mut untold = 0;
+    /// Runs until the informer stops by itself. The future may be dropped at any time, but then
+    /// [`Self::relist`] must be called before the next run.
+    pub(super) async fn run(&mut self) -> Stopped {
+        let mut unwoken = 0;
         if let Some(allowance) = &self.allowance
-            && let Err(stopped) = allowance.look(&self.shared, &self.served).await
+            && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
         {
-            return stopped;
+            return too_large.into();
         }
         if std::mem::take(&mut self.warm) {
-            self.begin_warm().await;
+            self.start_warm().await;
         }
         loop {
-            let stopped = match self.step(&mut untold).await {
+            let stopped = match self.step(&mut unwoken).await {
                 Ok(Step::Update { update, received }) => self.apply(update, received).await,
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
@@ -202,12 +157,12 @@ impl Informer {
                     None
                 }
                 Ok(Step::Ended { reason }) => {
-                    self.doubt = Some(self.shared.upstream.doubt());
+                    self.doubt = Some(self.context.upstream.doubt());
                     self.served.hub.metrics().watch_restart(reason);
                     None
                 }
                 Err(error) => {
-                    self.doubt = Some(self.shared.upstream.doubt());
+                    self.doubt = Some(self.context.upstream.doubt());
                     self.handle(error).await
                 }
             };
@@ -217,9 +172,10 @@ impl Informer {
         }
     }
 
-    /// Takes state and history over from a peer, if there is one that can give them; else the first step lists.
-    async fn begin_warm(&mut self) {
-        let taken = warm_start(&self.shared, &self.served, &self.schema, &mut self.random).await;
+    /// Starts with the state and history of a peer, if one can send them. Otherwise the first step
+    /// lists.
+    async fn start_warm(&mut self) {
+        let taken = warm_start(&self.context, &self.served, &self.schema, &mut self.random).await;
         let Some((Restored { commit, writer, .. }, proven_at)) = taken else { return };
         self.reflector.go_on_from(commit.version);
         self.writer = writer;
@@ -227,69 +183,70 @@ impl Informer {
         self.served.hub.commit(commit, Instant::now());
     }
 
-    /// The reflector's next step. Subscribers are woken when upstream has nothing more at hand: what it sent at once is told at once.
-    async fn step(&mut self, untold: &mut usize) -> Result<Step, ReflectorError> {
-        let (watching, mut moved) = (self.reflector.is_watching(), None);
-        let step = self.step_or_move(watching, &mut moved, untold).await;
-        moved.into_iter().for_each(|version| self.reflector.nothing_until(version));
+    /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
+    async fn step(&mut self, unwoken: &mut usize) -> Result<Step, ReflectorError> {
+        let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
+        let step = self.step_or_advance(watching, &mut advanced_to, unwoken).await;
+        advanced_to.into_iter().for_each(|version| self.reflector.nothing_until(version));
         step
     }
 
-    /// As [`Self::step`]. Meanwhile the cache may be told that nothing has changed, which moves its version: but only in the middle of a watch,
-    /// because a list that is under way may be of before that.
-    async fn step_or_move(
+    /// Like [`Self::step`]. Meanwhile a freshness proof may advance the version of the cache, but
+    /// only in the middle of a watch, because a list in progress may be older than the proof.
+    async fn step_or_advance(
         &mut self,
         watching: bool,
-        moved: &mut Option<ResourceVersion>,
-        untold: &mut usize,
+        advanced_to: &mut Option<ResourceVersion>,
+        unwoken: &mut usize,
     ) -> Result<Step, ReflectorError> {
         let mut step = pin!(self.reflector.step());
-        if *untold < UNTOLD_MAX {
+        if *unwoken < UNWOKEN_MAX {
             for _ in 0..=READ_YIELDS {
                 if let Poll::Ready(done) = futures::poll!(&mut step) {
-                    *untold += 1;
+                    *unwoken += 1;
                     return done;
                 }
                 yield_now().await;
             }
         }
-        *untold = 0;
+        *unwoken = 0;
         self.served.hub.wake();
         loop {
-            let quiet = tokio::select! {
+            let range = tokio::select! {
                 biased;
                 done = &mut step => return done,
-                quiet = self.prover.quiet(), if watching => quiet,
+                range = self.prover.next_empty_range(), if watching => range,
             };
             let hub = &self.served.hub;
-            let Some(version) = quiet.moves(hub) else { continue };
+            let Some(version) = range.target_for(hub) else { continue };
             if let Ok(Some(commit)) = self.writer.apply(Update::Bookmark(version)) {
-                hub.proved(quiet.received);
-                hub.commit(commit, quiet.received);
-                *moved = Some(version);
+                hub.proved(range.received);
+                hub.commit(commit, range.received);
+                *advanced_to = Some(version);
             }
         }
     }
 
-    /// Whether what was read is of the cluster that this cache is of. If not, or if that cannot be told, it is as if it had not been
-    /// read, and after a wait it is read again. `list` is why a list has just begun.
+    /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
+    /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
+    /// `list` is the reason of a list that has just started.
     async fn is_believed(&mut self, list: Option<&'static str>) -> bool {
         let Some(doubt) = self.doubt else { return true };
-        let Err(error) = self.shared.upstream.confirm(doubt).await else {
+        let Err(error) = self.context.upstream.confirm(doubt).await else {
             self.doubt = None;
             return true;
         };
         let hub = &self.served.hub;
         hub.wake();
         hub.metrics().watch_restart(error.reason());
-        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "not believed");
+        warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "upstream is not confirmed to be the same cluster; reading again");
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
             (None, Some(version)) => self.reflector.go_on_from(version),
             (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
         }
         self.wait(error.retry_after()).await;
-        self.doubt = Some(self.shared.upstream.doubt());
+        self.doubt = Some(self.context.upstream.doubt());
         false
     }
 
@@ -303,13 +260,16 @@ impl Informer {
             Update::ListBegin { reason } => {
                 hub.listing(reason);
                 self.listing = Some((reason, received));
-                // Its pages may come from more than one connection: it is asked about again when they are all there.
-                self.doubt = Some(self.shared.upstream.doubt());
+                // Pages may come over several connections, so the end of the list needs a new
+                // confirmation.
+                self.doubt = Some(self.context.upstream.doubt());
                 info!(resource = %self.served.gvr, media = self.media().as_str(), reason, "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
             Update::WentBack { reached } => {
-                let message = format!("the cluster is at version {reached}, below what it had told; listing again");
+                let message = format!(
+                    "the cluster is at version {reached}, below a version that it had already sent; listing again"
+                );
                 warn!(resource = %self.served.gvr, message);
                 hub.wake();
                 hub.trouble(message);
@@ -318,15 +278,15 @@ impl Informer {
         }
         let first = self.writer.version().is_none();
         if matches!(update, Update::ListEnd(_)) {
-            // Much may have gone: other tasks get their turn in between.
+            // A list may remove many objects, so other tasks get a turn in between.
             while self.writer.prepare(PREPARE_OBJECTS) {
-                tokio::task::yield_now().await;
+                yield_now().await;
             }
         }
         let proven_at = match &update {
             Update::Event(..) | Update::Bookmark(_) => Some(received),
-            // Consistent when it was asked for; it may have taken long.
-            Update::ListEnd(_) => self.listing.take().map(|(_, begun)| begun),
+            // A list is consistent as of its request. It may have taken long.
+            Update::ListEnd(_) => self.listing.take().map(|(_, started)| started),
             Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
         };
         let listed = matches!(update, Update::ListEnd(_));
@@ -335,7 +295,7 @@ impl Informer {
         }
         let applied = self.writer.apply(update);
         if listed && applied.is_ok() {
-            self.schema.listed();
+            self.schema.list_completed();
         }
         if let (Some(at), Ok(_)) = (proven_at, &applied) {
             hub.proved(at);
@@ -350,7 +310,7 @@ impl Informer {
             }
             Ok(None) => {}
             Err(error) => {
-                // Passing it on would repeat or reorder; only a list tells what is true.
+                // Applying it would repeat or reorder events. Only a list restores the true state.
                 warn!(resource = %self.served.gvr, %error, "listing again");
                 hub.wake();
                 hub.trouble(error.to_string());
@@ -359,18 +319,18 @@ impl Informer {
             }
         }
         let (objects, bytes) = self.writer.held();
-        self.allowance.as_mut()?.hold(&self.served.gvr, objects, bytes).err()
+        self.allowance.as_mut()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
-    /// The one place that decides what a failure means.
+    /// Decides how to react to a failure.
     async fn handle(&mut self, error: ReflectorError) -> Option<Stopped> {
         let hub = &self.served.hub;
-        // What came before the failure does not wait for what follows it.
+        // Events from before the failure must not wait for its end.
         hub.wake();
         if let ReflectorError::Object(ObjectError::Table(table)) = &error {
             let resource = &self.served.gvr;
             return Some(match table {
-                TableError::Changed => Stopped::Rewritten(format!("{resource} is shown in other columns")),
+                TableError::Changed => Stopped::Rewritten(format!("the table columns of {resource} have changed")),
                 TableError::Malformed(_) | TableError::Relative(_) => {
                     Stopped::NotAcceptable(format!("{resource} is not cached as tables: {table}"))
                 }
@@ -382,12 +342,12 @@ impl Informer {
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
         let retry_after = error.upstream().and_then(UpstreamError::retry_after);
         match error.upstream() {
-            Some(UpstreamError::NotFound { .. }) if is_gone(&self.shared.discovery, &self.served.gvr).await => {
+            Some(UpstreamError::NotFound { .. }) if is_gone(&self.context.discovery, &self.served.gvr).await => {
                 let resource = &self.served.gvr;
-                let doubt = self.doubt.unwrap_or_else(|| self.shared.upstream.doubt());
-                match self.shared.upstream.confirm(doubt).await {
+                let doubt = self.doubt.unwrap_or_else(|| self.context.upstream.doubt());
+                match self.context.upstream.confirm(doubt).await {
                     Ok(()) => return Some(Stopped::NotFound(format!("the apiserver no longer serves {resource}"))),
-                    // What another cluster does not serve says nothing about this one.
+                    // Another cluster may not serve a resource that this one does.
                     Err(error) => hub.trouble(error.to_string()),
                 }
             }
@@ -416,9 +376,9 @@ impl Informer {
             hub.trouble(message);
             return;
         }
-        // What may not be read is not served from memory either.
+        // Objects that kubefan may not read must not be served from memory either.
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
-        self.writer = CacheWriter::new(self.shared.cache_compression);
+        self.writer = CacheWriter::new(self.context.cache_compression);
         self.reflector.relist("forbidden");
     }
 
@@ -431,32 +391,10 @@ impl Informer {
     }
 }
 
-/// Whether discovery agrees that the resource is not served: a 404 alone may come from an apiserver that is starting.
+/// Whether discovery confirms that the resource is gone. A 404 alone may come from an apiserver
+/// that is starting.
 async fn is_gone(discovery: &Discovery, gvr: &GroupVersionResource) -> bool {
     discovery.doubt();
     let found = discovery.find(&gvr.group, &gvr.version, &gvr.resource).await;
     matches!(found, Err(DiscoveryError::UnknownResource { .. }))
-}
-
-/// Completes when the schema of a resource, or the server's version, is another than `known`, or than when it was first asked for:
-/// then the bytes of objects may have changed without their versions. A change is believed when two checks in a row agree on it,
-/// because during an upgrade apiservers of two versions answer in turn.
-pub async fn schema_changed(
-    shared: Shared,
-    gvr: GroupVersionResource,
-    mut known: Option<SchemaFingerprint>,
-) -> SchemaFingerprint {
-    let mut seen = None;
-    loop {
-        // A failure tells nothing about the schema.
-        if let Ok(now) = shared.discovery.recent_schema_fingerprint(&gvr.group, &gvr.version).await {
-            match &known {
-                Some(before) if *before == now => seen = None,
-                Some(_) if seen.as_ref() == Some(&now) => return now,
-                Some(_) => seen = Some(now),
-                None => known = Some(now),
-            }
-        }
-        sleep(shared.schema_check_interval).await;
-    }
 }

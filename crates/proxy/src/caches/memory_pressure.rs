@@ -1,15 +1,24 @@
-//! The memory budget: what is let go of, and in which order, when the process comes near to what it may take.
+//! The memory budget: what to release, and in which order, when resident memory comes close to the
+//! limit.
 //!
-//! What counts is what the kernel counts, the resident memory: rings, logs, snapshots in flight and send buffers, and whatever a library
-//! keeps besides. Past a limit the kernel ends the process, and every stream with it; so history goes before streams do:
+//! Beyond its memory limit the kernel kills the process, and every stream with it. So the process
+//! must release memory before. It measures resident memory, as the kernel does: that covers
+//! history, logs, snapshots in flight, send buffers and libraries alike. Adding up only what each
+//! part reports about itself would miss the allocator, buffers of libraries and everything
+//! forgotten.
 //!
-//! 1. from 85 %: what is kept only to save work (projected objects, compressed snapshots, the last backfill) is dropped, and made again
-//!    for each;
-//! 2. from 90 %: history is halved each second, down to a sixteenth: who comes back from far gets a catch-up instead of every event;
-//! 3. from 95 %: an eighth of the usual snapshots, lists, catch-ups, backfills and transfers to peers are let in at a time;
-//! 4. from 100 %: none are; their readers are told to come back.
+//! Live streams matter most, so they are served at every step, and the cheapest losses come first:
 //!
-//! Live streams are served all the while. Each step is taken back when the use is five points below it.
+//! 1. From 85 %: data that only saves work (projected objects, compressed snapshots, the latest
+//!    backfill) is dropped, and made again for each reader.
+//! 2. From 90 %: history is halved every second, down to a sixteenth. Subscribers that resume from
+//!    an old version get a catch-up instead of every event.
+//! 3. From 95 %: only an eighth of the usual number of snapshots, lists, catch-ups, backfills and
+//!    transfers to peers may run at a time.
+//! 4. From 100 %: none may start. Their readers get an error with a retry delay.
+//!
+//! A step ends when memory is five points below its threshold. Without this margin, releasing
+//! memory would end the step that released it, again and again.
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
@@ -17,51 +26,52 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::registry::Registry;
-use crate::{
-    config::MEMORY_BYTES_MIN,
-    telemetry::{metrics::Metrics, process::ResidentMemory},
-};
+use crate::telemetry::{metrics::Metrics, process::ResidentMemory};
 
-/// How often it is looked.
+/// The smallest useful budget, in bytes: the process with empty caches, and a little more.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
+/// The time between two measurements.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The steps, in percent of the budget.
+/// The thresholds of the steps, in percent of the budget.
 const STEPS: [usize; 4] = [85, 90, 95, 100];
-/// So far below a step it is taken back.
+/// How far memory must fall below a step's threshold before the step ends, in percent of the
+/// budget.
 const HYSTERESIS: usize = 5;
-/// The least share of its usual size that history keeps.
-const SHARE_LEAST: f64 = 1.0 / 16.0;
+/// The smallest share of its usual size that history is limited to.
+const HISTORY_SHARE_MIN: f64 = 1.0 / 16.0;
 
-/// Where the process stands, and what was let go of.
+/// The current step and its effect on history.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Pressure {
-    /// Steps taken, 0 to 4.
+    /// 0 (no pressure) to 4.
     step: usize,
-    /// What history may take of its usual size.
-    share: f64,
+    /// The share of its usual size that history may use, from 0 to 1.
+    history_share: f64,
 }
 
 impl Default for Pressure {
     fn default() -> Self {
-        Self { step: 0, share: 1.0 }
+        Self { step: 0, history_share: 1.0 }
     }
 }
 
 impl Pressure {
-    /// What follows from so much in use.
+    /// The pressure after a measurement of `used` bytes.
     fn next(self, used: usize, bytes_max: usize) -> Self {
         let percent = used.saturating_mul(100) / bytes_max.max(1);
         let up = STEPS.iter().filter(|step| percent >= **step).count();
         let down = STEPS.iter().filter(|step| percent + HYSTERESIS >= **step).count();
         let step = if up > self.step { up } else { self.step.min(down) };
-        let share = match step {
-            2.. => (self.share / 2.0).max(SHARE_LEAST),
-            0 => (self.share * 1.25).min(1.0),
-            _ => self.share,
+        let history_share = match step {
+            2.. => (self.history_share / 2.0).max(HISTORY_SHARE_MIN),
+            0 => (self.history_share * 1.25).min(1.0),
+            _ => self.history_share,
         };
-        Self { step, share }
+        Self { step, history_share }
     }
 
-    /// How many may be let in.
+    /// How many requests may pin state at a time.
     fn snapshots_max(self, usual: usize) -> usize {
         match self.step {
             0..=2 => usual,
@@ -71,31 +81,33 @@ impl Pressure {
     }
 }
 
-/// Keeps the process within `bytes_max`, for as long as it is polled.
-pub async fn govern(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
+/// Keeps the process within `bytes_max`, as long as the future is polled.
+pub async fn keep_within(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
     let mut memory = match ResidentMemory::open() {
         Ok(memory) => memory,
-        Err(error) => return warn!(%error, "this system does not tell how much memory is used; no budget is kept"),
+        Err(error) => {
+            return warn!(%error, "this system does not report the process's memory; the memory budget has no effect");
+        }
     };
     info!(bytes_max, "keeping within the memory budget");
     let act = |used, pressure: Pressure, has_changed| {
         metrics.memory(used, bytes_max, pressure.step);
         if has_changed || pressure.step > 0 {
             registry.gate().narrow(pressure.snapshots_max(registry.gate().snapshots_max()));
-            registry.shed(pressure.share, pressure.step == 0);
+            registry.shed(pressure.history_share, pressure.step == 0);
         }
     };
-    follow(|| memory.bytes(), bytes_max, act).await;
+    observe(|| memory.bytes(), bytes_max, act).await;
 }
 
-/// Looks each second at what is `used`, and tells it with where that leads, and whether that is news. Where it cannot be seen, things
-/// stay as they are until it can.
-async fn follow(
+/// Measures memory every second and calls `act` with the bytes in use, the pressure, and whether
+/// the pressure has changed. After a failed measurement, the last pressure stays in effect.
+async fn observe(
     mut used: impl FnMut() -> io::Result<u64>,
     bytes_max: usize,
     mut act: impl FnMut(usize, Pressure, bool),
 ) {
-    let (mut pressure, mut is_blind) = (Pressure::default(), false);
+    let (mut pressure, mut has_failed) = (Pressure::default(), false);
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -103,13 +115,13 @@ async fn follow(
         let used = match used() {
             Ok(used) => usize::try_from(used).unwrap_or(usize::MAX),
             Err(error) => {
-                if !std::mem::replace(&mut is_blind, true) {
-                    warn!(%error, "how much memory is used cannot be read just now");
+                if !std::mem::replace(&mut has_failed, true) {
+                    warn!(%error, "cannot read the process's memory");
                 }
                 continue;
             }
         };
-        is_blind = false;
+        has_failed = false;
         let next = pressure.next(used, bytes_max);
         if next.step != pressure.step {
             warn!(
@@ -125,7 +137,7 @@ async fn follow(
     }
 }
 
-/// Four fifths of what this process' cgroup may take, where that is limited.
+/// Four fifths of the memory limit of this process's cgroup. `None` if there is no limit.
 pub fn default_budget() -> Option<usize> {
     let limit = cgroup_limit(Path::new("/sys/fs/cgroup"), &std::fs::read_to_string("/proc/self/cgroup").ok()?)?;
     let budget = limit / 5 * 4;
@@ -133,13 +145,14 @@ pub fn default_budget() -> Option<usize> {
         warn!(
             limit,
             least = MEMORY_BYTES_MIN / 4 * 5,
-            "the cgroup's memory limit is too small: kubefan may admit nobody"
+            "the cgroup's memory limit is too small: kubefan may refuse all subscribers"
         );
     }
     Some(budget)
 }
 
-/// The least limit on the way from the root to the process' own group: version 2, or version 1's memory controller.
+/// The smallest limit of the process's own group and its ancestors, by cgroup version 2 or by the
+/// memory controller of version 1. `membership` is the content of `/proc/self/cgroup`.
 fn cgroup_limit(root: &Path, membership: &str) -> Option<usize> {
     let limits = membership.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -149,7 +162,7 @@ fn cgroup_limit(root: &Path, membership: &str) -> Option<usize> {
             all if all.split(',').any(|one| one == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
             _ => return None,
         };
-        // In a container the path may be that of the host, and its own group be the root.
+        // In a container, the path may be the host's, and the container's own group the root.
         let own = root.join(path.trim_start_matches('/'));
         let groups = own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned);
         groups.chain([root.clone()]).filter_map(|group| read_limit(&group.join(file))).min()
@@ -158,7 +171,7 @@ fn cgroup_limit(root: &Path, membership: &str) -> Option<usize> {
 }
 
 fn read_limit(file: &Path) -> Option<usize> {
-    // Version 1 says "no limit" with a number near the largest.
+    // Version 1 has a number near the maximum where there is no limit.
     let limit: usize = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
     (limit < usize::MAX / 4).then_some(limit)
 }
@@ -168,37 +181,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_step_is_taken_at_once_and_taken_back_late() {
+    fn each_step_takes_effect_at_once_and_ends_below_its_threshold() {
         let used = |pressure: Pressure, percent: usize| pressure.next(percent * 10, 1000);
-        let easy = Pressure::default();
-        assert_eq!(used(easy, 84), easy);
-        let spare = used(easy, 85);
-        assert_eq!((spare.step, spare.share), (1, 1.0));
-        let short = used(spare, 91);
-        assert_eq!((short.step, short.share), (2, 0.5));
-        assert_eq!(used(used(short, 99), 99).share, 0.125);
-        assert_eq!((0..9).fold(short, |pressure, _| used(pressure, 101)), Pressure { step: 4, share: SHARE_LEAST });
+        let none = Pressure::default();
+        assert_eq!(used(none, 84), none);
+        let slight = used(none, 85);
+        assert_eq!((slight.step, slight.history_share), (1, 1.0));
+        let short = used(slight, 91);
+        assert_eq!((short.step, short.history_share), (2, 0.5));
+        assert_eq!(used(used(short, 99), 99).history_share, 0.125);
+        assert_eq!(
+            (0..9).fold(short, |pressure, _| used(pressure, 101)),
+            Pressure { step: 4, history_share: HISTORY_SHARE_MIN }
+        );
         assert_eq!(used(short, 86).step, 2, "not yet");
         let relieved = used(short, 84);
-        assert_eq!((relieved.step, relieved.share), (1, 0.5), "history does not come back while memory is short");
+        assert_eq!(
+            (relieved.step, relieved.history_share),
+            (1, 0.5),
+            "history does not come back while memory is short"
+        );
         let again = (0..9).fold(relieved, |pressure, _| used(pressure, 50));
-        assert_eq!(again, easy);
-        let snapshots = [easy, spare, short, used(easy, 95), used(easy, 100)].map(|each| each.snapshots_max(256));
+        assert_eq!(again, none);
+        let snapshots = [none, slight, short, used(none, 95), used(none, 100)].map(|each| each.snapshots_max(256));
         assert_eq!(snapshots, [256, 256, 256, 32, 0]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_look_that_fails_is_not_the_last() {
-        let looks = [Ok(100), Err(io::ErrorKind::Other), Err(io::ErrorKind::Other), Ok(50)];
-        let (mut looks, mut acted) = (looks.into_iter(), Vec::new());
-        let used = || looks.next().unwrap_or(Err(io::ErrorKind::Other)).map_err(io::Error::from);
-        let following = follow(used, 100, |used, pressure, has_changed| acted.push((used, pressure.step, has_changed)));
+    async fn a_failed_memory_reading_is_retried() {
+        let readings = [Ok(100), Err(io::ErrorKind::Other), Err(io::ErrorKind::Other), Ok(50)];
+        let (mut readings, mut acted) = (readings.into_iter(), Vec::new());
+        let used = || readings.next().unwrap_or(Err(io::ErrorKind::Other)).map_err(io::Error::from);
+        let following =
+            observe(used, 100, |used, pressure, has_changed| acted.push((used, pressure.step, has_changed)));
         assert!(tokio::time::timeout(10 * INTERVAL, following).await.is_err());
         assert_eq!(acted, [(100, 4, true), (50, 0, true)]);
     }
 
     #[test]
-    fn the_budget_follows_the_limit_of_the_cgroup() {
+    fn the_cgroup_limit_is_the_smallest_of_all_ancestors() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);

@@ -1,7 +1,9 @@
-//! The self-check: every cache against upstream's metadata at the very version of the cache, every few minutes.
+//! The self-check: every few minutes each cache is compared with upstream's metadata at exactly the
+//! cache's version.
 //!
-//! A lost event is a defect that nobody would notice: the cache looks as good as ever, and is wrong until the next relist. The check is
-//! paced, so that it never is a burst: one resource at a time, a few pages per second.
+//! A lost event is a defect without symptoms: the cache stays wrong until the next relist. The
+//! check finds it and relists. It reads one resource at a time and a few pages per second, so that
+//! it is never a burst of load.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,10 +11,7 @@ use rand::RngExt;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::{
-    informer::Shared,
-    registry::{Cache, Registry},
-};
+use super::{context::CacheContext, entry::Cache, registry::Registry};
 use crate::{
     cache::comparison::{Comparison, Differences},
     fanout::{Phase, Served},
@@ -20,99 +19,96 @@ use crate::{
     upstream::{UpstreamError, metadata::MetadataPages},
 };
 
-/// Between two pages.
+/// The wait between two pages.
 const PAGE_INTERVAL: Duration = Duration::from_millis(250);
-/// How many keys a log line names.
+/// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
 
-/// What a check has found.
+/// The result of one check.
 #[derive(Debug)]
-enum Found {
+enum CheckResult {
     Equal,
     Different(Differences),
-    /// The version is no longer held upstream: too quiet a resource, or too long a list. Nothing can be said.
+    /// Upstream no longer has the version: the resource is too quiet, or the list too long.
     Expired,
     Failed(String),
 }
 
-impl Registry {
-    /// Checks all caches, one after the other, about every `interval`.
-    pub(super) async fn check_all(self: Arc<Self>, interval: Duration) {
-        // Replicas that were started together do not check together.
-        sleep(interval.mul_f64(self.shared.generator().random_range(0.5..1.0))).await;
-        loop {
-            let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
-            for cache in caches {
-                check(&self.shared, &cache).await;
-                sleep(PAGE_INTERVAL).await;
-            }
-            sleep(interval).await;
+/// Checks all caches, one after the other, about every `interval`, without end.
+pub(super) async fn check_all(registry: Arc<Registry>, interval: Duration) {
+    let context = &registry.context;
+    // The jitter keeps replicas that started together from checking together.
+    sleep(interval.mul_f64(context.generator().random_range(0.5..1.0))).await;
+    loop {
+        let caches: Vec<Arc<Cache>> = registry.caches.iter().map(|cache| cache.clone()).collect();
+        for cache in caches {
+            check(context, &cache).await;
+            sleep(PAGE_INTERVAL).await;
         }
+        sleep(interval).await;
     }
 }
 
-async fn check(shared: &Shared, cache: &Cache) {
+async fn check(context: &CacheContext, cache: &Cache) {
     let Served { gvr, scope, hub, .. } = &cache.served;
-    // What is stale is not asked for a second time.
+    // A stale cache means that upstream has trouble; a check would only add load.
     if *hub.phase().borrow() != Phase::Synced {
         return;
     }
-    let Some(found) = compare(shared, &cache.served).await else { return };
+    let Some(result) = compare(context, &cache.served).await else { return };
     let scope = scope.namespace();
-    let result = match found {
-        Found::Equal => SelfCheck::Equal,
-        Found::Different(differences) => {
+    let label = match result {
+        CheckResult::Equal => SelfCheck::Equal,
+        CheckResult::Different(differences) => {
             warn!(resource = %gvr, scope, count = differences.count, keys = %differences, "the cache differs from upstream; listing again");
-            cache.suspect.notify_one();
+            cache.differs.notify_one();
             SelfCheck::Different
         }
-        Found::Expired => SelfCheck::Expired,
-        Found::Failed(error) => {
+        CheckResult::Expired => SelfCheck::Expired,
+        CheckResult::Failed(error) => {
             debug!(resource = %gvr, scope, error, "no self-check");
             SelfCheck::Failed
         }
     };
-    hub.metrics().self_check(result);
+    hub.metrics().self_check(label);
 }
 
-/// `None` where nothing is cached, or what was compared is being replaced.
-async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
+/// Compares one cache with upstream. `None` if it has no state, or if a relist replaced the
+/// compared state.
+async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult> {
     let lists = served.hub.lists();
     let (store, version) = served.hub.state()?;
-    let target = shared.metadata_target(served);
-    let mut pages = MetadataPages::new(shared.upstream.clone(), target, version);
+    let target = context.metadata_target(served);
+    let mut pages = MetadataPages::new(context.upstream.clone(), target, version);
     let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
-    let doubt = shared.upstream.doubt();
+    let doubt = context.upstream.doubt();
     loop {
         match pages.next().await {
             Ok(None) => break,
-            Ok(Some(_)) if pages.is_cached() => {
-                let error = "the answer came out of a kubefan's cache, and is no word of the apiserver's";
-                return Some(Found::Failed(error.to_owned()));
-            }
             Ok(Some(page)) => {
                 for (key, version) in page {
                     if let Err(error) = comparison.tell(key, version) {
-                        return Some(Found::Failed(error.to_string()));
+                        return Some(CheckResult::Failed(error.to_string()));
                     }
                 }
             }
-            Err(UpstreamError::Gone { .. }) => return Some(Found::Expired),
-            Err(error) => return Some(Found::Failed(error.to_string())),
+            Err(UpstreamError::Gone { .. }) => return Some(CheckResult::Expired),
+            Err(error) => return Some(CheckResult::Failed(error.to_string())),
         }
         sleep(PAGE_INTERVAL).await;
     }
-    // Whatever differs is mended by that, and after a rewind it means nothing.
+    // A relist has fixed any difference, and after a rewind of the cluster a difference means
+    // nothing.
     if served.hub.lists() != lists {
         return None;
     }
     let differences = comparison.finish();
     if differences.count == 0 {
-        return Some(Found::Equal);
+        return Some(CheckResult::Equal);
     }
-    // What another cluster has is no difference.
-    match shared.upstream.confirm(doubt).await {
-        Ok(()) => Some(Found::Different(differences)),
-        Err(error) => Some(Found::Failed(error.to_string())),
+    // Another cluster's objects are not a difference.
+    match context.upstream.confirm(doubt).await {
+        Ok(()) => Some(CheckResult::Different(differences)),
+        Err(error) => Some(CheckResult::Failed(error.to_string())),
     }
 }

@@ -1,52 +1,52 @@
-//! The begin of a cache with what a peer holds, once upstream has confirmed it.
+//! Warm start: a cache starts with the state and history of a peer, after upstream has confirmed
+//! the state.
 //!
-//! A wrong state would be served for as long as nobody lists again, so keys, versions, uids and labels are compared with a list of upstream's
-//! metadata first; any doubt ends in a cold start. The rest of what a version names, spec and status, and the history before it are believed
-//! of a peer: it has proved by certificate to be one, and to compare them would cost the list that a warm start is to save.
+//! A rolling update restarts every replica. A replica that starts with a list has a state but no
+//! history, so all its subscribers need backfills or snapshots at once. A peer has both. But a
+//! wrong state would be served until the next relist, and a peer's certificate proves that it is a
+//! peer, not that its state is right. So the state is compared with a list of upstream's metadata
+//! first: object keys, resource versions, uids and labels. Any doubt ends in a cold start, which
+//! costs time and nothing else.
+//!
+//! Spec, status and history are not compared. That would take the full list that a warm start
+//! saves, and a resource version already names one content of an object. An answer from another
+//! kubefan's cache does not count as a confirmation, because that cache may have the same error.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{
-    informer::Shared,
-    registry::{CacheId, Registry},
-};
+use super::{context::CacheContext, schema::CachedSchema};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,
-    peer::{CacheIdentity, Decoder, Offer, PeerError, Peers, Restored, Source, schema_text},
+    peer::{CacheIdentity, Decoder, PeerError, Peers, Restored},
     telemetry::metrics::WarmStart,
-    upstream::{UpstreamError, discovery::SchemaFingerprint, identity::IdentityError, metadata::MetadataPages},
+    upstream::{UpstreamError, identity::IdentityError, metadata::MetadataPages},
 };
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope};
+use kubefan_model::ResourceVersion;
 
-/// How many keys a log line names.
+/// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
 
-/// Why a cache begins cold.
+/// Why a cache starts cold.
 #[derive(Debug, thiserror::Error)]
 enum ColdStart {
     #[error(transparent)]
     Peer(#[from] PeerError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    #[error(
-        "nobody can tell whether a peer reads the same: /version, or the schema's hash in /openapi/v3, is not known"
-    )]
+    #[error("the schema cannot be compared with a peer's: /version, or the schema's hash in /openapi/v3, is not known")]
     UnknownSchema,
-    #[error("nothing tells this cluster from others: neither the uid of kube-system nor a serving CA")]
+    #[error("this cluster cannot be told from others: neither the uid of kube-system nor a serving CA is known")]
     Unidentified,
     #[error("upstream's metadata could not be read: {0}")]
     Unchecked(#[from] UpstreamError),
-    #[error("the peer's state at version {version} is not upstream's: {count} objects differ, among them {keys}")]
+    #[error("the peer's state at version {version} differs from upstream's: {count} objects differ, among them {keys}")]
     Different { version: ResourceVersion, count: usize, keys: String },
-    #[error("none within {0:?} (--peer-timeout)")]
+    #[error("no warm start within {0:?} (--peer-timeout)")]
     Timeout(std::time::Duration),
 }
 
@@ -61,59 +61,18 @@ impl ColdStart {
     }
 }
 
-/// The schema that the objects held were read by.
-#[derive(Default)]
-pub(super) struct HeldSchema(Mutex<Known>);
-
-#[derive(Default)]
-struct Known {
-    held: Option<SchemaFingerprint>,
-    /// The one of the list to come.
-    next: Option<SchemaFingerprint>,
-}
-
-impl HeldSchema {
-    pub(super) fn new(held: Option<SchemaFingerprint>) -> Self {
-        Self(Mutex::new(Known { held, next: None }))
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// From here on everything is listed again because of another one.
-    pub(super) fn changes_to(&self, next: SchemaFingerprint) {
-        self.known().next = Some(next);
-    }
-
-    /// A list is complete.
-    pub(super) fn listed(&self) {
-        let mut known = self.known();
-        if let Some(next) = known.next.take() {
-            known.held = Some(next);
-        }
-    }
-
-    /// As peers tell it to each other; `None` where it is not known, or what is held is of an older one.
-    pub(super) fn text(&self, served: &Served) -> Option<String> {
-        let known = self.known();
-        let kind = &served.hub.resource().kind;
-        let held = known.held.as_ref().filter(|_| known.next.is_none());
-        schema_text(kind, &served.fields, held)
-    }
-}
-
-/// What a peer has given and upstream has confirmed, and as of when that is the present, if it is known to be; `None` for a cold start,
-/// about which everything was said.
+/// Fetches a peer's cache and confirms it. `None` for a cold start, after its reason was logged.
+///
+/// The time is that of the confirmation, if it proved that the state is current.
 pub(super) async fn warm_start(
-    shared: &Shared,
+    context: &CacheContext,
     served: &Served,
-    schema: &HeldSchema,
+    schema: &CachedSchema,
     random: &mut impl Rng,
 ) -> Option<(Restored, Option<Instant>)> {
-    let peers = shared.peers.as_ref()?;
-    let (begun, limit) = (Instant::now(), peers.peer_timeout);
-    let done = timeout(limit, take_over(shared, peers, served, schema, random));
+    let peers = context.peers.as_ref()?;
+    let (started, limit) = (Instant::now(), peers.peer_timeout);
+    let done = timeout(limit, fetch_confirmed(context, peers, served, schema, random));
     let done = done.await.unwrap_or(Err(ColdStart::Timeout(limit)));
     let (resource, scope) = (&served.gvr, served.scope.namespace());
     let result = done.as_ref().map_or_else(ColdStart::result, |_| WarmStart::Warm);
@@ -121,7 +80,7 @@ pub(super) async fn warm_start(
     match done {
         Ok((restored, proven_at)) => {
             let Restored { received, bytes, .. } = &restored;
-            let (version, took) = (restored.commit.version, begun.elapsed());
+            let (version, took) = (restored.commit.version, started.elapsed());
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
@@ -136,96 +95,104 @@ pub(super) async fn warm_start(
     }
 }
 
-async fn take_over(
-    shared: &Shared,
+async fn fetch_confirmed(
+    context: &CacheContext,
     peers: &Peers,
     served: &Served,
-    schema: &HeldSchema,
+    schema: &CachedSchema,
     random: &mut impl Rng,
 ) -> Result<(Restored, Option<Instant>), ColdStart> {
     let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
-    shared.upstream.confirm(shared.upstream.doubt()).await?;
+    context.upstream.confirm(context.upstream.doubt()).await?;
     let wanted = CacheIdentity {
-        cluster: shared.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
+        cluster: context.upstream.proven_identity().ok_or(ColdStart::Unidentified)?,
         gvr: served.gvr.clone(),
         scope: served.scope.clone(),
-        upstream_field_selector: shared.upstream_field_selector.clone(),
+        upstream_field_selector: context.upstream_field_selector.clone(),
         schema,
     };
     let decoder = || {
-        let writer = CacheWriter::new(shared.cache_compression);
+        let writer = CacheWriter::new(context.cache_compression);
         let (limits, parser) = (served.hub.limits(), served.parser.clone());
         Decoder::new(wanted.clone(), limits, parser, writer, peers.peer_transfer_bytes_max, Instant::now())
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
-    info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "taken over; comparing it with upstream");
-    let doubt = shared.upstream.doubt();
-    let proven_at = check(shared, served, &restored.commit.store, restored.commit.version).await?;
-    // What another cluster has, confirms nothing.
-    shared.upstream.confirm(doubt).await?;
+    info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
+    let doubt = context.upstream.doubt();
+    let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
+    // Another cluster's objects confirm nothing.
+    context.upstream.confirm(doubt).await?;
     Ok((restored, proven_at))
 }
 
-/// What upstream's present says of a state.
-enum Present {
-    /// Nothing has happened to it since.
-    Same,
-    /// Something has, which the watch from its version on brings at once.
-    Newer,
+/// Whether a correct state is also the current one.
+enum Currency {
+    /// There were no changes since.
+    Current,
+    /// There were changes since, which the watch from the state's version will deliver.
+    Outdated,
 }
 
-/// Whether upstream has exactly this, and as of when it is the present, if it is: that alone proves how fresh it is, because a state at an
-/// old version is as right as it is old. Where something has happened since, it is compared at its own version; where upstream no longer
-/// holds that, with the present all the same.
-async fn check(
-    shared: &Shared,
+/// Confirms that upstream has exactly this state.
+///
+/// The first comparison is with the current state, because only that also proves how fresh the
+/// peer's state is; then the result is the time of that proof. If there were changes since, the
+/// state is compared at its own version, or with the current state again if upstream no longer has
+/// that version.
+async fn confirm(
+    context: &CacheContext,
     served: &Served,
     store: &Store,
     version: ResourceVersion,
 ) -> Result<Option<Instant>, ColdStart> {
-    let target = shared.metadata_target(served);
-    let present = || MetadataPages::consistent(shared.upstream.clone(), target.clone());
+    let target = context.metadata_target(served);
+    let current = || MetadataPages::consistent(context.upstream.clone(), target.clone());
     let asked_at = Instant::now();
-    match compare(present(), store, version, true).await {
-        Ok(Present::Same) => return Ok(Some(asked_at)),
-        // What is missing may have been deleted since.
-        Ok(Present::Newer) | Err(ColdStart::Different { .. } | ColdStart::Unchecked(UpstreamError::Gone { .. })) => {}
+    match compare(current(), store, version, true).await {
+        Ok(Currency::Current) => return Ok(Some(asked_at)),
+        // Objects that are missing upstream may have been deleted since.
+        Ok(Currency::Outdated)
+        | Err(ColdStart::Different { .. } | ColdStart::Unchecked(UpstreamError::Gone { .. })) => {}
         Err(error) => return Err(error),
     }
-    let exact = MetadataPages::new(shared.upstream.clone(), target.clone(), version);
+    let exact = MetadataPages::new(context.upstream.clone(), target.clone(), version);
     match compare(exact, store, version, false).await {
-        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => compare(present(), store, version, false).await?,
+        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => compare(current(), store, version, false).await?,
         done => done?,
     };
     Ok(None)
 }
 
-/// Newer versions of objects are no difference: the watch will bring them. The first of them may end the comparison.
+/// Compares a state at `version` with a list of upstream's metadata.
+///
+/// An object that is newer upstream is not a difference, because the watch will deliver it. If
+/// `stop_at_newer` is set, the first such object ends the comparison.
 async fn compare(
     mut pages: MetadataPages,
     store: &Store,
     version: ResourceVersion,
-    ends_at_newer: bool,
-) -> Result<Present, ColdStart> {
+    stop_at_newer: bool,
+) -> Result<Currency, ColdStart> {
     let (mut found, mut count, mut keys) = (0, 0, Vec::new());
-    while let Some(page) = pages.next_told().await? {
-        for told in page {
-            let held = store.get(told.key.as_str());
-            found += usize::from(held.is_some());
-            let same = held.is_some_and(|held| {
-                let labels: BTreeMap<_, _> = held.labels().collect();
-                let told_labels = told.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-                (held.version(), held.uid()) == (told.version, told.uid.as_str()) && labels.into_iter().eq(told_labels)
+    while let Some(page) = pages.next_objects().await? {
+        for theirs in page {
+            let ours = store.get(theirs.key.as_str());
+            found += usize::from(ours.is_some());
+            let same = ours.is_some_and(|ours| {
+                let labels: BTreeMap<_, _> = ours.labels().collect();
+                let their_labels = theirs.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+                (ours.version(), ours.uid()) == (theirs.version, theirs.uid.as_str())
+                    && labels.into_iter().eq(their_labels)
             });
-            // In a list at exactly `version` there is none.
-            let is_to_come = told.version > version;
-            if is_to_come && ends_at_newer {
-                return Ok(Present::Newer);
+            // A list at exactly `version` has no newer objects.
+            let is_newer = theirs.version > version;
+            if is_newer && stop_at_newer {
+                return Ok(Currency::Outdated);
             }
-            if !same && !is_to_come {
+            if !same && !is_newer {
                 count += 1;
                 if keys.len() < KEYS_MAX {
-                    keys.push(told.key.to_string());
+                    keys.push(theirs.key.to_string());
                 }
             }
         }
@@ -235,26 +202,9 @@ async fn compare(
         keys.push(format!("{surplus} that upstream does not have"));
     }
     match count + surplus {
-        // A cluster that has not reached the version has another history.
-        0 if pages.version() >= Some(version) => Ok(Present::Same),
-        0 => Ok(Present::Newer),
+        // A cluster that has not reached `version` has another history, so it proves no currency.
+        0 if pages.version() >= Some(version) => Ok(Currency::Current),
+        0 => Ok(Currency::Outdated),
         count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
-    }
-}
-
-/// The caches of a registry, for its peers.
-impl Source for Arc<Registry> {
-    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer> {
-        let id = CacheId { gvr: gvr.clone(), scope: scope.clone(), media: Media::Json };
-        let cache = self.caches.get(&id)?.clone();
-        Some(Offer {
-            hub: cache.served.hub.clone(),
-            upstream_field_selector: self.shared.upstream_field_selector.clone(),
-            schema: cache.schema.text(&cache.served),
-        })
-    }
-
-    fn cluster(&self) -> Option<String> {
-        self.shared.upstream.proven_identity()
     }
 }

@@ -10,6 +10,7 @@ pub mod decode;
 pub mod encode;
 pub mod receiver;
 pub mod sender;
+pub mod server;
 pub mod tls;
 
 #[cfg(test)]

@@ -136,6 +136,12 @@ pub enum UpstreamError {
         /// How much of the line had come.
         partial_bytes: usize,
     },
+    /// The answer came from the cache of another kubefan, where the apiserver's own is needed.
+    #[error("the server at {server} is a kubefan, which answered from its cache")]
+    Cached {
+        /// Scheme, host and port.
+        server: String,
+    },
     /// A response body is longer than allowed.
     #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller --page-size helps")]
     TooLarge {
@@ -183,6 +189,7 @@ impl UpstreamError {
             Self::Idle { .. } => "idle",
             Self::LineTooLong { .. } => "line_too_long",
             Self::Truncated { .. } => "truncated",
+            Self::Cached { .. } => "cached",
             Self::TooLarge { .. } => "too_large",
         }
     }
