@@ -3,7 +3,7 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Two places decide this. `is_believed` confirms the identity of the cluster after
+//! own reaction. Two places decide this. `is_confirmed` confirms the identity of the cluster after
 //! each event that may have changed it, before any update is applied. `handle` decides for each
 //! failure what readers see (stale, forbidden, gone) and what happens next (retry, relist, stop).
 //!
@@ -94,7 +94,7 @@ pub(super) struct Informer {
 /// has arrived.
 const READ_YIELDS: usize = 2;
 /// The most events to apply before waking subscribers, even if more have arrived.
-const UNWOKEN_MAX: usize = 64;
+const EVENTS_PER_WAKE_MAX: usize = 64;
 
 impl Informer {
     /// An informer that does not run yet. It stops if it exceeds the `allowance`. If `warm` is set,
@@ -135,7 +135,7 @@ impl Informer {
     /// Runs until the informer stops by itself. The future may be dropped at any time, but then
     /// [`Self::relist`] must be called before the next run.
     pub(super) async fn run(&mut self) -> Stopped {
-        let mut unwoken = 0;
+        let mut events_since_wake = 0;
         if let Some(allowance) = &self.allowance
             && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
         {
@@ -145,11 +145,11 @@ impl Informer {
             self.start_warm().await;
         }
         loop {
-            let stopped = match self.step(&mut unwoken).await {
+            let stopped = match self.step(&mut events_since_wake).await {
                 Ok(Step::Update { update, received }) => self.apply(update, received).await,
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
-                    if self.is_believed(None).await {
+                    if self.is_confirmed(None).await {
                         self.served.hub.warn(self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
@@ -184,9 +184,9 @@ impl Informer {
     }
 
     /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
-    async fn step(&mut self, unwoken: &mut usize) -> Result<Step, ReflectorError> {
+    async fn step(&mut self, events_since_wake: &mut usize) -> Result<Step, ReflectorError> {
         let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
-        let step = self.step_or_advance(watching, &mut advanced_to, unwoken).await;
+        let step = self.step_or_advance(watching, &mut advanced_to, events_since_wake).await;
         advanced_to.into_iter().for_each(|version| self.reflector.nothing_until(version));
         step
     }
@@ -197,19 +197,19 @@ impl Informer {
         &mut self,
         watching: bool,
         advanced_to: &mut Option<ResourceVersion>,
-        unwoken: &mut usize,
+        events_since_wake: &mut usize,
     ) -> Result<Step, ReflectorError> {
         let mut step = pin!(self.reflector.step());
-        if *unwoken < UNWOKEN_MAX {
+        if *events_since_wake < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
                 if let Poll::Ready(done) = futures::poll!(&mut step) {
-                    *unwoken += 1;
+                    *events_since_wake += 1;
                     return done;
                 }
                 yield_now().await;
             }
         }
-        *unwoken = 0;
+        *events_since_wake = 0;
         self.served.hub.wake();
         loop {
             let range = tokio::select! {
@@ -230,7 +230,7 @@ impl Informer {
     /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `list` is the reason of a list that has just started.
-    async fn is_believed(&mut self, list: Option<&'static str>) -> bool {
+    async fn is_confirmed(&mut self, list: Option<&'static str>) -> bool {
         let Some(doubt) = self.doubt else { return true };
         let Err(error) = self.context.upstream.confirm(doubt).await else {
             self.doubt = None;
@@ -252,7 +252,7 @@ impl Informer {
 
     async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if !matches!(update, Update::ListItem(_)) && !self.is_believed(list).await {
+        if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(list).await {
             return None;
         }
         let hub = &self.served.hub;

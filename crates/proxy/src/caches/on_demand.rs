@@ -266,7 +266,7 @@ fn check_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
     match table::other_times(gvr) {
         None => Ok(()),
         Some(columns) => Err(Refusal::NotCached(format!(
-            "{gvr} is not cached as tables: {columns} would stand as of its last change, because kubefan has no printers"
+            "{gvr} is not cached as tables: kubefan cannot recompute {columns}, so they would be as old as the last event"
         ))),
     }
 }
