@@ -1,10 +1,12 @@
-//! The kubefan binary.
+//! The `kubefan` program: the proxy, and the commands that use it. With the feature `sim` also the
+//! benchmark and the demo.
 
 mod cli;
 
 use std::process::ExitCode;
 
-/// Many small objects live long and are freed on other threads; jemalloc keeps their memory denser than the system's allocator.
+/// Caches hold many small, long-lived objects, which other threads free. jemalloc fragments less
+/// under this load than the system's allocator.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -283,15 +283,12 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
             "the apiserver at {} does not accept the credentials of verify's own kubeconfig (401): {message}",
             upstream.server()
         )),
+        UpstreamError::Cached { .. } => {
+            CompareError::Final(format!("{error}; name the apiserver's own kubeconfig (--kubeconfig)"))
+        }
         error => CompareError::Final(error.to_string()),
     };
     while let Some(page) = pages.next().await.map_err(failed)? {
-        if pages.is_cached() {
-            return Err(CompareError::Final(format!(
-                "the server at {} is a kubefan, and a cache cannot verify itself; name the apiserver's own kubeconfig (--kubeconfig)",
-                upstream.server()
-            )));
-        }
         for (key, version) in page {
             comparison.tell(key, version).map_err(|error| CompareError::Final(error.to_string()))?;
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_proxy::app::on_demand::{OnDemand, SizeLimits};
+use kubefan_proxy::caches::{OnDemandLimits, SizeLimits};
 use kubefan_sim::apiserver::{Fault, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -32,8 +32,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         limits_count_only_what_the_upstream_selector_selects;
 };
 
-fn limited(objects: usize, bytes: usize) -> OnDemand {
-    OnDemand { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }
+fn limited(objects: usize, bytes: usize) -> OnDemandLimits {
+    OnDemandLimits { size: SizeLimits { on_demand_objects_max: objects, on_demand_bytes_max: bytes }, ..on_demand() }
 }
 
 fn fill(rig: &Rig, from: usize, to: usize) {
@@ -103,7 +103,7 @@ async fn an_unconfigured_resource_is_refused_with_the_flags() {
 }
 
 async fn the_number_of_resources_is_limited() {
-    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_resources_max: 2, ..on_demand() });
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_resources_max: 2, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     let _pods = rig.watch_all("pods").await;
     let _services = rig.watch_all("services").await;
@@ -207,7 +207,7 @@ async fn the_bytes_of_all_caches_are_limited_together() {
 
 async fn an_unread_cache_is_dropped_and_can_return() {
     let idle = Duration::from_secs(60);
-    let setup = Setup::of(&["nodes"]).on_demand(OnDemand { on_demand_idle_timeout: idle, ..on_demand() });
+    let setup = Setup::of(&["nodes"]).on_demand(OnDemandLimits { on_demand_idle_timeout: idle, ..on_demand() });
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 3);
     let labels = r#"{group="",media="json",namespace="",resource="pods"}"#;

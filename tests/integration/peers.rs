@@ -14,7 +14,7 @@ use kubefan_common::proto::v1alpha1::{
     Target, TransferRequest, peer_service_client::PeerServiceClient, peer_service_server::PeerServiceServer,
 };
 use kubefan_proxy::{
-    app::registry::Registry,
+    caches::Registry,
     peer::{Dial, PeerError, Peers, Sender},
 };
 use kubefan_sim::apiserver::{Fault, SimApiserver, SimOptions, Status, Verb};

@@ -15,11 +15,7 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 use kubefan_proxy::{
-    app::{
-        informer::Shared,
-        on_demand::Form,
-        registry::{Registry, RegistryOptions},
-    },
+    caches::{CacheContext, EncodingLimits, Registry, RegistryOptions},
     fanout::{Catalog, Phase, Refusal, Served},
     telemetry::metrics::Metrics,
     upstream::{
@@ -49,7 +45,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: an_apiserver_without_protobuf_is_asked_once_a_minute, without_protobuf_there_is_no_cache_and_no_request;
 };
 
-const PROTOBUF: Form = Form { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
+const PROTOBUF: EncodingLimits = EncodingLimits { bytes_max: 512 << 20, idle_timeout: Duration::from_secs(600) };
 
 /// kubefan's caches in front of the real apiserver.
 struct Caches {
@@ -63,7 +59,7 @@ impl Caches {
     async fn over(api: &ApiServer, setup: Setup) -> Caches {
         let settings = UpstreamSettings { kubeconfig: Some(api.kubeconfig()), context: None };
         let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await.unwrap();
-        let shared = Shared {
+        let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
             reflector: setup.reflector,
@@ -74,7 +70,7 @@ impl Caches {
             seed: None,
         };
         let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::new(prometheus::Registry::new()).unwrap()));
-        let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
+        let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
         Caches { registry, metrics, upstream, _stop: stop.drop_guard() }
     }
@@ -104,13 +100,13 @@ impl Caches {
 /// A setup that caches any resource on demand, also as protobuf.
 fn anything() -> Setup {
     let mut setup = Setup::of(&[])
-        .on_demand(kubefan_proxy::app::on_demand::OnDemand { on_demand_resources_max: 1000, ..on_demand() });
+        .on_demand(kubefan_proxy::caches::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup
 }
 
 /// A setup that caches the configmaps of one namespace.
-fn configmaps_of(namespace: &str, protobuf: Form) -> Setup {
+fn configmaps_of(namespace: &str, protobuf: EncodingLimits) -> Setup {
     let setup = Setup::of(&["configmaps"]).namespaces(&[namespace]);
     Setup { registry: RegistryOptions { protobuf: Some(protobuf), ..setup.registry }, ..setup }
 }
@@ -462,7 +458,7 @@ async fn protobuf_caches_have_their_own_byte_limit() {
     for n in 0..10 {
         api.create(&path, &configmap(&format!("c{n}"), "new", 5000)).await;
     }
-    let few = Form { bytes_max: 40_000, ..PROTOBUF };
+    let few = EncodingLimits { bytes_max: 40_000, ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let Err(Refusal::NotCached(message)) = caches.find(&configmaps(), &namespace, Media::Protobuf).await else {
@@ -480,7 +476,7 @@ async fn protobuf_caches_have_their_own_byte_limit() {
 async fn an_unread_protobuf_cache_is_dropped() {
     let api = ApiServer::shared().await;
     let namespace = api.namespace("protobuf").await;
-    let soon = Form { idle_timeout: Duration::from_millis(200), ..PROTOBUF };
+    let soon = EncodingLimits { idle_timeout: Duration::from_millis(200), ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, soon)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
     let first = caches.synced(&configmaps(), &namespace, Media::Protobuf).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kubefan_common::proto::v1alpha1::ListResourcesRequest;
 use kubefan_model::Media;
 use kubefan_proxy::{
-    app::{on_demand::Form, registry::RegistryOptions},
+    caches::{EncodingLimits, RegistryOptions},
     fanout::{Catalog, Refusal},
 };
 use reqwest::{Client, StatusCode};
@@ -396,7 +396,7 @@ async fn table_caches_have_their_own_byte_limit() {
 
 async fn an_apiserver_without_tables_is_asked_once_a_minute() {
     let setup = Setup::of(&["pods"]);
-    let tables = Form { bytes_max: 1 << 20, idle_timeout: Duration::from_secs(600) };
+    let tables = EncodingLimits { bytes_max: 1 << 20, idle_timeout: Duration::from_secs(600) };
     let setup = Setup { registry: RegistryOptions { tables: Some(tables), ..setup.registry }, ..setup };
     let rig = Rig::synced(setup.sim(), setup).await;
     let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="406",verb="watch"}"#);

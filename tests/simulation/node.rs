@@ -9,11 +9,8 @@ use std::{
 };
 
 use kubefan_proxy::{
-    app::{
-        informer::Shared,
-        registry::{Registry, RegistryOptions},
-    },
     cache::RingLimits,
+    caches::{CacheContext, Registry, RegistryOptions},
     config::ServeConfig,
     fanout::GateLimits,
     server::{Server, ServerOptions, listen::Peer},
@@ -97,7 +94,7 @@ impl Node {
         let options = &self.options;
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
         let upstream = self.transport.upstream();
-        let shared = Shared {
+        let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             reflector: ReflectorOptions {
@@ -131,7 +128,7 @@ impl Node {
             self_check_interval: Some(Duration::from_secs(300)),
         };
         let stop = CancellationToken::new();
-        let registry = Registry::new(shared, registry_options, metrics.clone(), stop.clone());
+        let registry = Registry::new(context, registry_options, metrics.clone(), stop.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(registry.clone().run());
         let drain = CancellationToken::new();

@@ -176,7 +176,7 @@ bugs! {
     /// modified. Needs: a restart, a selector whose members changed during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `app/backfill.rs`: the last event before the start of the cache ends the backfill, but is
+    /// `caches/backfill.rs`: the last event before the start of the cache ends the backfill, but is
     /// left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 

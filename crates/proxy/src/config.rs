@@ -24,8 +24,7 @@ pub use crate::telemetry::LogFormat;
 use crate::upstream::{passthrough::Credentials, settings::UpstreamSettings};
 use kubefan_model::selector::FieldSelector;
 
-/// The least budget in which kubefan is of any use: what it takes with empty caches, and a little more.
-pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+pub use crate::caches::memory_pressure::MEMORY_BYTES_MIN;
 
 /// How the initial state is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]

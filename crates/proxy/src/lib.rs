@@ -1,28 +1,50 @@
-//! The proxy: it lists and watches each resource once, keeps a watch cache, and serves any number of subscribers from it.
+//! The proxy: it lists and watches each resource once, keeps a watch cache of it, and serves any
+//! number of subscribers from the cache, over gRPC and over the Kubernetes API.
 //!
-//! Data flows one way, down this drawing; a module may use what is above it, never what is below:
+//! Events flow down this drawing:
 //!
 //! ```text
-//!   kube-apiserver (or another kubefan)
-//!       │ list + watch, once per resource and scope      upstream   reflector: a state machine, one step function
-//!       │  ◀── or, at the start, a replica's cache       peer       encode, sender → receiver, decode
+//!   kube-apiserver (or another kubefan)                        a replica that already runs
+//!       │ list and watch, once per resource,                       │ its cache, for a warm start
+//!       ▼ scope and encoding                                       ▼
+//!   upstream   client, discovery, reflector                    peer   sender → receiver
+//!       │                                                          │
+//!       └─ objects: parsed once, bytes in canonical form ──────────┘
 //!       ▼
-//!   objects, parsed once, bytes in canonical form
-//!       │ apply / replace, one writer per resource       cache      store (state) + ring (history)
+//!   caches     which caches exist; one informer fills each of them
+//!       │ apply or replace, one writer per cache
 //!       ▼
-//!   views: one per distinct selection, shared by all equal subscriptions
-//!       │ an event wakes only the views it concerns      fanout     encode once
+//!   cache      store (current state) and ring (recent events)
+//!       │ an event wakes only the views that it concerns
 //!       ▼
-//!   subscriptions: a cursor into the view's log
-//!       │ pull; wake-ups carry no data                   server     gRPC, the Kubernetes API, admin
+//!   fanout     views: one per distinct selection and encoding; each event is encoded once
+//!       │ subscriptions: a cursor into a view's log; they pull, wake-ups carry no data
 //!       ▼
-//!   subscribers
+//!   server     gRPC             watch and list
+//!       │      Kubernetes API   HTTP list, get and watch from the cache; all else, and reads that
+//!       │                       cannot be proved correct, are forwarded upstream (passthrough)
+//!       │      admin            health, readiness, metrics
+//!       ▼
+//!   subscribers: kubefan clients; kubectl, client-go and other Kubernetes clients
 //! ```
 //!
-//! `docs/architecture.md` says what must stay true and why.
+//! Modules form layers. A module imports only modules before it in this list:
+//!
+//! 1. `telemetry`: metrics and logs.
+//! 2. `cache`: one cache as a data structure.
+//! 3. `upstream` and `fanout`, which do not import each other.
+//! 4. `peer`: warm starts between replicas.
+//! 5. `caches`: the registry of all caches and its policies. It implements the trait
+//!    [`fanout::Catalog`].
+//! 6. `server`: all ports. It finds caches only through that trait, so it is tested without them.
+//! 7. `config`: flags, environment and file as plain data.
+//! 8. `app`: creates everything and connects it.
+//!
+//! `docs/architecture.md` states the invariants and the reasons for each decision.
 
 pub mod app;
 pub mod cache;
+pub mod caches;
 pub mod config;
 pub mod fanout;
 pub mod peer;

@@ -12,12 +12,8 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
-    app::{
-        informer::Shared,
-        on_demand::{OnDemand, SizeLimits},
-        registry::{Registry, RegistryOptions},
-    },
     cache::RingLimits,
+    caches::{CacheContext, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,
@@ -110,7 +106,7 @@ impl Setup {
     }
 
     /// Enables on-demand caches for other resources.
-    pub(crate) fn on_demand(mut self, on_demand: OnDemand) -> Setup {
+    pub(crate) fn on_demand(mut self, on_demand: OnDemandLimits) -> Setup {
         self.registry.on_demand = Some(on_demand);
         self
     }
@@ -122,8 +118,8 @@ impl Setup {
 }
 
 /// Generous limits for on-demand caches.
-pub(crate) fn on_demand() -> OnDemand {
-    OnDemand {
+pub(crate) fn on_demand() -> OnDemandLimits {
+    OnDemandLimits {
         on_demand_resources_max: 16,
         size: SizeLimits { on_demand_objects_max: 100_000, on_demand_bytes_max: 512 << 20 },
         on_demand_idle_timeout: Duration::from_secs(600),
@@ -159,7 +155,7 @@ impl Rig {
                 code.map_or("error".to_owned(), |code| code.as_u16().to_string()).as_str(),
             );
         }));
-        let shared = Shared {
+        let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
             reflector: setup.reflector,
@@ -170,7 +166,7 @@ impl Rig {
             seed: setup.seed,
         };
         let stop = CancellationToken::new();
-        let registry = Registry::new(shared, setup.registry, metrics.clone(), stop.clone());
+        let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = Arc::new(registry.clone());

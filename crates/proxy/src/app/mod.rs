@@ -1,16 +1,7 @@
-//! Wiring: the only module that sees all others. It makes the parts, connects them, and ends them in order.
+//! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
+//! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
-mod backfill;
-mod catalog;
-mod cluster_version;
-mod freshness;
-mod governor;
-pub mod informer;
-pub mod on_demand;
 mod peers;
-pub mod registry;
-mod self_check;
-mod warm_start;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -21,16 +12,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server as HttpServer};
 use tracing::{info, warn};
 
-use self::{
-    informer::Shared,
-    on_demand::{Form, OnDemand, SizeLimits},
-    registry::{Registry, RegistryOptions},
-};
 use crate::{
     cache::RingLimits,
+    caches::{CacheContext, EncodingLimits, OnDemandLimits, Registry, RegistryOptions, SizeLimits, memory_pressure},
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
-    peer::{PeerError, Peers},
+    peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
@@ -55,13 +42,13 @@ use kubefan_common::proto::DESCRIPTORS;
 /// Why kubefan cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// The way to the apiserver cannot be read.
+    /// The settings for the apiserver (kubeconfig or service account) cannot be read.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The apiserver must be reachable, and is not.
+    /// The apiserver is not reachable, and `--require-upstream` is set.
     #[error("{0} (--require-upstream)")]
     Upstream(#[source] UpstreamError),
-    /// A port cannot be had.
+    /// A port cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The certificate or its key cannot be used.
@@ -70,20 +57,20 @@ pub enum AppError {
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {
-        /// Which one.
+        /// The server.
         what: &'static str,
-        /// How.
+        /// The error, with its causes.
         message: String,
     },
-    /// Certificate, key or CA of the peers cannot be used.
+    /// The certificate, key or CA for peers cannot be used.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// Metrics could not be registered: two kubefans share a registry.
+    /// The metrics cannot be registered.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
 }
 
-/// A kubefan whose ports are bound and which does not serve yet.
+/// A kubefan whose ports are bound, but which does not serve yet.
 pub struct App {
     config: ServeConfig,
     upstream: Upstream,
@@ -95,7 +82,8 @@ pub struct App {
     tls: Option<TlsAcceptor>,
 }
 
-/// Binds, says where on stderr, and serves until `shutdown` completes and every stream was told.
+/// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
+/// has ended, or the drain timeout has passed.
 pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
     let app = App::bind(config).await?;
     let (data, admin) = app.bound()?;
@@ -108,7 +96,8 @@ pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send)
 }
 
 impl App {
-    /// Reads credentials and certificates and binds both ports. The apiserver is not waited for, unless it is required.
+    /// Reads credentials and certificates and binds all ports. Asks the apiserver only if the
+    /// configuration requires it to be reachable.
     pub async fn bind(config: ServeConfig) -> Result<Self, AppError> {
         let options =
             UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
@@ -124,8 +113,8 @@ impl App {
         Self::bind_with(upstream, passthrough, config).await
     }
 
-    /// As [`Self::bind`], in front of an apiserver that is known already; the configuration's way to one is not read, and nothing is
-    /// passed on.
+    /// Like [`Self::bind`], with an existing client of the apiserver instead of the configured one,
+    /// and without passthrough.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
         Self::bind_with(upstream, None, config).await
     }
@@ -136,11 +125,13 @@ impl App {
         config: ServeConfig,
     ) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
-        // Where callers act as themselves, who has nothing but a certificate is told why that does not do.
-        let asks = passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
-        let tls = config.tls.as_ref().map(|files| tls::read(files, asks)).transpose()?;
+        // If callers use their own credentials upstream, the TLS server asks for certificates too,
+        // so that it can explain to their owners why a certificate cannot be forwarded.
+        let asks_for_certificates =
+            passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
+        let tls = config.tls.as_ref().map(|files| tls::read(files, asks_for_certificates)).transpose()?;
         let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
-        #[expect(clippy::disallowed_methods, reason = "the wiring is where chance comes in; below it is passed")]
+        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
         let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
@@ -161,43 +152,45 @@ impl App {
         Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls })
     }
 
-    /// What `/metrics` will serve.
+    /// The metrics that `/metrics` serves.
     pub fn metrics(&self) -> &PrometheusRegistry {
         self.metrics.registry()
     }
 
-    /// Where the data port and the admin port are.
+    /// The addresses of the data port and the admin port.
     pub fn bound(&self) -> Result<(Bound, Bound), AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
         Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
     }
 
-    /// Where the port for other replicas is, if there is one.
+    /// The address of the port for peers. `None` if there is none.
     pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
         self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
     }
 
-    /// Serves until `shutdown` completes; then every stream ends with a status that says "come back", within the drain timeout.
+    /// Serves until `shutdown` completes. Then every stream ends with a status that makes clients
+    /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, proxy, metrics, data, admin, peer, tls } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
-        // Whatever way this function is left, everything that it started ends.
-        let _ends_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
+        // Stops everything that this function started, however it returns.
+        let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
-        let memory_max = memory_max.or_else(governor::default_budget);
-        let whom = peers::whom(&config, own_port, memory_max);
-        let registry = registry(&config, &upstream, whom, &metrics, &stop);
+        let memory_max = memory_max.or_else(memory_pressure::default_budget);
+        let sources = peers::sources(&config, own_port, memory_max);
+        let registry = registry(&config, &upstream, sources, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
         if let Some(bytes_max) = memory_max {
-            let governor = governor::govern(registry.clone(), metrics.clone(), bytes_max);
-            tokio::spawn(stop.clone().run_until_cancelled_owned(governor));
+            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), bytes_max);
+            tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
         let mut admin = serve_admin(admin, &registry, &metrics, &stop);
         let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
-            tokio::spawn(peers::serve(listener, tls, registry.clone(), metrics.clone(), stop.clone()));
+            let incoming = listener.incoming();
+            tokio::spawn(peer::server::serve(incoming, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
 
@@ -215,7 +208,7 @@ impl App {
             }
         }
         stop.cancel();
-        // Bounded: the tasks only wait for cancellation.
+        // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;
         admin.abort();
         ended
@@ -230,8 +223,9 @@ fn registry(
     stop: &CancellationToken,
 ) -> Arc<Registry> {
     let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let form = |form: FormConfig| Form { bytes_max: limit(form.bytes_max), idle_timeout: form.idle_timeout };
-    let shared = Shared {
+    let encoding =
+        |config: FormConfig| EncodingLimits { bytes_max: limit(config.bytes_max), idle_timeout: config.idle_timeout };
+    let context = CacheContext {
         upstream: upstream.clone(),
         discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
         reflector: ReflectorOptions {
@@ -260,7 +254,7 @@ fn registry(
         staleness_max: config.staleness_max,
         proves: config.consistent_reads == ConsistentReads::Probe,
         self_check_interval: config.upstream.self_check_interval,
-        on_demand: config.on_demand.as_ref().map(|on_demand| OnDemand {
+        on_demand: config.on_demand.as_ref().map(|on_demand| OnDemandLimits {
             on_demand_resources_max: on_demand.resources_max,
             size: SizeLimits {
                 on_demand_objects_max: on_demand.objects_max,
@@ -268,10 +262,10 @@ fn registry(
             },
             on_demand_idle_timeout: on_demand.idle_timeout,
         }),
-        protobuf: config.protobuf.map(form),
-        tables: config.tables.map(form),
+        protobuf: config.protobuf.map(encoding),
+        tables: config.tables.map(encoding),
     };
-    Registry::new(shared, options, metrics.clone(), stop.clone())
+    Registry::new(context, options, metrics.clone(), stop.clone())
 }
 
 type ServerTask = JoinHandle<Result<(), String>>;
@@ -291,7 +285,7 @@ fn serve_admin(
     });
     let stop = stop.clone();
     tokio::spawn(async move {
-        // axum's router under tonic's server: one kind of listener for both ports.
+        // tonic's server runs axum's router, so that both ports use the same listener type.
         let server = HttpServer::builder().accept_http1(true).add_routes(router.into());
         server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
     })
@@ -330,14 +324,14 @@ fn serve_data(
 
 fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {
     let message = match result {
-        Ok(Ok(())) => "it ended by itself".to_owned(),
+        Ok(Ok(())) => "it ended without an error".to_owned(),
         Ok(Err(message)) => message,
         Err(error) => error.to_string(),
     };
     AppError::Server { what, message }
 }
 
-/// An error with its causes, which libraries often keep out of their own text.
+/// An error with its causes, because many libraries omit them from their own text.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")

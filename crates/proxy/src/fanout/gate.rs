@@ -1,7 +1,7 @@
 //! Admission of everything that pins state while it is sent or read: snapshots, lists, catch-ups, backfills and transfers to peers. A
 //! bounded number at once, the others in a queue, first come, first served, and for a bounded time: a storm of starts is worked off and not answered all at once.
 //!
-//! Live streams are never stopped here. Under memory pressure the gate is narrowed: see [`crate::app`]'s governor.
+//! Live streams are never stopped here. Under memory pressure the gate is narrowed: see [`crate::caches::memory_pressure`].
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -17,6 +17,7 @@ mod error;
 mod identity;
 pub mod receiver;
 pub mod sender;
+pub mod server;
 pub mod tls;
 
 #[cfg(test)]

@@ -141,7 +141,13 @@ pub enum UpstreamError {
         /// The received bytes of the incomplete event.
         partial_bytes: usize,
     },
-    /// A response body is larger than the limit.
+    /// The answer came from the cache of another kubefan, where the apiserver's own is needed.
+    #[error("the server at {server} is a kubefan, which answered from its cache")]
+    Cached {
+        /// Scheme, host and port.
+        server: String,
+    },
+    /// A response body is longer than allowed.
     #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller --page-size helps")]
     TooLarge {
         /// The limit in bytes.
@@ -189,6 +195,7 @@ impl UpstreamError {
             Self::Idle { .. } => "idle",
             Self::LineTooLong { .. } => "line_too_long",
             Self::Truncated { .. } => "truncated",
+            Self::Cached { .. } => "cached",
             Self::TooLarge { .. } => "too_large",
         }
     }

@@ -1,8 +1,9 @@
-//! Lists the metadata of all objects at one version, page by page, to compare a cache with it.
+//! A list of all objects' metadata at one version, page by page, to compare a cache with.
 //!
-//! Names and versions spare the network and the reader most of the object data, although the
-//! apiserver still reads whole objects. Every page must have the requested version, because another
-//! version would show differences that do not exist.
+//! Metadata alone saves most of the network traffic and decoding; the apiserver still reads the
+//! full objects. Two hazards would make a comparison worthless, so each page is checked for them: a
+//! page of another version shows differences where there are none, and a page from the cache of
+//! another kubefan confirms nothing, because that cache may have the same error.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +15,11 @@ use crate::upstream::{
 };
 use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
 
-/// The media types that client-go's metadata client requests. A server without
-/// PartialObjectMetadata answers with full objects.
+/// The media types that `kubectl` and client-go's metadata client request. A server that does not
+/// know the first one answers with full objects.
 const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-/// The response header that marks an answer from a kubefan's cache (RFC 9211).
+/// The header that marks answers from a cache, and the value's prefix if the cache is a kubefan's
+/// (RFC 9211).
 const CACHE_STATUS: (&str, &str) = ("cache-status", "kubefan");
 /// Objects per page.
 const PAGE_OBJECTS: &str = "500";
@@ -29,23 +31,22 @@ pub struct MetadataTarget {
     pub gvr: GroupVersionResource,
     /// The whole cluster, or one namespace.
     pub scope: Scope,
-    /// Narrows the list; empty for everything.
+    /// Empty selects everything.
     pub label_selector: String,
-    /// Narrows the list; empty for everything.
+    /// Empty selects everything.
     pub field_selector: String,
 }
 
-/// A paged list in progress.
+/// A paginated list.
 pub struct MetadataPages {
     upstream: Upstream,
     target: MetadataTarget,
     /// `None` before the first page of a consistent list.
     version: Option<ResourceVersion>,
-    next: Next,
-    is_cached: bool,
+    next: NextPage,
 }
 
-enum Next {
+enum NextPage {
     First,
     Continue(String),
     End,
@@ -85,8 +86,7 @@ struct ItemMeta {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// The metadata that distinguishes an object from its other versions and from other objects of the
-/// same name.
+/// The metadata that identifies one version of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectMetadata {
     /// Namespace and name.
@@ -102,47 +102,41 @@ pub struct ObjectMetadata {
 impl MetadataPages {
     /// A list at exactly `version`. No request is sent yet.
     pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
-        Self { upstream, target, version: Some(version), next: Next::First, is_cached: false }
+        Self { upstream, target, version: Some(version), next: NextPage::First }
     }
 
     /// A consistent list, at the version that the cluster has reached. No request is sent yet.
     pub fn consistent(upstream: Upstream, target: MetadataTarget) -> Self {
-        Self { upstream, target, version: None, next: Next::First, is_cached: false }
+        Self { upstream, target, version: None, next: NextPage::First }
     }
 
-    /// The version of the list; `None` before the first page of a consistent list.
+    /// The version of the list. `None` before the first page of a consistent list.
     pub fn version(&self) -> Option<ResourceVersion> {
         self.version
     }
 
-    /// Whether the last page came from a kubefan's cache, which makes it useless as a check against
-    /// the apiserver.
-    pub fn is_cached(&self) -> bool {
-        self.is_cached
-    }
-
-    /// The next page, in key order; `None` after the last.
+    /// The next page, in key order. `None` after the last page.
     ///
     /// # Errors
-    /// `Gone` if upstream no longer has the version, `VersionTooLarge` if upstream has not reached
-    /// it; otherwise any error of a request.
+    /// `Gone` if upstream no longer has the version, `VersionTooLarge` if it has not reached it,
+    /// `Cached` if another kubefan answered from its cache, and every error of a request.
     pub async fn next(&mut self) -> Result<Option<Vec<(ObjectKey, ResourceVersion)>>, UpstreamError> {
-        let page = self.next_told().await?;
+        let page = self.next_objects().await?;
         Ok(page.map(|page| page.into_iter().map(|ObjectMetadata { key, version, .. }| (key, version)).collect()))
     }
 
-    /// As [`Self::next`], with the objects' uids and labels.
+    /// Like [`Self::next`], with the objects' uids and labels.
     ///
     /// # Errors
     /// As [`Self::next`].
-    pub async fn next_told(&mut self) -> Result<Option<Vec<ObjectMetadata>>, UpstreamError> {
+    pub async fn next_objects(&mut self) -> Result<Option<Vec<ObjectMetadata>>, UpstreamError> {
         let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
         let version = self.version.map(|version| version.to_string()).unwrap_or_default();
         let position: &[_] = match &self.next {
-            Next::First if version.is_empty() => &[],
-            Next::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
-            Next::Continue(token) => &[("continue", token.as_str())],
-            Next::End => return Ok(None),
+            NextPage::First if version.is_empty() => &[],
+            NextPage::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
+            NextPage::Continue(token) => &[("continue", token.as_str())],
+            NextPage::End => return Ok(None),
         };
         let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector)];
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
@@ -150,7 +144,9 @@ impl MetadataPages {
         let path = gvr.collection_path(scope) + &encode_query(query);
         let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
         let (header, cache) = CACHE_STATUS;
-        self.is_cached = answer.headers().get(header).is_some_and(|by| by.as_bytes().starts_with(cache.as_bytes()));
+        if answer.headers().get(header).is_some_and(|value| value.as_bytes().starts_with(cache.as_bytes())) {
+            return Err(UpstreamError::Cached { server: self.upstream.server().to_owned() });
+        }
         let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid)?;
         if version.is_empty() {
             self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
@@ -158,17 +154,70 @@ impl MetadataPages {
             let got = metadata.resource_version;
             return Err(UpstreamError::invalid(format_args!("a list at version {got:?} instead of exactly {version}")));
         }
-        self.next = if metadata.next.is_empty() { Next::End } else { Next::Continue(metadata.next) };
+        self.next = if metadata.next.is_empty() { NextPage::End } else { NextPage::Continue(metadata.next) };
         let item = |Item { metadata }: Item| {
             let ItemMeta { name, namespace, resource_version, uid, labels } = metadata;
             let version = resource_version.parse().map_err(UpstreamError::invalid)?;
-            Ok(ObjectMetadata {
-                key: ObjectKey::new(&namespace, &name),
-                version,
-                uid,
-                labels: labels.unwrap_or_default(),
-            })
+            let labels = labels.unwrap_or_default();
+            Ok(ObjectMetadata { key: ObjectKey::new(&namespace, &name), version, uid, labels })
         };
         items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Full};
+    use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+    use super::*;
+    use crate::upstream::client::UpstreamOptions;
+
+    /// An upstream that answers every list with one pod, and with a `Cache-Status` header if one is
+    /// given.
+    fn upstream(cache_status: Option<&'static str>) -> Upstream {
+        let service = service_fn(move |_: http::Request<Bytes>| async move {
+            let body = r#"{"kind": "PartialObjectMetadataList", "metadata": {"resourceVersion": "7"},
+                "items": [{"metadata": {"name": "a", "namespace": "x", "resourceVersion": "5", "uid": "u"}}]}"#;
+            let mut response = http::Response::builder();
+            if let Some(value) = cache_status {
+                response = response.header(CACHE_STATUS.0, value);
+            }
+            Ok::<_, BoxError>(response.body(Full::new(Bytes::from(body)).map_err(BoxError::from).boxed_unsync())?)
+        });
+        let (service, base) = (BoxCloneSyncService::new(service), http::Uri::from_static("http://sim"));
+        Upstream::from_service(service, &base, UpstreamOptions::default())
+    }
+
+    fn lists(cache_status: Option<&'static str>) -> [MetadataPages; 2] {
+        let target = MetadataTarget {
+            gvr: GroupVersionResource::new("", "v1", "pods"),
+            scope: Scope::Cluster,
+            label_selector: String::new(),
+            field_selector: String::new(),
+        };
+        let exact = MetadataPages::new(upstream(cache_status), target.clone(), "7".parse().unwrap());
+        [exact, MetadataPages::consistent(upstream(cache_status), target)]
+    }
+
+    #[tokio::test]
+    async fn a_page_from_the_cache_of_another_kubefan_is_refused() {
+        for mut pages in lists(Some("kubefan; hit")) {
+            let error = pages.next_objects().await.unwrap_err();
+            assert_eq!(error, UpstreamError::Cached { server: "http://sim".to_owned() });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_from_an_apiserver_is_read_also_through_other_caches() {
+        for cache_status in [None, Some("ExampleCache; fwd=miss")] {
+            for mut pages in lists(cache_status) {
+                let page = pages.next().await.unwrap().unwrap();
+                assert_eq!(page, [(ObjectKey::new("x", "a"), "5".parse().unwrap())]);
+                assert_eq!(pages.version().map(ResourceVersion::get), Some(7));
+                assert!(pages.next().await.unwrap().is_none());
+            }
+        }
     }
 }

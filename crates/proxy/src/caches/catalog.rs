@@ -1,10 +1,14 @@
-//! How servers find caches: a name becomes a cache, or a refusal that says what to do.
+//! The registry as the catalog of the servers: it finds the cache of a requested resource, or
+//! refuses with a message that says what to do.
 
 use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
-use super::registry::{Cache, CacheId, Registry};
+use super::{
+    entry::{Cache, CacheId},
+    registry::Registry,
+};
 use crate::{
     cache::Backfill,
     fanout::{Catalog, Patience, Phase, Refusal, Served},
@@ -12,7 +16,7 @@ use crate::{
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_common::sync::watch;
-use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, protobuf::kinds, table};
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope};
 
 impl Catalog for Arc<Registry> {
     async fn find(
@@ -23,15 +27,18 @@ impl Catalog for Arc<Registry> {
         namespace: &str,
         media: Media,
     ) -> Result<Served, Refusal> {
-        // What is cached under this name is answered without asking anyone: upstream may be away just now.
+        // A cached resource is found without discovery, so that it is served while upstream is
+        // down.
         if let Some(served) = self.by_name(group, version, resource, namespace, media)? {
             return Ok(served);
         }
         if media != Media::Json && !version.is_empty() {
-            // Before discovery is asked, for those who ask for it first of whatever there is.
-            self.may_have(&GroupVersionResource::new(group, version, resource), media)?;
+            // Checked before discovery, because clients that prefer such an encoding request it for
+            // every resource.
+            self.encoding_budget(&GroupVersionResource::new(group, version, resource), media)?;
         }
-        // In a box: it is rare and large, and every request would have room for it.
+        // Boxed because this future is large and rarely needed; else every request would reserve
+        // its size.
         Box::pin(self.look_up(group, version, resource, namespace, media)).await
     }
 
@@ -62,11 +69,11 @@ impl Catalog for Arc<Registry> {
 
     fn list(&self) -> Vec<(Media, ResourceStatus)> {
         let mut all: Vec<_> = self.caches.iter().map(|cache| (cache.key().media, status(&cache))).collect();
-        all.extend(self.missing.iter().map(|missing| {
+        all.extend(self.uncached.iter().map(|uncached| {
             let status = ResourceStatus {
-                name: missing.key().clone(),
-                state: state(missing.phase).into(),
-                message: missing.message.clone(),
+                name: uncached.key().clone(),
+                state: state(uncached.phase).into(),
+                message: uncached.message.clone(),
                 ..ResourceStatus::default()
             };
             (Media::Json, status)
@@ -79,14 +86,14 @@ impl Catalog for Arc<Registry> {
 }
 
 impl Registry {
-    /// The cache that was found for a reader, if it is still the one.
+    /// The cache that `served` belongs to, unless another one has replaced it.
     fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
         let cache = self.caches.get(&CacheId::of(served)).map(|cache| cache.clone());
         let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));
         cache.ok_or_else(|| Refusal::Unavailable(format!("{} is being set up again", served.gvr)))
     }
 
-    /// What upstream knows under a name; starts its cache where that is allowed.
+    /// Finds a resource by discovery, and starts its cache if that is allowed.
     async fn look_up(
         self: &Arc<Self>,
         group: &str,
@@ -95,7 +102,7 @@ impl Registry {
         namespace: &str,
         media: Media,
     ) -> Result<Served, Refusal> {
-        let discovery = &self.shared.discovery;
+        let discovery = &self.context.discovery;
         let info = match (group, version) {
             ("", "") => discovery.resolve(resource).await,
             _ => discovery.find(group, version, resource).await,
@@ -106,15 +113,16 @@ impl Registry {
         if let Some(cache) = self.caches.get(&id) {
             return Ok(cache.served.clone());
         }
-        if let Some(missing) = self.missing.get(resource).or_else(|| self.missing.get(&info.gvr.to_string())) {
-            return Err(not_synced(resource, &missing.message));
+        if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
+            return Err(not_synced(resource, &uncached.message));
         }
         self.may_start(&id)?;
-        let resolved = self.resolve(&info.gvr.group, &info.gvr.version, &info.gvr.resource).await.map_err(refusal)?;
-        self.start_for_reader(&resolved, id).await
+        let GroupVersionResource { group, version, resource } = &info.gvr;
+        let discovered = self.discover(group, version, resource).await.map_err(refusal)?;
+        self.start_for_reader(&discovered, id).await
     }
 
-    /// A configured resource by the name it was configured by, or any cached one by its full name.
+    /// Finds a configured resource by its configured name, or any cached resource by its full name.
     fn by_name(
         &self,
         group: &str,
@@ -131,15 +139,15 @@ impl Registry {
         };
         let found = self.caches.iter().find(|cache| named(cache)).map(|cache| cache.served.clone());
         let Some(served) = found else {
-            // Not found is for discovery to say, which may know better by now.
-            let missing = self.missing.get(resource).filter(|missing| short && missing.phase == Phase::Syncing);
-            return missing.map_or(Ok(None), |missing| Err(not_synced(resource, &missing.message)));
+            // For a resource that did not exist, discovery is asked again: it may exist now.
+            let uncached = self.uncached.get(resource).filter(|uncached| short && uncached.phase == Phase::Syncing);
+            return uncached.map_or(Ok(None), |uncached| Err(not_synced(resource, &uncached.message)));
         };
         let scope = self.scope_of(served.namespaced, namespace)?;
         Ok(self.caches.get(&CacheId { gvr: served.gvr, scope, media }).map(|cache| cache.served.clone()))
     }
 
-    /// Which of the scopes a request is for.
+    /// The scope of a request. Fails if it is not cached.
     fn scope_of(&self, namespaced: bool, namespace: &str) -> Result<Scope, Refusal> {
         let namespaces = &self.options.namespaces;
         if namespaces.is_empty() || !namespaced {
@@ -161,24 +169,6 @@ impl Registry {
             ))),
         }
     }
-}
-
-/// Whether the tables of a resource can be kept, as far as its name tells.
-pub(super) fn known_as_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
-    match table::other_times(gvr) {
-        None => Ok(()),
-        Some(columns) => Err(Refusal::NotCached(format!(
-            "{gvr} is not cached as tables: {columns} would stand as of its last change, because kubefan has no printers"
-        ))),
-    }
-}
-
-/// Whether a resource is of a type that is read as protobuf.
-pub(super) fn known_as_protobuf(gvr: &GroupVersionResource) -> Result<(), Refusal> {
-    if kinds::is_known(gvr) {
-        return Ok(());
-    }
-    Err(Refusal::NotCached(format!("{gvr} is not cached as protobuf: it is of no built-in type that kubefan knows")))
 }
 
 fn not_synced(resource: &str, message: &str) -> Refusal {

@@ -1,7 +1,9 @@
-//! How far the cluster is, for those whose version this cache has not reached.
+//! The resource version that the cluster has reached, for readers that ask for a version which the
+//! cache has not reached.
 //!
-//! Everybody may come back at once with such a version, so one question serves all who began to wait before it was asked. It is asked only
-//! after the wait for the cache, so a cache asks at most once in that time, whatever clients ask for.
+//! After a restart many readers may come back with such a version. One request to upstream answers
+//! all readers that began to wait before it was sent. Readers wait for the cache first, so a cache
+//! sends at most one request per such wait, whatever versions clients name.
 
 use std::time::Duration;
 
@@ -10,32 +12,32 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::informer::Shared;
+use super::context::CacheContext;
 use crate::{
     fanout::{Refusal, Served},
     upstream::reflector::Target,
 };
 use kubefan_model::ResourceVersion;
 
-/// How long an answer is waited for; the subscriber comes back.
+/// How long to wait for upstream. The subscriber retries.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Answer = Result<ResourceVersion, Refusal>;
 
-/// The questions of one cache.
+/// The cluster version as seen by one cache.
 pub(super) struct ClusterVersion {
-    shared: Shared,
+    context: CacheContext,
     target: Target,
-    /// When it was last asked for, and the answer. Held while upstream is asked.
+    /// When the last request was sent, and its answer. Locked while a request is under way.
     last: Mutex<Option<(Instant, Answer)>>,
 }
 
 impl ClusterVersion {
-    pub(super) fn new(shared: Shared, served: &Served) -> Self {
-        Self { target: shared.target(served), shared, last: Mutex::default() }
+    pub(super) fn new(context: CacheContext, served: &Served) -> Self {
+        Self { target: context.target(served), context, last: Mutex::default() }
     }
 
-    /// The version reached, by a question that began after `asked`.
+    /// The version that the cluster has reached, by a request that was sent after `asked`.
     pub(super) async fn known_after(&self, asked: Instant) -> Answer {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last
@@ -44,7 +46,7 @@ impl ClusterVersion {
             return answer.clone();
         }
         let at = Instant::now();
-        let answer = match timeout(ANSWER_TIMEOUT, self.shared.cluster_version(&self.target)).await {
+        let answer = match timeout(ANSWER_TIMEOUT, self.context.cluster_version(&self.target)).await {
             Ok(answer) => answer.map_err(|error| self.refusal(error)),
             Err(_) => Err(self.refusal(format!("no answer within {ANSWER_TIMEOUT:?}"))),
         };

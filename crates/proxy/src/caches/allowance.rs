@@ -1,0 +1,146 @@
+//! Limits for caches that readers start, and the allowance that enforces them for one cache.
+//!
+//! Without limits, any reader could fill the memory by naming resources.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Deserialize;
+
+use super::context::CacheContext;
+use crate::{
+    fanout::Served,
+    upstream::client::{Verb, encode_query},
+};
+use kubefan_model::GroupVersionResource;
+
+/// Limits for resources that are cached on demand, in addition to the configured ones.
+#[derive(Debug, Clone, Copy)]
+pub struct OnDemandLimits {
+    /// Resources cached at the same time.
+    pub on_demand_resources_max: usize,
+    /// Their size.
+    pub size: SizeLimits,
+    /// A cache without readers is dropped after this time.
+    pub on_demand_idle_timeout: Duration,
+}
+
+/// Limits for caches in an encoding other than JSON.
+#[derive(Debug, Clone, Copy)]
+pub struct EncodingLimits {
+    /// Bytes of all objects of all resources together.
+    pub bytes_max: usize,
+    /// A cache without readers is dropped after this time.
+    pub idle_timeout: Duration,
+}
+
+/// Size limits of caches that readers start.
+#[derive(Debug, Clone, Copy)]
+pub struct SizeLimits {
+    /// Objects of one resource.
+    pub on_demand_objects_max: usize,
+    /// JSON bytes of all resources together.
+    pub on_demand_bytes_max: usize,
+}
+
+/// The bytes that all caches of one encoding may share.
+#[derive(Clone)]
+pub(super) struct EncodingBudget {
+    pub(super) bytes_max: usize,
+    /// The name of these bytes in messages.
+    pub(super) unit: &'static str,
+    /// The flag that raises `bytes_max`.
+    pub(super) flag: &'static str,
+    /// The bytes in use.
+    pub(super) used: Arc<AtomicUsize>,
+}
+
+/// A cache exceeds its allowance, with a message that names the flag to raise.
+pub(super) struct TooLarge(pub(super) String);
+
+/// The objects and bytes that one cache may hold. Dropping it returns the bytes to the budget.
+pub(super) struct Allowance {
+    objects_max: usize,
+    budget: EncodingBudget,
+    /// The bytes that this cache uses.
+    bytes: usize,
+}
+
+impl Allowance {
+    pub(super) fn new(objects_max: usize, budget: EncodingBudget) -> Self {
+        Self { objects_max, budget, bytes: 0 }
+    }
+
+    /// Records the current size of the cache, and fails if it exceeds a limit.
+    pub(super) fn record(&mut self, gvr: &GroupVersionResource, objects: usize, bytes: usize) -> Result<(), TooLarge> {
+        let Self { objects_max, budget: EncodingBudget { bytes_max, unit, flag, ref used }, .. } = *self;
+        // If two caches grow at the same time, both may fail: the budget is exhausted either way.
+        let before = used.fetch_add(bytes, Ordering::Relaxed);
+        let all = before + bytes - self.bytes;
+        used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = bytes;
+        if objects > objects_max {
+            return Err(TooLarge(format!(
+                "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
+                 raise --on-demand-objects-max, or name it with --resource"
+            )));
+        }
+        if all > bytes_max {
+            let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
+            return Err(TooLarge(format!(
+                "with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Lists one object and reads the number of remaining ones, so that a cache that is far too
+    /// large is not started.
+    pub(super) async fn check_size_upstream(&self, context: &CacheContext, served: &Served) -> Result<(), TooLarge> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ListMetadata {
+            remaining_item_count: Option<usize>,
+        }
+        #[derive(Deserialize)]
+        struct FirstPage {
+            metadata: ListMetadata,
+        }
+        let selector = Some(("fieldSelector", context.upstream_field_selector.as_str()));
+        let selector = selector.filter(|(_, selector)| !selector.is_empty());
+        let query = encode_query([("limit", "1")].into_iter().chain(selector));
+        // If this request fails, so does the list that follows, and the informer handles that.
+        let Ok(body) = context.upstream.get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await
+        else {
+            return Ok(());
+        };
+        let Ok(FirstPage { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
+        // The apiserver does not count when a selector is set.
+        let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
+        let Self { objects_max, budget: EncodingBudget { bytes_max, unit, flag, .. }, .. } = *self;
+        // Other objects may be smaller than the first, so the estimate counts a quarter of its
+        // size.
+        let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;
+        if objects > objects_max || clearly_too_large {
+            return Err(TooLarge(format!(
+                "{} has {objects} objects, the first of {} bytes; on demand at most {objects_max} objects and \
+                 {bytes_max} {unit} are cached; raise --on-demand-objects-max or {flag}, or name it \
+                 with --resource",
+                served.gvr,
+                body.len()
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Allowance {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,412 @@
+//! Backfills: events from before a cache's history, read again from upstream for subscribers that
+//! resume from there.
+//!
+//! After a restart a cache has a state but no history, and all subscribers of the previous process
+//! resume at once, each from its own version. Upstream still has the events in its watch cache. One
+//! watch per subscriber would move the load of the fan-out to upstream, so a cache runs one read at
+//! a time: it first waits a moment for more requests, then reads from the oldest requested version
+//! up to a version that the cache's own history can resume from. The result serves every request in
+//! its range. Upstream's answer that a version is too old is remembered, so the cost does not grow
+//! with the number of subscribers.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::context::CacheContext;
+use crate::{
+    cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
+    fanout::{Ahead, Refusal, Served},
+    telemetry::metrics::WatchPurpose,
+    upstream::{
+        UpstreamError,
+        reflector::{ReflectorError, Step},
+    },
+};
+use kubefan_common::planted::{self, Bug};
+use kubefan_common::sync::watch;
+use kubefan_model::{
+    ResourceVersion,
+    event::{EventType, WatchEvent},
+};
+
+/// How long a read waits for more requests. It starts at the oldest requested version.
+const GATHER_TIME: Duration = Duration::from_millis(300);
+/// The time limit of one read.
+const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The size limits of one backfill. A larger one would cost more to send than a snapshot.
+const LIMITS: RingLimits = RingLimits {
+    ring_bytes_max: Some(64 << 20),
+    ring_events_max: 100_000,
+    ring_age_max: Duration::MAX,
+    residue_bytes_max: Some(0),
+};
+/// How long a backfill is stored for later requests. It ends earlier if the cache's history no
+/// longer continues from the backfill's end.
+const RETENTION: Duration = Duration::from_secs(60);
+
+type BackfillResult = Result<Arc<Backfill>, Refusal>;
+
+/// The backfills of one cache.
+pub(super) struct Backfiller {
+    context: CacheContext,
+    served: Served,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The last backfill that succeeded.
+    latest: Option<Arc<Backfill>>,
+    expired: ExpiredVersions,
+    running: Option<(ReadRange, ResultSender)>,
+    /// The requests for the next read. Subscribers with equal requests share one.
+    next: Option<(BTreeSet<Request>, ResultSender)>,
+}
+
+type ResultSender = Arc<watch::Sender<Option<BackfillResult>>>;
+
+/// A request for all events after a version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Request {
+    version: ResourceVersion,
+    /// Whether each event must come with the object's previous state.
+    needs_state: bool,
+}
+
+/// The range of one read.
+#[derive(Clone, Copy)]
+struct ReadRange {
+    from: ResourceVersion,
+    /// The newest requested version. The read must reach it, else it would not serve that request.
+    to: ResourceVersion,
+    with_state: bool,
+}
+
+impl ReadRange {
+    /// The smallest range that serves all `requests`. `None` if there are none.
+    fn of(requests: &BTreeSet<Request>) -> Option<Self> {
+        let (first, last) = (requests.first()?, requests.last()?);
+        let with_state = requests.iter().any(|request| request.needs_state);
+        Some(Self { from: first.version, to: last.version, with_state })
+    }
+
+    fn serves(&self, request: Request) -> bool {
+        self.from <= request.version && request.version <= self.to && (self.with_state || !request.needs_state)
+    }
+}
+
+/// The versions that upstream no longer has, within one epoch of the cache.
+#[derive(Default)]
+struct ExpiredVersions {
+    epoch: u64,
+    /// Upstream cannot send the events after this version or any older one.
+    events: Option<ResourceVersion>,
+    /// Upstream cannot list the state at this version or any older one.
+    state: Option<ResourceVersion>,
+}
+
+impl ExpiredVersions {
+    fn contain(&self, request: Request) -> bool {
+        let version = Some(request.version);
+        version <= self.events || request.needs_state && version <= self.state
+    }
+
+    fn add(&mut self, epoch: u64, expired: &UpstreamExpired) {
+        if self.epoch != epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+        match expired {
+            UpstreamExpired::Events(version) => self.events = self.events.max(Some(*version)),
+            UpstreamExpired::State(version) => self.state = self.state.max(Some(*version)),
+        }
+    }
+}
+
+/// What upstream no longer has, at this version and any older one.
+enum UpstreamExpired {
+    Events(ResourceVersion),
+    State(ResourceVersion),
+}
+
+/// Why a read failed.
+enum ReadError {
+    Expired {
+        expired: UpstreamExpired,
+        /// Whether upstream named its oldest version.
+        is_exact: bool,
+    },
+    Refused(Refusal),
+}
+
+impl From<Refusal> for ReadError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Backfiller {
+    pub(super) fn new(context: CacheContext, served: Served) -> Arc<Self> {
+        Arc::new(Self { context, served, inner: Mutex::default() })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The events after `version`, up to a version that the cache's own history can resume from.
+    pub(super) async fn backfill(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> BackfillResult {
+        let request = Request { version, needs_state };
+        timeout(2 * BACKFILL_TIMEOUT, self.wait_for(request)).await.unwrap_or_else(|_| Err(self.failed(version)))
+    }
+
+    async fn wait_for(self: &Arc<Self>, request: Request) -> BackfillResult {
+        loop {
+            let sender = match self.join(request)? {
+                Joined::Served(backfill) => return Ok(backfill),
+                Joined::Waits(sender) => sender,
+            };
+            // `sender` is alive until the end of this wait.
+            match sender.subscribe().wait_for(Option::is_some).await {
+                Ok(Some(Ok(backfill))) if backfill.serves(request.version, request.needs_state) => {
+                    return Ok(backfill);
+                }
+                // The read served only other requests, or expired. The next `join` knows whether
+                // this version has expired too.
+                Ok(Some(Ok(_) | Err(Refusal::Expired(_)))) => {}
+                Ok(Some(Err(refusal))) => return Err(refusal),
+                Ok(None) | Err(_) => return Err(self.failed(request.version)),
+            }
+        }
+    }
+
+    fn expired(&self, requested: ResourceVersion) -> Expired {
+        let oldest = self.served.hub.status().oldest.unwrap_or(requested);
+        Expired { requested, oldest }
+    }
+
+    fn failed(&self, version: ResourceVersion) -> Refusal {
+        Refusal::Unavailable(format!("no backfill of {} from version {version}", self.served.gvr))
+    }
+
+    fn unsynced(&self) -> Refusal {
+        Refusal::Unavailable(format!("{} is not synced", self.served.gvr))
+    }
+
+    fn join(self: &Arc<Self>, request: Request) -> Result<Joined, Refusal> {
+        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let expired = self.expired(request.version);
+        let mut inner = self.inner();
+        if inner.expired.epoch == epoch && inner.expired.contain(request) {
+            return Err(expired.into());
+        }
+        let good = |backfill: &&Arc<Backfill>| {
+            let leads_on = self.served.hub.leads_on(backfill.epoch, backfill.reached);
+            backfill.serves(request.version, request.needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
+        };
+        if let Some(latest) = inner.latest.as_ref().filter(good) {
+            return Ok(Joined::Served(latest.clone()));
+        }
+        if let Some((_, sender)) = inner.running.as_ref().filter(|(range, _)| range.serves(request)) {
+            return Ok(Joined::Waits(sender.clone()));
+        }
+        let first = inner.running.is_none() && inner.next.is_none();
+        let (requests, sender) = inner.next.get_or_insert_default();
+        requests.insert(request);
+        let sender = sender.clone();
+        drop(inner);
+        if first {
+            tokio::spawn(self.clone().run());
+        }
+        Ok(Joined::Waits(sender))
+    }
+
+    /// Runs one read after the other until there are no more requests.
+    async fn run(self: Arc<Self>) {
+        loop {
+            sleep(GATHER_TIME).await;
+            let Some((requests, sender)) = self.inner().next.take() else { return };
+            let Some(all) = ReadRange::of(&requests) else { return };
+            let result = timeout(BACKFILL_TIMEOUT, self.search(requests, &sender)).await.unwrap_or_else(|_| {
+                let message = format!("no backfill from version {} within {BACKFILL_TIMEOUT:?}", all.from);
+                Err(Refusal::Unavailable(message))
+            });
+            let resource = &self.served.gvr;
+            match &result {
+                Ok(backfill) => info!(%resource, ?backfill, with_state = backfill.has_state, "backfilled"),
+                Err(error) => warn!(%resource, from = %all.from, %error, "no backfill"),
+            }
+            let more = {
+                let mut inner = self.inner();
+                inner.running = None;
+                if let Ok(backfill) = &result {
+                    inner.latest = Some(backfill.clone());
+                }
+                inner.next.is_some()
+            };
+            sender.send_replace(Some(result));
+            if !more {
+                break;
+            }
+        }
+        self.forget_later();
+    }
+
+    /// Reads a backfill that serves as many requests as possible.
+    ///
+    /// The first attempt covers all requests. If upstream no longer has the events, the next
+    /// attempt drops the requests below the oldest version that upstream named, or the older half
+    /// if it named none. If upstream has the events but not the state, the next attempt drops the
+    /// requests that need state. Requests that are not served ask again, without those that were.
+    async fn search(&self, mut requests: BTreeSet<Request>, sender: &ResultSender) -> BackfillResult {
+        let _pass = self.served.hub.gate().enter().await?;
+        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let oldest = requests.first().map(|request| request.version);
+        while let Some(range) = ReadRange::of(&requests) {
+            self.inner().running = Some((range, sender.clone()));
+            let (expired, is_exact) = match self.read_confirmed(range).await {
+                Ok(backfill) => return Ok(Arc::new(backfill)),
+                Err(ReadError::Expired { expired, is_exact }) => (expired, is_exact),
+                Err(ReadError::Refused(refusal)) => return Err(refusal),
+            };
+            {
+                let mut inner = self.inner();
+                inner.expired.add(epoch, &expired);
+                requests.retain(|request| !inner.expired.contain(*request));
+            }
+            if matches!(expired, UpstreamExpired::State(_)) && requests.iter().any(|request| !request.needs_state) {
+                requests.retain(|request| !request.needs_state);
+            } else if !is_exact && let Some(median) = requests.iter().nth(requests.len() / 2).copied() {
+                requests = requests.split_off(&median);
+            }
+        }
+        Err(oldest.map_or_else(|| self.unsynced(), |oldest| self.expired(oldest).into()))
+    }
+
+    /// Drops the latest backfill, to save memory. Later requests read it again.
+    pub(super) fn forget(&self) {
+        self.inner().latest = None;
+    }
+
+    /// Drops the latest backfill after its retention time.
+    fn forget_later(self: &Arc<Self>) {
+        let (weak, latest) = (Arc::downgrade(self), self.inner().latest.as_ref().map(Arc::downgrade));
+        tokio::spawn(async move {
+            sleep(RETENTION).await;
+            let Some(backfiller) = weak.upgrade() else { return };
+            let mut inner = backfiller.inner();
+            let same = |stored: &Arc<Backfill>| latest.as_ref().is_some_and(|of| of.as_ptr() == Arc::as_ptr(stored));
+            if inner.latest.as_ref().is_some_and(same) {
+                inner.latest = None;
+            }
+        });
+    }
+
+    /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
+    async fn read_confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
+        let upstream = &self.context.upstream;
+        let doubt = upstream.doubt();
+        let backfill = self.read(range).await?;
+        upstream.confirm(doubt).await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        Ok(backfill)
+    }
+
+    async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
+        let Served { gvr, hub, .. } = &self.served;
+        let Ahead { epoch, store, .. } = hub.ahead().ok_or_else(|| self.unsynced())?;
+        let reflector = self.context.reflector_for(&self.served, WatchPurpose::Backfill);
+        let mut reflector = reflector.backfilling(from, with_state);
+        let mut writer = CacheWriter::sharing(store);
+        let mut ring = EventRing::alone(LIMITS, from);
+        loop {
+            let step = reflector.step().await.map_err(|error| read_error(from, &error))?;
+            let Step::Update { update, received } = step else { continue };
+            let at = match &update {
+                Update::Event(_, object) => Some(object.version()),
+                Update::Bookmark(version) => Some(*version),
+                Update::ListBegin { .. } | Update::ListItem(_) | Update::ListEnd(_) | Update::WentBack { .. } => None,
+            };
+            if let Some(at) = at {
+                let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
+                let (leads_on, head) = hub.leads_on(epoch, at).ok_or_else(another)?;
+                // The cache has not received this event yet. Everything up to the cache's version
+                // was read, so the backfill is complete.
+                if at > head {
+                    return Ok(Backfill { epoch, ring, reached: head, has_state: with_state });
+                }
+                let last = ring.last();
+                if let Update::Event(_, object) = &update
+                    && at <= last
+                {
+                    let message = format!("upstream sent {} at version {at}, after version {last}", object.key());
+                    return Err(Refusal::Unavailable(message).into());
+                }
+                if let Some(record) = record(&mut writer, update, with_state)?
+                    && !(leads_on && planted::is(Bug::SpliceDrops))
+                {
+                    ring.push(record, received);
+                    ring.evict(received, 0, 0, 1.0);
+                }
+                // An eviction means that the backfill exceeds its limits.
+                if ring.floor() != from {
+                    return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), is_exact: false });
+                }
+                if leads_on && at >= to {
+                    return Ok(Backfill { epoch, ring, reached: at, has_state: with_state });
+                }
+                continue;
+            }
+            if let Update::ListEnd(version) = update
+                && version != from
+            {
+                let message = format!("upstream answered a list at version {from} with the state at version {version}");
+                return Err(Refusal::Unavailable(message).into());
+            }
+            writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        }
+    }
+}
+
+/// Classifies the failure of a read from version `from`.
+fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
+    let Some(gone @ UpstreamError::Gone { .. }) = error.upstream() else {
+        return Refusal::Unavailable(error.to_string()).into();
+    };
+    // Upstream may name the oldest version that it still has.
+    let named = gone.oldest().and_then(ResourceVersion::below).filter(|below| *below >= from);
+    let version = named.unwrap_or(from);
+    let expired = match error {
+        ReflectorError::List(_) => UpstreamExpired::State(version),
+        _ => UpstreamExpired::Events(version),
+    };
+    ReadError::Expired { expired, is_exact: named.is_some() }
+}
+
+enum Joined {
+    Served(Arc<Backfill>),
+    Waits(ResultSender),
+}
+
+/// The history record of an update. `None` for an update without an event.
+///
+/// Without state, the event's type says whether there was a previous object, but not its content.
+/// The new object stands in for it, because requests without state do not look at the previous
+/// object.
+fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<Option<Record>, Refusal> {
+    if has_state {
+        let commit = writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        return Ok(match commit.map(|commit| commit.change) {
+            Some(Change::Record(record)) => Some(record),
+            Some(Change::Start { .. } | Change::Restored(_) | Change::Version) | None => None,
+        });
+    }
+    let Update::Event(kind, object) = update else { return Ok(None) };
+    let object = Arc::new(object);
+    let previous = (kind != EventType::Added).then(|| object.clone());
+    Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, object.version(), object, previous)))))
+}

@@ -1,0 +1,134 @@
+//! Configured resources: keeps a cache of each in every configured scope.
+//!
+//! A configured resource may not exist yet, may disappear and may change its schema. Its task
+//! discovers it, runs its caches, and starts again when they end.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tracing::warn;
+
+use super::{
+    discovered::DiscoveredResource,
+    entry::{Cache, CacheId, UncachedReason},
+    registry::Registry,
+};
+use crate::{
+    fanout::{Phase, StreamEnd},
+    upstream::{
+        backoff::Backoff,
+        discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
+    },
+};
+use kubefan_model::{GroupVersionResource, Scope, object::ObjectParser};
+
+/// The longest wait before the next look for a resource that does not exist: someone may create its
+/// CRD.
+const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Keeps one configured resource cached, without end.
+pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
+    let (mut backoff, mut random) = (Backoff::default(), registry.context.generator());
+    // Only the first start asks peers. Later, readers would wait for them.
+    let mut warm = true;
+    loop {
+        let mut wait_max = Duration::MAX;
+        match registry.discover("", "", &name).await {
+            Ok(discovered) => {
+                backoff.reset();
+                match claim(&registry, &name, &discovered) {
+                    Ok(caches) => {
+                        let warm = std::mem::take(&mut warm);
+                        run_caches(&registry, &name, caches, &discovered.schema, warm).await;
+                    }
+                    Err(other) => {
+                        registry.uncached.remove(&name);
+                        registry.changed();
+                        warn!(resource = name, same_as = other, "configured under two names; one cache serves both");
+                        wait_while_cached_as(&registry, &other, &discovered.info.gvr).await;
+                    }
+                }
+            }
+            Err(error) => {
+                let phase = match error {
+                    DiscoveryError::UnknownResource { .. } => Phase::NotFound,
+                    _ => Phase::Syncing,
+                };
+                if phase == Phase::NotFound {
+                    wait_max = NOT_FOUND_WAIT_MAX;
+                }
+                if registry.set_uncached(&name, UncachedReason { phase, message: error.to_string() }) {
+                    warn!(resource = name, %error, "not cached yet");
+                }
+            }
+        }
+        sleep(backoff.next_delay(Instant::now(), None, &mut random).min(wait_max)).await;
+    }
+}
+
+/// Adds the caches of a configured resource. Fails with the other name if the resource is already
+/// cached under one: two configured names may mean the same resource.
+fn claim(registry: &Arc<Registry>, name: &str, discovered: &DiscoveredResource) -> Result<Vec<Arc<Cache>>, String> {
+    let _one_at_a_time = registry.starting.lock().unwrap_or_else(PoisonError::into_inner);
+    let gvr = &discovered.info.gvr;
+    let other = |cache: &Cache| !cache.on_demand && cache.name != name && cache.served.gvr == *gvr;
+    if let Some(other) = registry.caches.iter().find(|cache| other(cache)) {
+        return Err(other.name.clone());
+    }
+    let scopes = scopes(&registry.options.namespaces, &discovered.info).into_iter();
+    let json = || ObjectParser::new(&discovered.fields);
+    Ok(scopes.map(|scope| registry.insert(name, discovered, scope, json(), false)).collect())
+}
+
+/// Runs the caches of a configured resource until one of them ends. They restart together, because
+/// they share the discovered names.
+async fn run_caches(
+    registry: &Arc<Registry>,
+    name: &str,
+    caches: Vec<Arc<Cache>>,
+    schema: &Option<SchemaFingerprint>,
+    warm: bool,
+) {
+    registry.uncached.remove(name);
+    let mut informers = JoinSet::new();
+    for cache in &caches {
+        informers.spawn(registry.clone().supervise(cache.clone(), None, schema.clone(), warm));
+    }
+    let reason = match informers.join_next().await {
+        Some(Ok(ended)) => ended.reason,
+        // It panicked, which is a defect. Readers must not continue with a state that is frozen.
+        _ => UncachedReason {
+            phase: Phase::Syncing,
+            message: format!("the informer of {name} has failed; starting it again"),
+        },
+    };
+    registry.set_uncached(name, reason);
+    informers.shutdown().await;
+    for cache in caches {
+        let end = StreamEnd::Stopped(format!("{name} is being set up again"));
+        cache.served.hub.close(Phase::Syncing, end);
+        registry.caches.remove_if(&CacheId::of(&cache.served), |_, current| Arc::ptr_eq(current, &cache));
+    }
+    registry.changed();
+}
+
+async fn wait_while_cached_as(registry: &Registry, other: &str, gvr: &GroupVersionResource) {
+    let mut changes = registry.changes();
+    let is_cached = || registry.caches.iter().any(|cache| cache.name == other && cache.served.gvr == *gvr);
+    while is_cached() && changes.changed().await.is_ok() {}
+}
+
+/// The scopes to cache a resource in.
+fn scopes(namespaces: &[String], info: &ResourceInfo) -> Vec<Scope> {
+    match namespaces {
+        [] => vec![Scope::Cluster],
+        _ if !info.namespaced => vec![Scope::Cluster],
+        namespaces => namespaces.iter().cloned().map(Scope::Namespace).collect(),
+    }
+}

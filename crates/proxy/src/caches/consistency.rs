@@ -1,0 +1,432 @@
+//! Freshness proofs: when may a consistent read be answered from a cache?
+//!
+//! **Problem.** Kubernetes promises that a list without a `resourceVersion` shows every write that
+//! completed before the request. A cache follows a watch, so it may be behind, and its own version
+//! does not reveal that: the version of a quiet resource is that of its last change, while every
+//! Lease renewal moves the cluster's version. "The cache is at version 100 and the cluster at 200"
+//! may mean that nothing happened to this resource, or that a hundred events are still on their
+//! way.
+//!
+//! **Proof.** First, a consistent list of one name that no object has (cheap: one look-up) returns
+//! the cluster's version R. A cache at or above R is fresh. Otherwise the cache's own watch has a
+//! moment to reach R, which is enough on a busy resource. Otherwise a second, short watch starts at
+//! the cache's version. kube-apiserver sends a bookmark shortly before a watch times out; the
+//! look-up has moved its watch cache to R, so the bookmark can be that recent. A bookmark at or
+//! above R proves that there are no events up to R other than those which the short watch returned.
+//! When the cache has received these as well, it may advance to the bookmark's version. Only the
+//! informer advances it, in the middle of its own watch, because a list in progress may be older. A
+//! bookmark below R comes from an apiserver that lags, and proves nothing.
+//!
+//! **Why not forward every consistent read?** Then upstream pays for each reader: decoding,
+//! filtering and encoding all objects. A proof costs one empty list and at most one empty watch,
+//! for any number of readers. **Why not wait for the next bookmark of the cache's own watch?**
+//! kube-apiserver sends them about once a minute. **Why not trust the age of the last event?** Age
+//! proves nothing: the connection may be delayed or the apiserver behind.
+//!
+//! **Cost limits.** An answer proves nothing about writes after its request was sent, so a reader
+//! waits for a proof that starts after it arrived. One proof serves all readers that wait for it,
+//! and the proofs of a cache run one after the other, at most one per second, or 40 per second
+//! while the look-up alone is enough. If upstream serves the watch but sends no bookmark, readers
+//! stop waiting for bookmarks for a while, else such an apiserver would delay every read. Outages
+//! do not count as missing bookmarks: when upstream is back, reads are proved again.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::debug;
+
+use super::context::CacheContext;
+use crate::{
+    cache::Update,
+    fanout::{Ahead, Hub, Patience, Phase, Refusal, Served},
+    telemetry::metrics::{Proof, WatchPurpose},
+    upstream::reflector::Step,
+};
+use kubefan_common::sync::watch;
+use kubefan_model::{GroupVersionResource, ResourceVersion};
+
+/// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
+const PROOF_INTERVAL: Duration = Duration::from_secs(1);
+/// The same if the look-up was enough. Each look-up is an empty list that saves upstream at least
+/// one full list. The interval is shorter than the patience of readers that do not wait, so that
+/// they reach the next proof.
+const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
+/// How long a proof waits for the cache's own watch before it opens another. On a busy resource the
+/// cache is a moment behind.
+const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
+/// A resource without an update for this time is quiet. A look-up alone does not prove a quiet
+/// resource, because its next event is far off. It also takes upstream up to 100 ms, because the
+/// apiserver's watch cache must first request progress from etcd.
+const QUIET_AFTER: Duration = Duration::from_millis(100);
+/// The time limit of one proof. The bookmark arrives after 1 to 2.25 seconds.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long to wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
+const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
+/// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
+/// one has delayed no reader.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+/// How long readers do not wait for bookmarks after a failed wait. It doubles with each failed
+/// attempt. It is longer than an attempt.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The longest pause: one attempt a minute finds out whether bookmarks arrive again. A pause that
+/// ended longer ago than this is forgotten.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a reader waits for its proof, the one under way included.
+fn wait_limit(patience: Patience) -> Duration {
+    match patience {
+        Patience::AtOnce => Duration::from_millis(40),
+        Patience::Bookmark | Patience::Insistent => 2 * PROOF_TIMEOUT,
+    }
+}
+
+/// How freshness was proved, or why not.
+type ProofResult = Result<Proof, ProofFailure>;
+
+/// Why a cache was not proved fresh, with a text for readers.
+#[derive(Debug, Clone)]
+enum ProofFailure {
+    /// Upstream did not answer, or the cache is not being watched.
+    Failed(String),
+    /// The cache is behind, and either no reader could wait or the apiserver that answered is
+    /// behind as well.
+    Behind(String),
+    /// Upstream answered the look-up and the watch, but all readers waited for a bookmark that did
+    /// not arrive.
+    NoBookmark(String),
+}
+
+impl ProofFailure {
+    /// The metric label.
+    fn result(&self) -> Proof {
+        match self {
+            Self::Failed(_) => Proof::Failed,
+            Self::Behind(_) | Self::NoBookmark(_) => Proof::Behind,
+        }
+    }
+
+    fn reason(&self) -> &str {
+        let (Self::Failed(reason) | Self::Behind(reason) | Self::NoBookmark(reason)) = self;
+        reason
+    }
+}
+
+/// The freshness proofs of one cache.
+pub(super) struct Prover {
+    context: CacheContext,
+    served: Served,
+    /// Whether this cache is ever proved.
+    is_enabled: bool,
+    inner: Mutex<Inner>,
+    /// The last result of a short watch, for the informer, which alone advances the cache.
+    empty_range: Mutex<Option<EmptyRange>>,
+    range_found: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Whether a task runs proofs.
+    running: bool,
+    /// The earliest start of the next proof. `None` means at once.
+    not_before: Option<Instant>,
+    next: Option<PendingProof>,
+    bookmarks: BookmarkPause,
+}
+
+/// Whether readers wait for bookmarks. An apiserver that sends none must not delay every read.
+#[derive(Default)]
+struct BookmarkPause {
+    /// The last failed wait. `None` if there was none recently.
+    failed: Option<FailedWait>,
+    /// Readers do not wait for bookmarks until then. `None` if the last wait did not fail.
+    paused_until: Option<Instant>,
+}
+
+/// A wait for a bookmark that did not arrive.
+struct FailedWait {
+    /// The length of the pause after it.
+    pause: Duration,
+    /// The end of that pause.
+    until: Instant,
+}
+
+impl BookmarkPause {
+    /// The rest of the pause. During the attempt that follows a pause: the longest time until that
+    /// attempt ends.
+    fn remaining(&self, now: Instant) -> Option<Duration> {
+        self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
+    }
+
+    /// Starts an attempt, unless there is a pause. Only readers that wait already share an attempt
+    /// that follows a failed one; the pause continues for all others until the attempt ends.
+    fn begin(&mut self, now: Instant) -> bool {
+        if self.remaining(now).is_some() {
+            return false;
+        }
+        self.failed.take_if(|failed| now - failed.until > PAUSE_MAX);
+        self.paused_until = self.failed.as_ref().map(|failed| now + failed.pause);
+        true
+    }
+
+    /// Records the result of an attempt.
+    fn end(&mut self, result: &ProofResult, now: Instant) {
+        self.paused_until = None;
+        match result {
+            Ok(Proof::Bookmark) => self.failed = None,
+            Err(ProofFailure::NoBookmark(_)) => {
+                let pause = self.failed.take().map_or(PAUSE, |failed| (2 * failed.pause).min(PAUSE_MAX));
+                self.failed = Some(FailedWait { pause, until: now + pause });
+                self.paused_until = Some(now + pause);
+            }
+            // Other results say nothing about bookmarks.
+            _ => {}
+        }
+    }
+}
+
+/// A proof that has not started yet.
+#[derive(Default)]
+struct PendingProof {
+    /// The greatest patience of its readers.
+    patience: Patience,
+    result: Arc<watch::Sender<Option<ProofResult>>>,
+}
+
+/// Two versions without an event of the resource in between. A cache that has every event up to
+/// `from` also has every event up to `to`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EmptyRange {
+    /// The epoch of the cache.
+    epoch: u64,
+    /// The last event, or the start of the short watch.
+    from: ResourceVersion,
+    /// The version of the bookmark.
+    to: ResourceVersion,
+    /// When the bookmark was read.
+    pub(super) received: Instant,
+}
+
+/// Whether upstream has no watch cache of a resource. Events may be stored in a separate etcd, and
+/// kube-apiserver does not cache them, because there are too many.
+fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
+    gvr.resource == "events" && matches!(gvr.group.as_str(), "" | "events.k8s.io")
+}
+
+impl Prover {
+    /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
+    /// the resource.
+    pub(super) fn new(context: CacheContext, served: Served, is_enabled: bool) -> Arc<Self> {
+        let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
+        let (inner, empty_range, range_found) = Default::default();
+        Arc::new(Self { context, served, is_enabled, inner, empty_range, range_found })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a proof that starts after this call.
+    pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<(), Refusal> {
+        let resource = &self.served.gvr;
+        let unproved = |reason: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {reason}"));
+        if !self.is_enabled {
+            return Err(unproved("upstream answers its consistent reads; resourceVersion=0 accepts any state"));
+        }
+        let pause = match patience {
+            Patience::Bookmark => self.inner().bookmarks.remaining(Instant::now()),
+            Patience::AtOnce | Patience::Insistent => None,
+        };
+        let patience = pause.map_or(patience, |_| Patience::AtOnce);
+        let Some(sender) = self.join(patience) else {
+            return Err(match pause {
+                Some(left) => unproved(&format!(
+                    "upstream sent no bookmark in the last attempt; the next attempt is in {left:.0?} at the latest"
+                )),
+                None => unproved("its last update is too old for an immediate proof, or the last proof too recent"),
+            });
+        };
+        // `sender` is alive until the end of this wait.
+        let mut result = sender.subscribe();
+        let result = timeout(wait_limit(patience), result.wait_for(Option::is_some)).await;
+        match result.ok().and_then(Result::ok).flatten() {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(failure)) => Err(unproved(failure.reason())),
+            None => Err(unproved("upstream did not answer in time")),
+        }
+    }
+
+    /// Joins the next proof. `None` if the reader would wait without a chance of success.
+    fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<ProofResult>>>> {
+        let age = self.served.hub.status().age;
+        let mut inner = self.inner();
+        let soon = |not_before: Instant| not_before <= Instant::now() + wait_limit(patience);
+        let has_chance = age.is_some_and(|age| age <= QUIET_AFTER) && inner.not_before.is_none_or(soon);
+        if patience == Patience::AtOnce && !has_chance {
+            return None;
+        }
+        let next = inner.next.get_or_insert_default();
+        next.patience = next.patience.max(patience);
+        let result = next.result.clone();
+        if !std::mem::replace(&mut inner.running, true) {
+            tokio::spawn(self.clone().run());
+        }
+        Some(result)
+    }
+
+    /// Runs one proof after the other until there are no more readers.
+    async fn run(self: Arc<Self>) {
+        loop {
+            let not_before = self.inner().not_before;
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
+            let started = Instant::now();
+            let (PendingProof { patience, result: sender }, is_attempt) = {
+                let mut inner = self.inner();
+                // Each waiting reader has a clone of the sender. Without readers there is no proof.
+                match inner.next.take().filter(|next| Arc::strong_count(&next.result) > 1) {
+                    Some(next) => {
+                        inner.not_before = Some(started + PROOF_INTERVAL);
+                        let is_attempt = next.patience > Patience::AtOnce && inner.bookmarks.begin(started);
+                        (next, is_attempt)
+                    }
+                    None => {
+                        inner.running = false;
+                        return;
+                    }
+                }
+            };
+            let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::Insistent)).await;
+            let proof =
+                proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
+            let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
+            self.served.hub.metrics().proof(label, started.elapsed());
+            {
+                let mut inner = self.inner();
+                if matches!(label, Proof::Held | Proof::CaughtUp) {
+                    inner.not_before = Some(started + LOOK_UP_INTERVAL);
+                }
+                // An insistent reader during a pause does not make the pause longer.
+                if is_attempt || matches!(label, Proof::Bookmark) {
+                    inner.bookmarks.end(&proof, Instant::now());
+                }
+            }
+            if let Err(failure) = &proof {
+                let why = failure.reason();
+                debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
+            }
+            sender.send_replace(Some(proof));
+        }
+    }
+
+    /// Proves that the cache is at or above the version that the cluster had when this was called.
+    async fn run_one(&self, wait_for_bookmark: bool) -> ProofResult {
+        let hub = &self.served.hub;
+        let failed = ProofFailure::Failed;
+        // While the cache's own watch is down, upstream is ahead in any case.
+        let synced = *hub.phase().borrow() == Phase::Synced;
+        let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
+            return Err(failed("the cache has no watch at the moment".to_owned()));
+        };
+        let asked_at = Instant::now();
+        let asked = self.context.cluster_version(&self.context.target(&self.served)).await;
+        let asked = asked.map_err(failed)?;
+        if asked < from {
+            return Err(failed(format!("the cluster is at version {asked}, below the cache's version {from}")));
+        }
+        let result = if self.reached(epoch)? >= asked {
+            Proof::Held
+        } else if hub.reached(asked, OWN_WATCH_WAIT).await.is_ok() {
+            Proof::CaughtUp
+        } else if !wait_for_bookmark {
+            return Err(ProofFailure::Behind(format!(
+                "the cache is at version {}, and the cluster at {asked}",
+                self.reached(epoch)?
+            )));
+        } else {
+            tokio::select! {
+                biased;
+                _ = hub.reached(asked, PROOF_TIMEOUT) => Proof::CaughtUp,
+                range = self.find_empty_range(epoch, asked) => {
+                    self.publish(range?);
+                    let _ = hub.reached(asked, PROOF_TIMEOUT).await;
+                    Proof::Bookmark
+                }
+            }
+        };
+        if self.reached(epoch)? < asked {
+            return Err(failed("the cache's own watch does not follow".to_owned()));
+        }
+        hub.proved(asked_at);
+        Ok(result)
+    }
+
+    /// Watches from the cache's version until a bookmark at or above `asked`, then waits until the
+    /// cache has received every event of that watch.
+    async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
+        let upstream = &self.context.upstream;
+        let (doubt, mut from) = (upstream.doubt(), self.reached(epoch)?);
+        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
+        let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
+        let mut opened: Option<Instant> = None;
+        let (to, received) = loop {
+            // Until the watch is open, only the limit of the whole proof applies.
+            let limit = opened.map_or(PROOF_TIMEOUT, |at| BOOKMARK_TIMEOUT.saturating_sub(at.elapsed()));
+            let step = timeout(limit, watch.step()).await.map_err(|_| ProofFailure::NoBookmark(no_bookmark()))?;
+            match step.map_err(|error| ProofFailure::Failed(error.to_string()))? {
+                Step::Update { update: Update::Event(_, object), .. } => from = from.max(object.version()),
+                Step::Update { update: Update::Bookmark(version), received } if version >= asked => {
+                    break (version, received);
+                }
+                Step::Update { .. } => {}
+                Step::Watching { .. } => opened = Some(Instant::now()),
+                // The watch reached an apiserver that is behind, or this one sends no bookmarks.
+                Step::Ended { .. } => {
+                    let is_long = opened.is_some_and(|at| at.elapsed() >= LONG_WAIT);
+                    return Err(match is_long {
+                        true => ProofFailure::NoBookmark(no_bookmark()),
+                        false => ProofFailure::Behind(no_bookmark()),
+                    });
+                }
+            }
+        };
+        upstream.confirm(doubt).await.map_err(|error| ProofFailure::Failed(error.to_string()))?;
+        let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
+        Ok(EmptyRange { epoch, from, to, received })
+    }
+
+    /// The version of the cache, if it is still in this epoch.
+    fn reached(&self, epoch: u64) -> Result<ResourceVersion, ProofFailure> {
+        let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
+        here.map(|ahead| ahead.version).ok_or_else(|| ProofFailure::Failed("it is being listed again".to_owned()))
+    }
+
+    fn publish(&self, range: EmptyRange) {
+        *self.empty_range.lock().unwrap_or_else(PoisonError::into_inner) = Some(range);
+        self.range_found.notify_one();
+    }
+
+    /// Waits for the next range that a proof has found. For the informer only. Cancel-safe.
+    pub(super) async fn next_empty_range(&self) -> EmptyRange {
+        loop {
+            if let Some(range) = self.empty_range.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return range;
+            }
+            self.range_found.notified().await;
+        }
+    }
+}
+
+impl EmptyRange {
+    /// The version that the hub's cache may advance to. `None` if it is not inside the range.
+    pub(super) fn target_for(&self, hub: &Hub) -> Option<ResourceVersion> {
+        let Ahead { epoch, version, .. } = hub.ahead()?;
+        (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)
+    }
+}

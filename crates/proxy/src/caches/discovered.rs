@@ -1,0 +1,54 @@
+//! A resource as upstream's discovery describes it, with everything that a cache of it needs.
+
+use std::sync::Arc;
+
+use super::context::CacheContext;
+use crate::{
+    fanout::Served,
+    upstream::discovery::{Custom, DiscoveryError, ResourceInfo, SchemaFingerprint},
+};
+use kubefan_model::fields::FieldTable;
+
+/// A resource that upstream serves.
+pub(super) struct DiscoveredResource {
+    pub(super) info: ResourceInfo,
+    /// The fields that selectors may name.
+    pub(super) fields: Arc<FieldTable>,
+    /// The kind of its lists.
+    pub(super) list_kind: Arc<str>,
+    /// The schema of `fields`, or an older one. `None` if it could not be read.
+    pub(super) schema: Option<SchemaFingerprint>,
+}
+
+impl DiscoveredResource {
+    /// Finds a resource and its selectable fields. If `group` and `version` are empty, `resource`
+    /// may be any name that kubectl accepts.
+    pub(super) async fn find(
+        context: &CacheContext,
+        group: &str,
+        version: &str,
+        resource: &str,
+    ) -> Result<Self, DiscoveryError> {
+        let discovery = &context.discovery;
+        let info = match (group, version) {
+            ("", "") => discovery.resolve(resource).await?,
+            _ => discovery.find(group, version, resource).await?,
+        };
+        // Read before the fields, so that a change in between counts as a change.
+        let schema = discovery.schema_fingerprint(&info.gvr.group, &info.gvr.version).await.ok();
+        let Custom { selectable_fields, list_kind } = discovery.custom(&info.gvr, &info.kind).await?;
+        let fields = Arc::new(FieldTable::new(&info.gvr, info.namespaced, &selectable_fields));
+        let list_kind = list_kind.unwrap_or_else(|| format!("{}List", info.kind)).into();
+        Ok(Self { info, fields, list_kind, schema })
+    }
+
+    /// Whether a cache can serve this resource without being set up again: its names and selectable
+    /// fields are the same.
+    pub(super) fn matches(&self, served: &Served) -> bool {
+        let Self { info, fields, list_kind, .. } = self;
+        info.kind == served.hub.resource().kind
+            && info.namespaced == served.namespaced
+            && *fields == served.fields
+            && *list_kind == served.list_kind
+    }
+}

@@ -1,0 +1,56 @@
+//! One cache as the registry stores it.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::{backfill::Backfiller, cluster_version::ClusterVersion, consistency::Prover, schema::CachedSchema};
+use crate::fanout::{Phase, Served};
+use kubefan_model::{GroupVersionResource, Media, Scope};
+
+/// The identity of a cache. The registry has at most one cache per identity.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct CacheId {
+    pub(super) gvr: GroupVersionResource,
+    pub(super) scope: Scope,
+    pub(super) media: Media,
+}
+
+impl CacheId {
+    pub(super) fn of(served: &Served) -> Self {
+        Self { gvr: served.gvr.clone(), scope: served.scope.clone(), media: served.parser.media() }
+    }
+}
+
+/// One cache, and the services that need upstream on its behalf.
+pub(super) struct Cache {
+    /// The name in the configuration, or the full name if a reader started the cache.
+    pub(super) name: String,
+    pub(super) served: Served,
+    pub(super) backfiller: Arc<Backfiller>,
+    pub(super) cluster_version: ClusterVersion,
+    pub(super) prover: Arc<Prover>,
+    /// A reader started the cache, so it is dropped when it has no readers.
+    pub(super) on_demand: bool,
+    /// Cancelled to stop the cache, and when it has stopped.
+    pub(super) stop: CancellationToken,
+    /// The schema that all cached objects were read with.
+    pub(super) schema: Arc<CachedSchema>,
+    /// Notified when a self-check has found a difference.
+    pub(super) differs: Notify,
+}
+
+/// Why a configured resource has no cache.
+#[derive(Clone)]
+pub(super) struct UncachedReason {
+    pub(super) phase: Phase,
+    pub(super) message: String,
+}
+
+/// How a cache ended.
+pub(super) struct CacheEnd {
+    pub(super) reason: UncachedReason,
+    /// A new attempt would end the same way.
+    pub(super) refused: bool,
+}

@@ -1,0 +1,23 @@
+//! The registry as the source of warm starts: it offers its caches to peers.
+
+use std::sync::Arc;
+
+use super::{entry::CacheId, registry::Registry};
+use crate::peer::{Offer, Source};
+use kubefan_model::{GroupVersionResource, Media, Scope};
+
+impl Source for Arc<Registry> {
+    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer> {
+        let id = CacheId { gvr: gvr.clone(), scope: scope.clone(), media: Media::Json };
+        let cache = self.caches.get(&id)?.clone();
+        Some(Offer {
+            hub: cache.served.hub.clone(),
+            upstream_field_selector: self.context.upstream_field_selector.clone(),
+            schema: cache.schema.text(&cache.served),
+        })
+    }
+
+    fn cluster(&self) -> Option<String> {
+        self.context.upstream.proven_identity()
+    }
+}

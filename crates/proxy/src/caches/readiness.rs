@@ -1,0 +1,72 @@
+//! Readiness and health: whether each resource is served.
+
+use std::collections::HashMap;
+
+use super::registry::{Registry, cache_title};
+use crate::fanout::{HubStatus, Phase, Served};
+use kubefan_model::{Media, Scope};
+
+/// Whether all is well; and for each resource, whether it is, with a line of text.
+pub type Readiness = (bool, Vec<(bool, String)>);
+
+impl Registry {
+    /// Whether every configured resource can be served or does not exist, with a line for each
+    /// cache and each resource without one.
+    pub fn readiness(&self) -> Readiness {
+        let mut lines = Vec::new();
+        for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
+            let HubStatus { phase, message, age, .. } = cache.served.hub.status();
+            let proven = match age {
+                Some(age) => format!("; proven {}s ago", age.as_secs()),
+                None if phase.serves() => "; not proven yet".to_owned(),
+                None => String::new(),
+            };
+            // A stale cache is ready within `staleness_max`: an outage of upstream affects all
+            // replicas alike, so removing this one helps no client.
+            let refused = self.options.staleness_max.is_some_and(|max| age.is_none_or(|age| age > max));
+            lines.push((
+                phase.serves() && !refused,
+                line(&cache_title(&cache.name, &cache.served.scope), phase, &message) + &proven,
+            ));
+        }
+        for uncached in self.uncached.iter() {
+            // Requests for a resource that does not exist are answered with NOT_FOUND.
+            lines.push((uncached.phase == Phase::NotFound, line(uncached.key(), uncached.phase, &uncached.message)));
+        }
+        lines.extend(self.context.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
+        lines.sort_by(|(_, a), (_, b)| a.cmp(b));
+        (lines.iter().all(|(ok, _)| *ok), lines)
+    }
+
+    /// Whether each resource is served, by its configured and its full name. A name alone covers
+    /// all scopes of the resource; a name with a namespace covers one.
+    pub fn health(&self) -> HashMap<String, bool> {
+        let mut health = HashMap::new();
+        let mut note = |name: &str, scope: &Scope, serves: bool| {
+            for name in [name.to_owned(), cache_title(name, scope)] {
+                *health.entry(name).or_insert(true) &= serves;
+            }
+        };
+        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json) {
+            let Served { gvr, scope, hub, .. } = &cache.served;
+            let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
+            note(&full_name, scope, serves);
+            if cache.name != full_name {
+                note(&cache.name, scope, serves);
+            }
+        }
+        // Before discovery, it is unknown whether the resource has namespaces.
+        for uncached in self.uncached.iter() {
+            for namespace in &self.options.namespaces {
+                note(uncached.key(), &Scope::Namespace(namespace.clone()), false);
+            }
+            note(uncached.key(), &Scope::Cluster, false);
+        }
+        health
+    }
+}
+
+fn line(name: &str, phase: Phase, message: &str) -> String {
+    let colon = if message.is_empty() { "" } else { ": " };
+    format!("{name} {}{colon}{message}", phase.as_str())
+}

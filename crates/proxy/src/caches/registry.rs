@@ -1,0 +1,330 @@
+//! The registry: the map of all caches, and the task that runs one cache until it ends.
+//!
+//! Readers look up caches in a concurrent map without waiting. No guard of the map is held across
+//! an await, else a slow task could block all readers.
+//!
+//! Modules above this one decide which caches exist: `configured`, `on_demand`. Others read the
+//! map: `catalog`, `readiness`, `self_check`, `memory_pressure` and `peer_source`.
+
+use std::{
+    sync::{Arc, Mutex, atomic::AtomicUsize},
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    allowance::{Allowance, EncodingLimits, OnDemandLimits},
+    backfill::Backfiller,
+    cluster_version::ClusterVersion,
+    consistency::Prover,
+    context::CacheContext,
+    discovered::DiscoveredResource,
+    entry::{Cache, CacheEnd, CacheId, UncachedReason},
+    informer::{Informer, Stopped},
+    schema::{CachedSchema, schema_changed},
+};
+use crate::{
+    cache::{RingLimits, writer::SELF_CHECK},
+    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
+    telemetry::metrics::Metrics,
+    upstream::discovery::{DiscoveryError, SchemaFingerprint},
+};
+use kubefan_common::proto::v1alpha1::ResolvedResource;
+use kubefan_common::sync::watch;
+use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
+
+/// Options of all caches.
+#[derive(Clone)]
+pub struct RegistryOptions {
+    /// Resources to cache, by any name that kubectl accepts.
+    pub resources: Vec<String>,
+    /// Namespaces to cache. Empty caches the whole cluster.
+    pub namespaces: Vec<String>,
+    /// History limits of each cache.
+    pub ring: RingLimits,
+    /// The longest delay of wake-ups under load.
+    pub coalesce_max: Duration,
+    /// Limits for requests that pin state: snapshots, lists, catch-ups and backfills.
+    pub gate: GateLimits,
+    /// `None` caches only the configured resources.
+    pub on_demand: Option<OnDemandLimits>,
+    /// `None` caches nothing as protobuf.
+    pub protobuf: Option<EncodingLimits>,
+    /// `None` caches no tables.
+    pub tables: Option<EncodingLimits>,
+    /// The greatest age of a state's last proof at which it may be read. `None` for no limit.
+    pub staleness_max: Option<Duration>,
+    /// Whether caches may answer consistent reads after a freshness proof.
+    pub proves: bool,
+    /// The interval of self-checks. `None` for no self-checks.
+    pub self_check_interval: Option<Duration>,
+}
+
+/// All caches of one process.
+pub struct Registry {
+    pub(super) context: CacheContext,
+    pub(super) options: RegistryOptions,
+    metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
+    pub(super) caches: DashMap<CacheId, Arc<Cache>>,
+    /// The configured resources without a cache, by their configured names.
+    pub(super) uncached: DashMap<String, UncachedReason>,
+    /// The caches that readers started and that failed, with the time and the reason.
+    pub(super) refused: DashMap<CacheId, (Instant, String)>,
+    /// The bytes of all JSON caches that readers started.
+    pub(super) on_demand_bytes: Arc<AtomicUsize>,
+    /// The bytes of all protobuf caches.
+    pub(super) protobuf_bytes: Arc<AtomicUsize>,
+    /// The bytes of all table caches.
+    pub(super) tables_bytes: Arc<AtomicUsize>,
+    /// Locked while caches start, so that their number stays within its limit and no two caches
+    /// have the same identity.
+    pub(super) starting: Mutex<()>,
+    changes: watch::Sender<u64>,
+    pub(super) stop: CancellationToken,
+}
+
+impl Registry {
+    /// A registry without caches. Cancelling `stop` ends all its tasks.
+    pub fn new(
+        context: CacheContext,
+        options: RegistryOptions,
+        metrics: Arc<Metrics>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let uncached = options.resources.iter().map(|name| {
+            let message = "the apiserver was not asked yet".to_owned();
+            (name.clone(), UncachedReason { phase: Phase::Syncing, message })
+        });
+        let uncached = uncached.collect();
+        let gate = Gate::new(options.gate, metrics.gate());
+        Arc::new(Self {
+            context,
+            options,
+            gate,
+            metrics,
+            caches: DashMap::new(),
+            uncached,
+            refused: DashMap::new(),
+            on_demand_bytes: Arc::default(),
+            protobuf_bytes: Arc::default(),
+            tables_bytes: Arc::default(),
+            starting: Mutex::new(()),
+            changes: watch::Sender::new(0),
+            stop,
+        })
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        let RegistryOptions { ring: limits, coalesce_max, .. } = self.options;
+        let upstream = self.context.upstream.clone();
+        HubOptions { limits, coalesce_max, gate: self.gate.clone(), cluster: Arc::new(move || upstream.cluster()) }
+    }
+
+    /// The gate for requests that pin state.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
+    /// Records why a configured resource has no cache. Returns true if the message has changed.
+    pub(super) fn set_uncached(&self, name: &str, reason: UncachedReason) -> bool {
+        let message = reason.message.clone();
+        let before = self.uncached.insert(name.to_owned(), reason);
+        let has_changed = before.is_none_or(|before| before.message != message);
+        if has_changed {
+            self.changed();
+        }
+        has_changed
+    }
+
+    /// Wakes the receivers of [`Self::changes`].
+    pub(super) fn changed(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// A number that changes when a cache is added, is removed or enters another phase.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// [`DiscoveredResource::find`] with this registry's discovery.
+    pub(super) async fn discover(
+        &self,
+        group: &str,
+        version: &str,
+        resource: &str,
+    ) -> Result<DiscoveredResource, DiscoveryError> {
+        DiscoveredResource::find(&self.context, group, version, resource).await
+    }
+
+    /// Adds a cache. Its informer does not run yet: see [`Self::supervise`].
+    pub(super) fn insert(
+        self: &Arc<Self>,
+        name: &str,
+        discovered: &DiscoveredResource,
+        scope: Scope,
+        parser: ObjectParser,
+        on_demand: bool,
+    ) -> Arc<Cache> {
+        let DiscoveredResource { info, fields, list_kind, .. } = discovered;
+        let gvr = &info.gvr;
+        let resource = ResolvedResource {
+            group: gvr.group.clone(),
+            version: gvr.version.clone(),
+            resource: gvr.resource.clone(),
+            kind: info.kind.clone(),
+            namespaced: info.namespaced,
+        };
+        let parser = Arc::new(parser.of(&info.kind, &gvr.api_version()));
+        let metrics = self.metrics.cache(gvr, &scope, parser.media(), &crate::fanout::StreamEnd::ALL);
+        let served = Served {
+            gvr: gvr.clone(),
+            namespaced: info.namespaced,
+            fields: fields.clone(),
+            list_kind: list_kind.clone(),
+            hub: Hub::new(resource, parser.clone(), self.hub_options(), metrics),
+            parser,
+            scope: scope.clone(),
+        };
+        served.hub.limit_staleness(self.options.staleness_max);
+        let backfiller = Backfiller::new(self.context.clone(), served.clone());
+        let cluster_version = ClusterVersion::new(self.context.clone(), &served);
+        let prover = Prover::new(self.context.clone(), served.clone(), self.options.proves);
+        let (name, stop, differs) = (name.to_owned(), self.stop.child_token(), Notify::new());
+        let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
+        let cache = Cache { name, served, backfiller, cluster_version, prover, on_demand, stop, schema, differs };
+        let cache = Arc::new(cache);
+        if let Some(before) = self.caches.insert(CacheId::of(&cache.served), cache.clone()) {
+            // A configured resource replaces the cache that a reader had started.
+            before.stop.cancel();
+        }
+        let (registry, mut phase) = (Arc::downgrade(self), cache.served.hub.phase());
+        tokio::spawn(async move {
+            // Ends when the hub is dropped.
+            while phase.changed().await.is_ok() {
+                let Some(registry) = registry.upgrade() else { return };
+                registry.changed();
+            }
+        });
+        self.changed();
+        cache
+    }
+
+    /// Runs one cache until it ends, and returns the reason. `known` is the schema of the cache's
+    /// fields. If `warm` is set, the cache may start with the state of a peer.
+    pub(super) async fn supervise(
+        self: Arc<Self>,
+        cache: Arc<Cache>,
+        allowance: Option<Allowance>,
+        mut known: Option<SchemaFingerprint>,
+        warm: bool,
+    ) -> CacheEnd {
+        let served = &cache.served;
+        let hub = &served.hub;
+        let ended = |phase, message, refused| CacheEnd { reason: UncachedReason { phase, message }, refused };
+        let (schema, prover) = (cache.schema.clone(), cache.prover.clone());
+        let mut informer = Informer::new(self.context.clone(), served.clone(), schema, prover, allowance, warm);
+        loop {
+            let stopped = tokio::select! {
+                biased;
+                () = cache.stop.cancelled() => {
+                    let message = format!("{} is no longer cached on demand", served.gvr);
+                    hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
+                    return ended(Phase::Syncing, message, false);
+                }
+                stopped = informer.run() => stopped,
+                () = cache.differs.notified() => {
+                    hub.wake();
+                    informer.relist(SELF_CHECK);
+                    continue;
+                }
+                now = schema_changed(self.context.clone(), served.gvr.clone(), known.clone()) => {
+                    cache.schema.changes_to(now.clone());
+                    known = Some(now);
+                    hub.wake();
+                    let upstream = &self.context.upstream;
+                    if upstream.confirm(upstream.doubt()).await.is_err() {
+                        // Another cluster answers, or none. The list retries until this one
+                        // answers.
+                        informer.relist("schema_changed");
+                        continue;
+                    }
+                    if self.still_matches(served).await {
+                        info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
+                        informer.relist("schema_changed");
+                        continue;
+                    }
+                    let message = format!("{} is served with another schema", served.gvr);
+                    hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
+                    return ended(Phase::Syncing, message, false);
+                }
+            };
+            return match stopped {
+                Stopped::NotFound(message) => {
+                    info!(resource = %served.gvr, "no longer served by the apiserver");
+                    hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
+                    ended(Phase::NotFound, message, false)
+                }
+                Stopped::Rewritten(message) => {
+                    info!(resource = %served.gvr, message, "no longer cached");
+                    hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
+                    ended(Phase::Syncing, message, false)
+                }
+                Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
+                    warn!(resource = %served.gvr, message, "not cached");
+                    hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
+                    ended(Phase::Syncing, message, true)
+                }
+            };
+        }
+    }
+
+    /// Whether a cache still fits its resource after a schema change.
+    async fn still_matches(&self, served: &Served) -> bool {
+        let GroupVersionResource { group, version, resource } = &served.gvr;
+        self.context.discovery.doubt();
+        // If discovery fails, the list that follows reports the problem.
+        self.discover(group, version, resource).await.map_or(true, |discovered| discovered.matches(served))
+    }
+
+    /// The name and hub of every cache, for logs and debugging.
+    pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
+        let title = |cache: &Cache| {
+            let title = cache_title(&cache.served.gvr.to_string(), &cache.served.scope);
+            match cache.served.parser.media() {
+                Media::Json => title,
+                media => format!("{title} ({})", media.as_str()),
+            }
+        };
+        self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()
+    }
+
+    /// Limits the history of all caches to a share (0 to 1) of its usual size. If
+    /// `keep_derived` is false, also drops data that can be made again: see [`Hub::shed`].
+    pub(super) fn shed(&self, history_share: f64, keep_derived: bool) {
+        let caches: Vec<Arc<Cache>> = self.caches.iter().map(|cache| cache.clone()).collect();
+        for cache in caches {
+            cache.served.hub.shed(history_share, keep_derived);
+            if !keep_derived {
+                cache.backfiller.forget();
+            }
+        }
+    }
+
+    /// Updates the gauges of all caches.
+    pub fn refresh_gauges(&self) {
+        self.hubs().iter().for_each(|(_, hub)| hub.refresh_gauges());
+    }
+}
+
+/// A cache's name for people: the resource, and the namespace if it has one.
+pub(super) fn cache_title(name: &str, scope: &Scope) -> String {
+    match scope {
+        Scope::Cluster => name.to_owned(),
+        Scope::Namespace(namespace) => format!("{name}/{namespace}"),
+    }
+}

@@ -1,0 +1,114 @@
+//! The self-check: every few minutes each cache is compared with upstream's metadata at exactly the
+//! cache's version.
+//!
+//! A lost event is a defect without symptoms: the cache stays wrong until the next relist. The
+//! check finds it and relists. It reads one resource at a time and a few pages per second, so that
+//! it is never a burst of load.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::RngExt;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::{context::CacheContext, entry::Cache, registry::Registry};
+use crate::{
+    cache::comparison::{Comparison, Differences},
+    fanout::{Phase, Served},
+    telemetry::metrics::SelfCheck,
+    upstream::{UpstreamError, metadata::MetadataPages},
+};
+
+/// The wait between two pages.
+const PAGE_INTERVAL: Duration = Duration::from_millis(250);
+/// The most keys that a log line names.
+const KEYS_MAX: usize = 10;
+
+/// The result of one check.
+#[derive(Debug)]
+enum CheckResult {
+    Equal,
+    Different(Differences),
+    /// Upstream no longer has the version: the resource is too quiet, or the list too long.
+    Expired,
+    Failed(String),
+}
+
+/// Checks all caches, one after the other, about every `interval`, without end.
+pub(super) async fn check_all(registry: Arc<Registry>, interval: Duration) {
+    let context = &registry.context;
+    // The jitter keeps replicas that started together from checking together.
+    sleep(interval.mul_f64(context.generator().random_range(0.5..1.0))).await;
+    loop {
+        let caches: Vec<Arc<Cache>> = registry.caches.iter().map(|cache| cache.clone()).collect();
+        for cache in caches {
+            check(context, &cache).await;
+            sleep(PAGE_INTERVAL).await;
+        }
+        sleep(interval).await;
+    }
+}
+
+async fn check(context: &CacheContext, cache: &Cache) {
+    let Served { gvr, scope, hub, .. } = &cache.served;
+    // A stale cache means that upstream has trouble; a check would only add load.
+    if *hub.phase().borrow() != Phase::Synced {
+        return;
+    }
+    let Some(result) = compare(context, &cache.served).await else { return };
+    let scope = scope.namespace();
+    let label = match result {
+        CheckResult::Equal => SelfCheck::Equal,
+        CheckResult::Different(differences) => {
+            warn!(resource = %gvr, scope, count = differences.count, keys = %differences, "the cache differs from upstream; listing again");
+            cache.differs.notify_one();
+            SelfCheck::Different
+        }
+        CheckResult::Expired => SelfCheck::Expired,
+        CheckResult::Failed(error) => {
+            debug!(resource = %gvr, scope, error, "no self-check");
+            SelfCheck::Failed
+        }
+    };
+    hub.metrics().self_check(label);
+}
+
+/// Compares one cache with upstream. `None` if it has no state, or if a relist replaced the
+/// compared state.
+async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult> {
+    let lists = served.hub.lists();
+    let (store, version) = served.hub.state()?;
+    let target = context.metadata_target(served);
+    let mut pages = MetadataPages::new(context.upstream.clone(), target, version);
+    let mut comparison = Comparison::new(store.into_versions(), KEYS_MAX);
+    let doubt = context.upstream.doubt();
+    loop {
+        match pages.next().await {
+            Ok(None) => break,
+            Ok(Some(page)) => {
+                for (key, version) in page {
+                    if let Err(error) = comparison.tell(key, version) {
+                        return Some(CheckResult::Failed(error.to_string()));
+                    }
+                }
+            }
+            Err(UpstreamError::Gone { .. }) => return Some(CheckResult::Expired),
+            Err(error) => return Some(CheckResult::Failed(error.to_string())),
+        }
+        sleep(PAGE_INTERVAL).await;
+    }
+    // A relist has fixed any difference, and after a rewind of the cluster a difference means
+    // nothing.
+    if served.hub.lists() != lists {
+        return None;
+    }
+    let differences = comparison.finish();
+    if differences.count == 0 {
+        return Some(CheckResult::Equal);
+    }
+    // Another cluster's objects are not a difference.
+    match context.upstream.confirm(doubt).await {
+        Ok(()) => Some(CheckResult::Different(differences)),
+        Err(error) => Some(CheckResult::Failed(error.to_string())),
+    }
+}
