@@ -34,13 +34,14 @@ use kubefan_proxy::{
     fanout::{Catalog, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
-        call,
-        http::{
-            accept,
+        grpc::{call, request},
+        kube::{
+            negotiate,
             options::{self, Options},
             path::Path,
+            query::Query,
         },
-        request,
+        select,
     },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
@@ -270,7 +271,7 @@ pub(crate) fn requests(data: &[u8]) {
         targets.push(get.target);
     }
     for target in targets {
-        let selected = request::select(&Nothing, target, Media::Json).now_or_never();
+        let selected = select::select(&Nothing, target, Media::Json).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
 }
@@ -285,14 +286,14 @@ pub(crate) fn http(data: &[u8]) {
         for part in [group, version, resource, namespace, name] {
             assert!(!part.contains(['/', '%']), "{part:?} could mean another path upstream");
         }
-        let _ = Options::read(&query, path.is_watch).map_err(|failure| failure.json());
+        let _ = Options::read(&Query::parse(&query), path.is_watch).map_err(|failure| failure.json());
     }
-    let _ = options::read_get(&query);
+    let _ = options::read_get(&Query::parse(&query));
     for is_list in [false, true] {
-        let forms = accept::negotiate(&accept, is_list);
-        assert_eq!(forms, accept::negotiate(&accept, is_list));
+        let forms = negotiate::negotiate(&accept, is_list);
+        assert_eq!(forms, negotiate::negotiate(&accept, is_list));
     }
-    let _ = accept::negotiate_failure(Some(&accept));
+    let _ = negotiate::negotiate_failure(Some(&accept));
 }
 
 /// What a client is sent compressed: as a chunk of events, as a delta whose base it holds, and as two states between which a delta is made.

@@ -177,7 +177,7 @@ async fn bad_versions_are_refused() {
     }
     let future = WatchRequest { resource_version: "999999999".into(), ..watch_of(target("pods")) };
     let status = watch_error(&mut client, future).await;
-    assert_refused("the future", &status, Code::OutOfRange, "", "version 999999999 is of another history");
+    assert_refused("the future", &status, Code::OutOfRange, "", "version 999999999 belongs to another history");
     let list =
         ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
     let status = client.list(list).await.err().unwrap();

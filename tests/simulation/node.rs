@@ -16,7 +16,7 @@ use kubefan_proxy::{
     cache::RingLimits,
     config::ServeConfig,
     fanout::GateLimits,
-    server::{Server, ServerOptions, listen::Peer},
+    server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
         discovery::{Discovery, DiscoveryOptions},
@@ -167,7 +167,7 @@ impl Node {
         let running = running.as_mut().filter(|running| !running.drain.is_cancelled());
         let running = running.ok_or(io::ErrorKind::ConnectionRefused)?;
         let (ours, theirs) = route.connect()?;
-        let served = running.server.clone().serve(theirs, Peer::default());
+        let served = running.server.clone().serve(theirs, ClientInfo::default());
         running.tasks.spawn(async move {
             served.await;
         });

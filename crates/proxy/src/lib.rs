@@ -25,6 +25,7 @@ pub mod app;
 pub mod cache;
 pub mod config;
 pub mod fanout;
+pub mod kube_encoding;
 pub mod peer;
 pub mod server;
 pub mod telemetry;

@@ -15,7 +15,7 @@ use super::registry::Registry;
 use crate::{
     config::ServeConfig,
     peer::{DnsDial, PeerError, Peers, Sender, tls::PeerTls},
-    server::listen::{Connection, Listener},
+    server::transport::listen::{Connection, Listener},
     telemetry::metrics::Metrics,
 };
 use kubefan_common::proto::v1alpha1::peer_service_server::PeerServiceServer;

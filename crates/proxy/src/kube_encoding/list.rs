@@ -1,13 +1,11 @@
-//! How a list is written: what stands around its items and between them, in each encoding.
+//! Lists and single objects: the bytes around the items of a list and between them, in each encoding.
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use bytes::{BufMut, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::{cache::Store, fanout::Served};
 use kubefan_model::{
-    Media, ResourceVersion,
+    GroupVersionResource, Media, ResourceVersion,
     format::Format,
     object::{Object, ObjectParser},
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
@@ -15,31 +13,45 @@ use kubefan_model::{
     table::{self, Tables},
 };
 
-/// What a list says of itself.
+/// The metadata of a list.
 pub struct ListMeta {
-    /// The version of its state.
+    /// The version of the snapshot that the list is read from.
     pub version: ResourceVersion,
-    /// The token of the next page; empty at the end.
+    /// The continue token of the next page; empty for the last page.
     pub continues: String,
-    /// How many objects come after this page, where that is counted.
+    /// The number of objects after this page; `None` if it is not counted.
     pub remaining: Option<usize>,
 }
 
-/// How items stand in a list.
+/// The resource that a list is of.
+pub struct ListedResource<'a> {
+    /// Its full name.
+    pub gvr: &'a GroupVersionResource,
+    /// The kind of its objects.
+    pub kind: &'a str,
+    /// The kind of its lists, which a CRD may choose.
+    pub list_kind: &'a str,
+    /// How its objects are parsed, and in which encoding they are cached.
+    pub parser: &'a ObjectParser,
+    /// Any object of the snapshot; it shows how the bytes of all of them start.
+    pub sample: Option<&'a Object>,
+}
+
+/// How items are written in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Style {
-    /// JSON without the type, which the list's own says: what an item begins with that is left out.
+    /// JSON without `kind` and `apiVersion`, as in lists of built-in types: the prefix that is cut off each item.
     Typed(String),
-    /// JSON as it is.
+    /// JSON, unchanged.
     Whole,
-    /// Messages of protobuf without their envelopes.
+    /// Protobuf messages without the Kubernetes envelope.
     Messages,
-    /// Rows of a table.
+    /// Rows of a Table.
     Rows,
 }
 
-/// A list's items in one format.
-pub struct Items {
+/// Writes the items of a list in one format.
+pub struct ListEncoder {
     format: Format,
     style: Style,
     tables: Option<Arc<Tables>>,
@@ -47,49 +59,52 @@ pub struct Items {
     api_version: String,
 }
 
-impl Items {
-    /// Of a resource; the state tells how its objects begin.
-    pub fn of(served: &Served, store: &Store, format: Format) -> Self {
+impl ListEncoder {
+    /// An encoder of lists of `resource`.
+    pub fn new(resource: &ListedResource<'_>, format: Format) -> Self {
+        let ListedResource { gvr, kind, list_kind, parser, sample } = *resource;
         let is_identity = format.projection().is_identity();
         let (kind, api_version) = match is_identity {
-            true => (served.hub.resource().kind.clone(), served.gvr.api_version()),
+            true => (kind.to_owned(), gvr.api_version()),
             false => (PARTIAL_KIND.to_owned(), PARTIAL_API_VERSION.to_owned()),
         };
-        let style = match served.parser.media() {
+        let style = match parser.media() {
             Media::Protobuf => Style::Messages,
             Media::Table => Style::Rows,
             Media::Json if is_identity => {
                 let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
-                let is_typed = match store.iter().next() {
+                let is_typed = match sample {
                     Some(object) => object.bytes().starts_with(head.as_bytes()),
-                    // Nobody can tell from nothing; custom resources are in groups of somebody's domain.
-                    None => !served.gvr.group.contains('.') || served.gvr.group.ends_with(".k8s.io"),
+                    // With no object to look at, guess: only custom resources have groups outside k8s.io.
+                    None => !gvr.group.contains('.') || gvr.group.ends_with(".k8s.io"),
                 };
                 if is_typed { Style::Typed(head) } else { Style::Whole }
             }
             Media::Json => Style::Whole,
         };
         let list_kind = match is_identity {
-            true => served.list_kind.to_string(),
+            true => list_kind.to_owned(),
             false => format!("{kind}List"),
         };
-        let tables = served.parser.tables().cloned();
+        let tables = parser.tables().cloned();
         Self { format, style, tables, list_kind, api_version }
     }
 
-    /// Whether what comes before the items says how long they are.
-    pub fn are_measured(&self) -> bool {
+    /// Whether the head of the list needs the total length of the items.
+    pub fn needs_items_len(&self) -> bool {
         self.style == Style::Messages
     }
 
-    /// What an item takes where they are measured.
-    pub fn len(&self, object: &Object) -> usize {
+    /// The bytes that an item takes, if [`Self::needs_items_len`].
+    pub fn item_len(&self, object: &Object) -> usize {
         protobuf::item_len(self.message(object).len())
     }
 
-    /// What comes before the items, which take `items_len` bytes where they are measured and may be none, and after them; in the order of
-    /// fields that the apiserver has: typed lists by their declaration, all others by name.
-    pub fn around(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
+    /// The head and the tail of the list. `items_len` is the total length of the items if
+    /// [`Self::needs_items_len`]; `is_empty` means that there are no items.
+    ///
+    /// Fields are in the apiserver's order: declaration order for typed lists, by name for all others.
+    pub fn head_and_tail(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining } = meta;
         let Self { list_kind, api_version, .. } = self;
         if self.style == Style::Messages {
@@ -117,8 +132,8 @@ impl Items {
         };
         if let Some(tables) = &self.tables {
             let meta = format!("{version}\"{continues}{remaining}");
-            let (begin, end) = if is_empty { (tables.no_rows(), "}\n") } else { ("[", "]}\n") };
-            return (table_head(tables, &meta, begin).into(), Bytes::from_static(end.as_bytes()));
+            let (start, end) = if is_empty { (tables.no_rows(), "}\n") } else { ("[", "]}\n") };
+            return (table_head(tables, &meta, start).into(), Bytes::from_static(end.as_bytes()));
         }
         let head = format!(
             "{{\"kind\":\"{list_kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{version}\"\
@@ -127,7 +142,7 @@ impl Items {
         (head.into(), Bytes::from_static(b"]}\n"))
     }
 
-    /// Writes an item.
+    /// Writes an item, with a comma before it if it is not the first.
     pub fn put(&self, object: &Object, is_first: bool, out: &mut BytesMut) {
         if self.style == Style::Messages {
             let message = self.message(object);
@@ -148,7 +163,7 @@ impl Items {
         }
     }
 
-    /// An item's message. The object was read before it was cached, so that there is one.
+    /// An item's protobuf message. It is always there, because the object was parsed before it was cached.
     fn message(&self, object: &Object) -> Bytes {
         let bytes = object.bytes();
         let message = match self.format.projection().is_identity() {
@@ -159,16 +174,26 @@ impl Items {
     }
 }
 
-/// What begins a Table, with its columns: after the quote that begins its version, and before its rows.
+/// The start of a Table with its columns. `meta` follows the quote that opens the resource version; `rows` starts the
+/// rows.
 fn table_head(tables: &Tables, meta: &str, rows: &str) -> String {
     let definitions = tables.definitions();
     let definitions = String::from_utf8_lossy(&definitions);
     [table::HEAD, meta, table::COLUMNS, &definitions, table::ROWS, rows].concat()
 }
 
-/// A Table of one row; nothing where the cache is of another form.
-pub fn table_of(parser: &ObjectParser, version: ResourceVersion, row: &[u8]) -> Bytes {
-    let Some(tables) = parser.tables() else { return Bytes::new() };
-    let head = table_head(tables, &format!("{version}\""), "[");
-    [head.as_bytes(), row, b"]}\n"].concat().into()
+/// The body of a response with one object, in `format`.
+pub fn single_object(object: &Object, parser: &ObjectParser, format: &Format) -> Bytes {
+    let tables = parser.tables().map(|tables| &**tables);
+    let bytes = object.bytes();
+    let bytes = format.bytes_of(&bytes, tables).unwrap_or(bytes);
+    match (parser.media(), tables) {
+        (Media::Json, _) => [&bytes, b"\n".as_slice()].concat().into(),
+        (Media::Protobuf, _) => bytes,
+        (Media::Table, None) => Bytes::new(),
+        (Media::Table, Some(tables)) => {
+            let head = table_head(tables, &format!("{}\"", object.version()), "[");
+            [head.as_bytes(), &bytes, b"]}\n"].concat().into()
+        }
+    }
 }

@@ -1,12 +1,12 @@
-//! Events of a Kubernetes watch over HTTP: lines of JSON, `{"type":…,"object":…}`, where the object may be
-//! a Table of one row, or protobuf with a length before each event
-//! (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
+//! Events of a Kubernetes watch over HTTP: lines of JSON (`{"type":…,"object":…}`, where the object may be a Table of
+//! one row), or protobuf messages with a length prefix (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
 //!
-//! The object's bytes are shared with the cache, as in a gRPC frame; what is written here is what stands around them.
+//! An event is written as a head, the object's bytes and a tail, so that the object's bytes can be shared with the
+//! cache, as in a gRPC frame.
 
 use std::sync::Arc;
 
-use bytes::{BufMut, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_model::{
@@ -18,19 +18,19 @@ use kubefan_model::{
     table::{self, Tables},
 };
 
-/// The kind that a watch's bookmarks name.
+/// The object type that a watch's bookmarks name.
 #[derive(Debug)]
 pub struct TypeMeta {
-    /// As in `kind`.
+    /// The value of `kind`.
     kind: String,
-    /// As in `apiVersion`.
+    /// The value of `apiVersion`.
     api_version: String,
-    /// Of a watch of tables, and how much of its object a row has.
-    pub(super) tables: Option<(Arc<Tables>, Include)>,
+    /// Set for a watch of Tables, with how much of its object each row includes.
+    tables: Option<(Arc<Tables>, Include)>,
 }
 
 impl TypeMeta {
-    /// Of the objects that a format makes of a resource's.
+    /// The type of the objects that `format` makes from objects of `resource`.
     pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
         if !format.projection().is_identity() {
             return Self { kind: PARTIAL_KIND.to_owned(), api_version: PARTIAL_API_VERSION.to_owned(), tables: None };
@@ -42,10 +42,15 @@ impl TypeMeta {
         let tables = tables.map(|tables| (tables.clone(), format.include()));
         Self { kind: resource.kind.clone(), api_version, tables }
     }
+
+    /// The column definitions of a watch of Tables, as a JSON array.
+    pub fn column_definitions(&self) -> Option<Bytes> {
+        self.tables.as_ref().map(|(tables, _)| tables.definitions())
+    }
 }
 
-/// What comes before an event's object of so many bytes; `version` is that of the change.
-pub(super) fn put_head(media: Media, kind: EventType, version: &str, object_len: usize, out: &mut BytesMut) {
+/// Writes the head of an event whose object has `object_len` bytes; `version` is the version of the change.
+pub fn put_head(media: Media, kind: EventType, version: &str, object_len: usize, out: &mut BytesMut) {
     if media == Media::Protobuf {
         return protobuf::put_watch_frame_head(kind.as_str(), object_len, out);
     }
@@ -60,22 +65,22 @@ pub(super) fn put_head(media: Media, kind: EventType, version: &str, object_len:
     }
 }
 
-/// A Table up to its only row. The columns are told to each subscriber once: see [`place_of_columns`].
+/// Writes a Table up to its only row. Each subscriber gets the columns once: see [`columns_range`].
 fn put_table_head(version: &str, out: &mut BytesMut) {
     for part in [table::HEAD, version, "\"", table::COLUMNS, table::NO_COLUMNS, table::ROWS, "["] {
         out.put_slice(part.as_bytes());
     }
 }
 
-/// Where in the first event that a subscriber is sent the columns are to stand, in the place of these bytes.
-pub(super) fn place_of_columns(events: &[u8]) -> Option<std::ops::Range<usize>> {
-    // Nothing before it holds more than a version and names.
+/// The byte range that the column definitions replace in the first event that a subscriber is sent.
+pub fn columns_range(events: &[u8]) -> Option<std::ops::Range<usize>> {
+    // Only a version and names come before it, so the first match is the right one.
     let at = memchr::memmem::find(events, table::COLUMNS.as_bytes())? + table::COLUMNS.len();
     Some(at..at + table::NO_COLUMNS.len())
 }
 
-/// What comes after it.
-pub(super) fn put_tail(media: Media, out: &mut BytesMut) {
+/// Writes the tail of an event, after its object.
+pub fn put_tail(media: Media, out: &mut BytesMut) {
     match media {
         Media::Json => out.put_slice(b"}\n"),
         Media::Table => out.put_slice(b"]}}\n"),
@@ -83,9 +88,9 @@ pub(super) fn put_tail(media: Media, out: &mut BytesMut) {
     }
 }
 
-/// A bookmark: everything at or below its version was sent. The one that ends an initial state says so (`k8s.io/initial-events-end` of
-/// the API concepts page, "Streaming lists"); informers wait for it.
-pub(super) fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
+/// Writes a bookmark: every change up to its version was sent. The bookmark that ends the initial events carries the
+/// annotation `k8s.io/initial-events-end` (API concepts page, "Streaming lists"); informers wait for it.
+pub fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
     let TypeMeta { kind, api_version, tables } = of;
     if let Some((tables, include)) = tables {
         out.put_slice(br#"{"type":"BOOKMARK","object":"#);
@@ -102,12 +107,20 @@ pub(super) fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_init
         true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),
         false => String::new(),
     };
-    // Kinds and group versions are names: nothing in them needs escaping.
+    // Kinds and group versions are names, which need no escaping.
     let line = format!(
         "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\
          \"metadata\":{{\"resourceVersion\":\"{version}\"{annotations}}}}}}}\n"
     );
     out.put_slice(line.as_bytes());
+}
+
+/// An ERROR event; `status` is a `Status` in the same encoding, without a line feed.
+pub fn error_event(media: Media, status: &[u8]) -> Bytes {
+    match media {
+        Media::Json | Media::Table => [br#"{"type":"ERROR","object":"#, status, b"}\n"].concat().into(),
+        Media::Protobuf => protobuf::watch_frame("ERROR", status),
+    }
 }
 
 #[cfg(test)]
@@ -116,7 +129,7 @@ mod tests {
     use kubefan_model::projection::Projection;
 
     #[test]
-    fn a_bookmark_names_the_kind_that_the_watch_is_of() {
+    fn a_bookmark_names_the_type_of_the_watched_objects() {
         let resource = ResolvedResource {
             group: "apps".to_owned(),
             version: "v1".to_owned(),

@@ -1,4 +1,4 @@
-//! Reading a gRPC call: its form, its deadline, and the one message of its request (gRPC over HTTP/2, "PROTOCOL-HTTP2").
+//! Reads a gRPC call: its content type, its deadline, and the single message of its request (gRPC's `PROTOCOL-HTTP2.md`).
 
 use std::{future::Future, time::Duration};
 
@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::status;
 
-/// The length of what comes before each message: a flag and four bytes of length.
+/// The length of a message's prefix, in bytes: a compression flag, and the message length as four bytes.
 const PREFIX_BYTES: usize = 5;
 
 /// The content type of a gRPC response.
@@ -22,7 +22,7 @@ pub fn is_grpc<B>(request: &Request<B>) -> bool {
     protobuf && request.method() == Method::POST
 }
 
-/// Whether a request is of any kind of gRPC.
+/// Whether a request has any gRPC content type, gRPC-Web included.
 pub fn is_any_grpc(headers: &HeaderMap) -> bool {
     content_type(headers).starts_with("application/grpc")
 }
@@ -32,7 +32,7 @@ fn content_type(headers: &HeaderMap) -> &str {
     value.split(';').next().unwrap_or_default().trim_end()
 }
 
-/// The time that the caller gives the call. One that cannot be read is as if it were not there, as in other servers.
+/// The timeout of the call. An invalid one is ignored, as other servers do.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     const DIGITS_MAX: usize = 8;
     let value = headers.get("grpc-timeout")?.to_str().ok()?;
@@ -52,12 +52,13 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// When the caller's time is over.
+/// The deadline of the call.
 pub fn deadline_at(headers: &HeaderMap) -> Option<Instant> {
     timeout(headers).and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// What a future comes to, if it does in time. It is lent, pinned: a future that is moved into another has its size there twice.
+/// Waits for a future, at most until the deadline. The future is passed pinned, because a future moved into another one takes its
+/// space twice.
 pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) -> Option<F::Output> {
     match deadline_at {
         Some(deadline_at) => tokio::time::timeout_at(deadline_at, future).await.ok(),
@@ -65,7 +66,7 @@ pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) 
     }
 }
 
-/// The one message of a request, of at most `bytes_max` bytes. `None`: the caller went away.
+/// Reads the single message of a request, at most `bytes_max` bytes. `None` if the caller went away.
 pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     let encoding = headers.get("grpc-encoding").map_or(&b"identity"[..], |value| value.as_bytes());
     if encoding != b"identity" {
@@ -78,28 +79,28 @@ pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usiz
         }
         match body.data().await {
             Some(Ok(data)) => {
-                // Fails only when the stream is gone, which the next read tells.
+                // Fails only if the stream is gone, which the next read reports.
                 let _ = body.flow_control().release_capacity(data.len());
                 buffer.extend_from_slice(&data);
             }
             Some(Err(_)) => return Ok(None),
-            None if buffer.is_empty() => return Err(status::malformed("there is no message")),
-            None => return Err(status::malformed("the message is cut off")),
+            None if buffer.is_empty() => return Err(status::malformed("it has no message")),
+            None => return Err(status::malformed("its message is incomplete")),
         }
     }
 }
 
-/// The one message of a request, of at most `bytes_max` bytes, once all of it has come.
+/// Takes the single message of a request, at most `bytes_max` bytes, from `buffer`. `None` until all of it has arrived.
 pub fn take_message(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     let Some((flag, prefix)) = buffer.first_chunk::<PREFIX_BYTES>().map(|prefix| (prefix[0], &prefix[1..])) else {
         return Ok(None);
     };
     if flag != 0 {
-        return Err(status::malformed("it is marked as compressed, and does not say how"));
+        return Err(status::malformed("its message is marked as compressed, but grpc-encoding is not set"));
     }
     let length = prefix.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
     if length > bytes_max {
-        return Err(status::too_long(&format!("{length} bytes, and the limit is {bytes_max}")));
+        return Err(status::too_long(&format!("{length} bytes; the limit is {bytes_max}")));
     }
     match buffer.len().cmp(&(PREFIX_BYTES + length)) {
         std::cmp::Ordering::Less => Ok(None),
@@ -107,7 +108,7 @@ pub fn take_message(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<By
             buffer.advance(PREFIX_BYTES);
             Ok(Some(buffer.split().freeze()))
         }
-        std::cmp::Ordering::Greater => Err(status::malformed("more than one message")),
+        std::cmp::Ordering::Greater => Err(status::malformed("it has more than one message")),
     }
 }
 
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_as_grpc_writes_them() {
+    fn grpc_timeouts_are_parsed_and_invalid_ones_ignored() {
         let read = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("grpc-timeout", text.parse().unwrap());

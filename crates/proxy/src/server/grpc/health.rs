@@ -1,7 +1,8 @@
-//! grpc.health.v1: overall (the empty name, and the service's), and per resource, by the name it was configured by and by its full
-//! one (`po`, `pods`, `deployments.apps`); with `--namespace`s also per namespace (`pods/my-namespace`).
+//! `grpc.health.v1`: the overall health (under the empty name and the service's name), and the health of each resource.
 //!
-//! A resource is SERVING only once it is synced, and stays so through an outage upstream, when it is served from the cache.
+//! A resource has an entry for its configured name and one for its full name (`po`, `pods`, `deployments.apps`); with
+//! `--namespace` also one for each namespace (`pods/my-namespace`). It is SERVING once it is synced, and stays SERVING
+//! during an upstream outage, because it is still served from the cache.
 
 use std::collections::HashMap;
 
@@ -11,18 +12,18 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use kubefan_common::proto::v1alpha1::watch_service_server::SERVICE_NAME;
 use kubefan_common::sync::watch;
 
-/// What the health service says: whether all is well, and each resource.
+/// The overall health, and the health of each resource by name.
 pub type Health = (bool, HashMap<String, bool>);
 
-/// Brings the reporter up to date whenever `changes` says so, until `drain` is cancelled: then those who watch are told, and their
-/// streams end, which would otherwise hold up the end of the server.
+/// Updates the reporter after each change, until `drain` is cancelled. Then it reports NOT_SERVING and removes every entry, which
+/// ends the health watches; open streams would delay the shutdown of the server.
 pub async fn follow(
     mut changes: watch::Receiver<u64>,
     health: impl Fn() -> Health,
     reporter: HealthReporter,
     drain: CancellationToken,
 ) {
-    let mut told: HashMap<String, bool> = HashMap::new();
+    let mut reported: HashMap<String, bool> = HashMap::new();
     loop {
         changes.mark_unchanged();
         let (overall, mut resources) = health();
@@ -30,27 +31,27 @@ pub async fn follow(
             resources.insert(service.to_owned(), overall);
         }
         for (name, serving) in &resources {
-            if told.get(name) != Some(serving) {
+            if reported.get(name) != Some(serving) {
                 reporter.set_service_status(name, status(*serving)).await;
             }
         }
-        for gone in told.keys().filter(|name| !resources.contains_key(*name)) {
+        for gone in reported.keys().filter(|name| !resources.contains_key(*name)) {
             clear(&reporter, gone).await;
         }
-        told = resources;
+        reported = resources;
         tokio::select! {
             biased;
             changed = changes.changed() => if changed.is_err() { break },
             () = drain.cancelled() => break,
         }
     }
-    for name in told.keys() {
+    for name in reported.keys() {
         clear(&reporter, name).await;
     }
 }
 
-/// Before anything is known, nothing is well; the library's reporter begins with the opposite.
-pub async fn begin(reporter: &HealthReporter) {
+/// Reports NOT_SERVING until the real health is known; the library starts with SERVING.
+pub async fn report_not_serving(reporter: &HealthReporter) {
     reporter.set_service_status("", ServingStatus::NotServing).await;
 }
 

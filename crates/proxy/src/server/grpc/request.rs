@@ -1,74 +1,16 @@
-//! From a request's fields to what they select; every fault names the field.
+//! Parses and validates the fields of gRPC requests. Every error names the field at fault.
 
 use std::time::Duration;
 
-use crate::fanout::{Catalog, OnExpired, OnLag, Refusal, Served};
-use kubefan_common::proto::v1alpha1::{self, GetRequest, ListRequest, ProjectionType, Target, WatchRequest};
+use crate::fanout::{OnExpired, OnLag, Refusal};
+use kubefan_common::proto::v1alpha1::{self, GetRequest, ListRequest, ProjectionType, WatchRequest};
 use kubefan_model::{
-    Media, ResourceVersion,
+    ResourceVersion,
     format::{Encoding, Format},
     projection::{Parts, Projection},
-    selection::Selection,
-    selector::{FieldSelector, LabelSelector},
 };
 
-/// Names longer than this are refused: Kubernetes allows 253 characters for names and groups.
-const NAME_BYTES_MAX: usize = 512;
-
-/// A target that was found, and what it selects.
-pub struct Selected {
-    /// The cache.
-    pub served: Served,
-    /// The objects.
-    pub selection: Selection,
-}
-
-/// Finds the cache of a target in an encoding and binds its selectors.
-pub async fn select(catalog: &impl Catalog, target: Option<Target>, media: Media) -> Result<Selected, Refusal> {
-    let target = target.unwrap_or_default();
-    let invalid = |field, message: String| Refusal::Invalid { field, message };
-    if target.resource.is_empty() {
-        return Err(invalid("target.resource", "required: a plural name such as \"pods\"".into()));
-    }
-    let names = [
-        ("target.group", &target.group),
-        ("target.version", &target.version),
-        ("target.resource", &target.resource),
-        ("target.namespace", &target.namespace),
-        ("target.name", &target.name),
-    ];
-    for (field, name) in names {
-        if name.len() > NAME_BYTES_MAX {
-            return Err(invalid(field, format!("longer than {NAME_BYTES_MAX} bytes")));
-        }
-        // Names become parts of paths upstream.
-        if name.contains(['/', '%', '?', '#']) || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(invalid(field, format!("{name:?} is no name: it has a character that names cannot have")));
-        }
-    }
-    // Selectors first: what can be refused without asking anyone is.
-    let labels = LabelSelector::parse(&target.label_selector)
-        .map_err(|error| invalid("target.label_selector", error.to_string()))?;
-    let fields = FieldSelector::parse(&target.field_selector)
-        .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, media).await?;
-    if !served.namespaced && !target.namespace.is_empty() {
-        return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
-    }
-    let selection = Selection::bind(
-        &target.namespace,
-        &target.name,
-        labels,
-        &fields,
-        &served.fields,
-        served.parser.clone(),
-        &served.gvr,
-    )
-    .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    Ok(Selected { served, selection })
-}
-
-/// A request's resource version; `None` for "any".
+/// Parses a resource version; `None` means any version.
 pub fn version(text: &str) -> Result<Option<ResourceVersion>, Refusal> {
     let invalid = |error: kubefan_model::version::InvalidVersion| Refusal::Invalid {
         field: "resource_version",
@@ -77,7 +19,7 @@ pub fn version(text: &str) -> Result<Option<ResourceVersion>, Refusal> {
     ResourceVersion::parse_request(text).map_err(invalid)
 }
 
-/// The time a watch may last; `None` for no limit.
+/// How long a watch may last; `None` for no limit.
 pub fn timeout(seconds: i64) -> Result<Option<Duration>, Refusal> {
     match u64::try_from(seconds) {
         Ok(0) => Ok(None),
@@ -86,13 +28,13 @@ pub fn timeout(seconds: i64) -> Result<Option<Duration>, Refusal> {
     }
 }
 
-/// The silence after which a bookmark is sent.
+/// The time without events after which a bookmark is sent. The default is 60 s, the minimum 1 s, the maximum 24 h.
 pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Duration, Refusal> {
     const DEFAULT: Duration = Duration::from_secs(60);
     const LEAST: Duration = Duration::from_secs(1);
     let Some(interval) = interval else { return Ok(DEFAULT) };
     let invalid = |message: String| Refusal::Invalid { field: "bookmark_interval", message };
-    // Looked at first: the conversion overflows at the least values.
+    // Checked first, because the conversion overflows for the smallest values.
     if interval.seconds < 0 || interval.nanos < 0 {
         return Err(invalid("it is negative".to_owned()));
     }
@@ -103,7 +45,7 @@ pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Dura
     Ok(interval.min(Duration::from_secs(24 * 3600)))
 }
 
-/// The form in which a watch sends objects.
+/// The format in which a watch sends objects.
 pub fn watch_format(request: &WatchRequest) -> Result<Format, Refusal> {
     let asked = request.projection.as_ref();
     let only_changes = asked.is_some_and(|asked| asked.only_changes);
@@ -111,22 +53,25 @@ pub fn watch_format(request: &WatchRequest) -> Result<Format, Refusal> {
         .map_err(|error| Refusal::Invalid { field: "projection.only_changes", message: error.to_string() })
 }
 
-/// Whether a watch may be sent deltas from its start, because its client holds the state at the version it comes back with.
+/// Whether deltas may be sent from the start of the watch, because the client still has the objects of the version that it
+/// resumes from.
 pub fn state_kept(request: &WatchRequest) -> Result<bool, Refusal> {
     let invalid = |message: &str| Err(Refusal::Invalid { field: "state_kept", message: message.to_owned() });
     if !request.state_kept {
         return Ok(false);
     }
     if encoding(request.encoding)? != Encoding::ZstdDelta {
-        return invalid("only for deltas: set encoding to ENCODING_ZSTD_DELTA");
+        return invalid("only allowed with deltas: set encoding to ENCODING_ZSTD_DELTA");
     }
     if version(&request.resource_version)?.is_none() {
-        return invalid("a watch that starts with a snapshot keeps nothing: set resource_version, or leave this out");
+        return invalid(
+            "a watch that starts with a snapshot has no earlier state: set resource_version, or leave this out",
+        );
     }
     Ok(true)
 }
 
-/// What to do on lag, and where nothing leads on.
+/// What to do if the subscriber lags, and if its version has expired.
 pub fn policy(request: &WatchRequest) -> Result<(OnLag, OnExpired), Refusal> {
     let on_lag = match v1alpha1::OnLag::try_from(request.on_lag) {
         Ok(v1alpha1::OnLag::Unspecified | v1alpha1::OnLag::Expire) => OnLag::Expire,
@@ -141,12 +86,12 @@ pub fn policy(request: &WatchRequest) -> Result<(OnLag, OnExpired), Refusal> {
     Ok((on_lag, on_expired))
 }
 
-/// The form of the objects in a list; what only a watch can do has no meaning here.
+/// The format of the objects in a list. Options that only watches have are ignored.
 pub fn list_format(request: &ListRequest) -> Result<Format, Refusal> {
     read_format(request.projection.as_ref(), Encoding::Json)
 }
 
-/// The form of the object of a get: the bytes that a watch with this encoding holds.
+/// The format of the object in a get: the same bytes as a watch with this encoding sends.
 pub fn get_format(request: &GetRequest) -> Result<Format, Refusal> {
     read_format(request.projection.as_ref(), encoding(request.encoding)?)
 }
@@ -166,7 +111,9 @@ fn projection(asked: Option<&v1alpha1::Projection>) -> Result<Projection, Refusa
     };
     let invalid = |message: String| Refusal::Invalid { field: "projection.paths", message };
     if !asked.paths.is_empty() && !matches!(parts, Parts::Fields(_)) {
-        return Err(invalid("only for a field mask: set projection.type to PROJECTION_TYPE_FIELD_MASK".to_owned()));
+        return Err(invalid(
+            "only allowed with a field mask: set projection.type to PROJECTION_TYPE_FIELD_MASK".to_owned(),
+        ));
     }
     Projection::new(parts, asked.drop_managed_fields, asked.drop_last_applied)
         .map_err(|error| invalid(error.to_string()))
@@ -182,7 +129,7 @@ fn encoding(number: i32) -> Result<Encoding, Refusal> {
 }
 
 fn unknown(field: &'static str, number: i32) -> Refusal {
-    Refusal::Invalid { field, message: format!("{number} is not known to this kubefan") }
+    Refusal::Invalid { field, message: format!("{number} is not known to this version of kubefan") }
 }
 
 #[cfg(test)]
@@ -201,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_the_full_object_as_json() {
+    fn the_default_format_is_the_full_object_as_json() {
         assert_eq!(watch_format(&WatchRequest::default()), Ok(Format::default()));
         let full = v1alpha1::Projection { r#type: ProjectionType::Full.into(), ..Default::default() };
         let encoding = v1alpha1::Encoding::Json.into();
@@ -210,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_combination_is_refused_by_the_field_at_fault() {
+    fn a_wrong_combination_is_refused_and_the_field_is_named() {
         let mask = ProjectionType::FieldMask.into();
         let paths = vec!["spec".to_owned()];
         let projections = [
@@ -226,14 +173,14 @@ mod tests {
         for (projection, field) in projections {
             assert_eq!(refused(watch_format(&asked(projection.clone()))), field);
             let list = list_format(&ListRequest { projection: Some(projection), ..Default::default() });
-            assert_eq!(list.is_ok(), field == "projection.only_changes", "a list has no changes");
+            assert_eq!(list.is_ok(), field == "projection.only_changes", "a list ignores only_changes");
         }
         assert_eq!(refused(watch_format(&WatchRequest { encoding: 9, ..Default::default() })), "encoding");
         assert_eq!(refused(get_format(&GetRequest { encoding: -1, ..Default::default() })), "encoding");
     }
 
     #[test]
-    fn state_is_kept_for_deltas_and_from_a_version() {
+    fn state_kept_needs_deltas_and_a_version() {
         let encoding = v1alpha1::Encoding::ZstdDelta.into();
         let kept = WatchRequest { state_kept: true, resource_version: "7".into(), encoding, ..Default::default() };
         assert_eq!(state_kept(&kept), Ok(true));

@@ -1,4 +1,7 @@
-//! The gRPC service of the contract, served from a [`Catalog`].
+//! `kubefan.v1alpha1.WatchService`, served from a [`Catalog`].
+//!
+//! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a gRPC library in between
+//! costs more per message than the socket does.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -6,13 +9,14 @@ use futures::{Stream, stream};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use super::{
-    reader::{Opened, Reader, Speech},
-    request::{self, Selected},
-    status,
-};
+use super::{request, status};
 use crate::{
     fanout::{Bell, Catalog, Refusal, Served, Start, Terms},
+    server::{
+        reader::Reader,
+        select::Selected,
+        watch::{OpenedWatch, WatchProtocol},
+    },
     telemetry::{
         metrics::Metrics,
         requests::{AnsweredBy, Counted, OTHER, Protocol},
@@ -24,13 +28,13 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::{Media, ObjectKey, format::Format, object::Object};
 
-/// About how much a chunk of a list holds, in bytes.
+/// The approximate size of a chunk of a list, in bytes of JSON.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// The verb of a watch, which may last as long as it likes.
+/// The verb of a watch in metrics; its duration is not measured.
 const WATCH: &str = "watch";
 
-/// The service.
+/// The implementation of the service.
 pub struct Service<C> {
     reader: Arc<Reader<C>>,
     metrics: Arc<Metrics>,
@@ -43,31 +47,34 @@ impl<C> Clone for Service<C> {
 }
 
 impl<C: Catalog> Service<C> {
-    /// A service of what `reader` reads.
+    /// A service that answers from `reader`.
     pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
         Self { reader, metrics }
     }
 
-    fn begin(&self, verb: &'static str) -> Counted {
+    fn count(&self, verb: &'static str) -> Counted {
         self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
     }
 
-    /// Starts a watch; its bell rings when there is something to send.
-    pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<Opened, Status> {
-        let (reader, mut counted) = (&self.reader, self.begin(WATCH));
+    /// Opens a watch. It wakes `bell` when it has something to send.
+    ///
+    /// # Errors
+    /// The status that refuses the request.
+    pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<OpenedWatch, Status> {
+        let (reader, mut counted) = (&self.reader, self.count(WATCH));
         let open = async {
-            let permit = reader.admit()?;
+            let permit = reader.admit_stream()?;
             let version = request::version(&request.resource_version)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
             let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
             let format = request::watch_format(&request)?;
-            let kept = request::state_kept(&request)?;
+            let state_kept = request::state_kept(&request)?;
             let (on_lag, on_expired) = request::policy(&request)?;
             let Selected { served, selection } = match version {
                 None => reader.select(request.target, Media::Json).await?,
                 Some(_) => reader.select_synced(request.target, Media::Json).await?,
             };
-            let start = match (version, kept) {
+            let start = match (version, state_kept) {
                 (None, _) => Start::Snapshot,
                 (Some(version), false) => Start::After(version),
                 (Some(version), true) => Start::Kept(version),
@@ -76,11 +83,11 @@ impl<C: Catalog> Service<C> {
             let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
-            Ok(Opened {
+            Ok(OpenedWatch {
                 subscription,
                 bookmark_interval: Some(bookmark_interval),
                 timeout_at,
-                speech: Speech::Grpc,
+                protocol: WatchProtocol::Grpc,
                 permit,
             })
         };
@@ -96,34 +103,35 @@ impl<C: Catalog> WatchService for Service<C> {
     type WatchStream = stream::Empty<Result<WatchResponse, Status>>;
     type ListStream = BoxStream<ListResponse>;
 
-    /// Watches are served by [`super::connection`]. What arrives here came by another way than gRPC's own.
+    /// Always refuses: the transport takes watches over plain gRPC before they get here.
     async fn watch(&self, _request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(status::not_by_this_way())
+        Err(status::not_grpc())
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let mut counted = self.begin("list");
+        let mut counted = self.count("list");
         let request = request.into_inner();
         let open = async {
-            let permit = self.reader.admit()?;
+            let permit = self.reader.admit_stream()?;
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
-            self.reader.fresh(&selected, version).await?;
+            self.reader.wait_for_version(&selected, version).await?;
             let pass = selected.served.hub.gate().enter().await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (permit, pass), format))
         };
         let opened = open.await;
-        let (selected, store, version, held, format) =
+        let (selected, store, version, permits, format) =
             opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
         answered(&mut counted, &selected.served);
         let hub = &selected.served.hub;
-        let begin = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
-        let chunks = stream::unfold(Some((begin, None::<ObjectKey>)), move |place| {
-            let _held = (&held, &counted);
-            let chunk = place.map(|(begin, last)| {
+        // Only the first chunk names the resource and the cluster.
+        let first_chunk = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let chunks = stream::unfold(Some((first_chunk, None::<ObjectKey>)), move |position| {
+            let _until_the_end = (&permits, &counted);
+            let chunk = position.map(|(first_chunk, last)| {
                 let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
                 for object in store.select(&selected.selection, last.as_ref()) {
                     if bytes >= CHUNK_BYTES {
@@ -135,7 +143,7 @@ impl<C: Catalog> WatchService for Service<C> {
                 }
                 selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
                 let objects = objects.iter().map(|object| message(object, &format)).collect();
-                let (resource, cluster) = begin.unzip();
+                let (resource, cluster) = first_chunk.unzip();
                 let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
                 (Ok(ListResponse { resource_version, objects, resource, cluster }), next)
             });
@@ -145,7 +153,7 @@ impl<C: Catalog> WatchService for Service<C> {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let mut counted = self.begin("get");
+        let mut counted = self.count("get");
         let request = request.into_inner();
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
@@ -158,7 +166,7 @@ impl<C: Catalog> WatchService for Service<C> {
                 |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
             let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
             if target.as_ref().is_some_and(selectors) {
-                return invalid("target", "selectors are not allowed: a get is by name");
+                return invalid("target", "selectors are not allowed: a get names one object");
             }
             if key.name().is_empty() {
                 return invalid("target.name", "required");
@@ -167,7 +175,7 @@ impl<C: Catalog> WatchService for Service<C> {
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
-            self.reader.fresh(&selected, version).await?;
+            self.reader.wait_for_version(&selected, version).await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected.served, store, version))
         };
@@ -190,13 +198,13 @@ impl<C: Catalog> WatchService for Service<C> {
         &self,
         _request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        // A cache in another form is a second one of the same, for clients that speak no gRPC.
+        // A resource may also be cached in other encodings, for the Kubernetes API. gRPC serves only the JSON cache.
         let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
         Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
     }
 }
 
-/// Counts a request that was answered from a cache.
+/// Counts a request as answered from the cache.
 fn answered(counted: &mut Counted, served: &Served) {
     counted.answered(&served.gvr.to_string(), status::name(Code::Ok), AnsweredBy::Cache);
 }
@@ -205,7 +213,7 @@ fn code<T>(result: &Result<T, Status>) -> &'static str {
     status::name(result.as_ref().map_or_else(Status::code, |_| Code::Ok))
 }
 
-/// Counts one that was refused.
+/// Counts a request as refused by kubefan.
 fn refused(counted: &mut Counted, status: Status) -> Status {
     counted.answered(OTHER, status::name(status.code()), AnsweredBy::Kubefan);
     status

@@ -1,457 +1,270 @@
-//! The Kubernetes API over HTTP: list, get and watch of what is cached, in the apiserver's own words; all else goes upstream.
-//!
-//! The rule that keeps this small and honest: what is not understood to the letter is not answered here. A query that cannot be read, a
-//! media type that is not made here, a version that is not held: upstream says what it says. Only where nothing is passed on
-//! (`--passthrough=off`) kubefan itself refuses them.
+//! The Kubernetes API: answers each request from the cache or from upstream, and counts it.
 
-pub mod accept;
-pub mod body;
-pub mod door;
-pub mod hop_by_hop;
-pub mod items;
-pub mod list;
-pub mod options;
-mod partial;
-pub mod path;
-pub mod proxy;
-pub mod status;
-pub mod tunnel;
-pub mod verb;
-mod watch;
-pub mod websocket;
-
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
 
 use axum::body::Body;
-use futures::FutureExt;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
-use tokio_util::sync::CancellationToken;
+use futures::{FutureExt, StreamExt};
+use http::{Method, Request, Response, StatusCode, request::Parts};
 
-use self::{
-    accept::Form,
-    options::{Freshness, Options},
+use super::{
+    answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
+    cache_reads::{CacheReads, ResolvedRead, SelectOptions},
+    forward::Forwarder,
+    get, guard, hop_by_hop,
+    list::list,
+    narrowed,
+    negotiate::{self, Form},
+    options::{self, Freshness, Options},
+    pages::PageSnapshots,
     path::Path,
-    proxy::Proxy,
+    read_error::ReadError,
+    request_info::{self, RequestInfo},
     status::Failure,
+    watch::{self, DefaultTimeouts},
     websocket::Socket,
 };
-use super::{
-    call,
-    listen::Peer,
-    reader::{FRESHNESS_TIMEOUT, Opened, Reader},
-    request::Selected,
-    stall::Sending,
-};
 use crate::{
-    fanout::{Bell, Catalog, Line, Patience, Phase, Refusal, Served},
-    telemetry::metrics::Metrics,
-    upstream::warnings::Warnings,
+    fanout::{Bell, Catalog, Refusal},
+    server::{client_info::ClientInfo, reader::Reader},
+    telemetry::{
+        metrics::Metrics,
+        requests::{AnsweredBy, OTHER, Protocol},
+    },
+    upstream::client::holding,
 };
-use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::{Media, ResourceVersion, format::Format, selector::FieldSelector};
+use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
 
-/// What a request comes to.
-pub enum Answer {
-    /// A watch that has begun; whoever drives the connection sends it.
-    Watch(Opened),
-    /// A whole response, which is to be read without a pause: it pins state of the cache, or keeps a place on the way upstream.
-    Read(Response<Body>),
-    /// Upstream's response that goes on for as long as its reader likes: a watch, a log.
-    PassedOn(Response<Body>),
-}
+/// The most trailing segments of a path that are cut off to find the resource that it names, for metrics.
+const SUBPATH_PARTS_MAX: usize = 3;
 
-/// What a path and a query ask for.
-enum Asked {
-    /// A collection, or a single object under the old `/watch/`.
-    Many(Options),
-    /// A single object, of this freshness.
-    One(Freshness),
-}
-
-/// Why a read is not answered from the cache.
-enum Otherwise {
-    /// It is answered so.
-    Failed(Failure),
-    /// Upstream answers it; so it is answered where it is not asked.
-    Upstream(Failure),
-}
-
-impl From<Failure> for Otherwise {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
-/// Whether upstream knows better follows from why it was refused.
-impl From<Refusal> for Otherwise {
-    fn from(refusal: Refusal) -> Self {
-        let failure = Failure::from(&refusal);
-        match refusal {
-            Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) | Refusal::Rewritten(_) => {
-                Self::Failed(failure)
-            }
-            // It may have come, or be permitted, by now; and what is wrong with a selector upstream says in its own words.
-            Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
-                Self::Upstream(failure)
-            }
-            // Not as fresh as it was asked for.
-            Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
-                Self::Upstream(failure)
-            }
-        }
-    }
-}
-
-/// The front door of the Kubernetes API.
-pub struct Front<C> {
-    reader: Arc<Reader<C>>,
-    pages: Arc<list::Pages>,
-    /// How many have begun.
-    watches: Arc<AtomicU32>,
-    /// `None`: nothing is passed on.
-    proxy: Option<Arc<Proxy>>,
-    options: Arc<FrontOptions>,
+/// The Kubernetes API.
+pub struct KubeApi<C> {
+    reads: CacheReads<C>,
+    pages: Arc<PageSnapshots>,
+    timeouts: DefaultTimeouts,
+    /// `None` if passthrough is off.
+    forwarder: Option<Arc<Forwarder>>,
+    is_guarded: bool,
     metrics: Arc<Metrics>,
 }
 
-/// What an operator may change of the door.
+/// Options of the Kubernetes API.
 #[derive(Debug, Clone)]
-pub struct FrontOptions {
-    /// A snapshot that makes too little progress in so long ends, and what else is to be read without a pause.
-    pub stall_timeout: Duration,
-    /// From so many bytes of JSON on, a consistent list waits for a proof that takes a second or two.
+pub struct KubeApiOptions {
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness proof.
     pub consistent_list_bytes_min: usize,
-    /// The caches hold only what this selects.
+    /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Whether requests that a browser could be led to send are refused: see [`door`].
+    /// Whether requests that a browser could be tricked into sending are refused: see [`guard`].
     pub is_guarded: bool,
 }
 
-impl<C> Clone for Front<C> {
-    fn clone(&self) -> Self {
-        let Self { reader, pages, watches, proxy, options, metrics } = self;
-        let (reader, pages, watches, proxy) = (reader.clone(), pages.clone(), watches.clone(), proxy.clone());
-        Self { reader, pages, watches, proxy, options: options.clone(), metrics: metrics.clone() }
-    }
+/// What a `GET` request reads.
+enum ReadRequest {
+    /// A collection; also a single object if the path has the deprecated `/watch/` prefix.
+    Collection(Options),
+    /// A single object, with this freshness.
+    Object(Freshness),
 }
 
-/// Whether a request is for this door: whatever is not gRPC.
-pub fn is_kubernetes<B>(request: &Request<B>) -> bool {
-    !call::is_any_grpc(request.headers())
-}
-
-/// Tells an answer of the cache from upstream's (RFC 9211).
-const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
-const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
-
-/// The headers of a watch.
-pub fn watch_headers(media: Media, warnings: &Warnings, headers: &mut HeaderMap) {
-    put_headers(media.watch_content_type(), headers);
-    warnings.put(headers);
-}
-
-fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
-    headers.insert(CACHE_STATUS, HIT);
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-}
-
-/// A response from the cache.
-fn response(content_type: &'static str, body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    put_headers(content_type, response.headers_mut());
-    response
-}
-
-/// How a read stands to a cache that is not there yet.
-#[derive(Clone, Copy)]
-struct Haste {
-    /// It goes on to use the cache, and starts it.
-    is_watch: bool,
-    /// It waits for the first list: any state will do, or it comes back in any case.
-    waits: bool,
-}
-
-/// A read that a cache can answer.
-struct Read<'a> {
-    path: &'a Path,
-    selected: Selected,
-    format: Format,
-}
-
-impl<C: Catalog> Front<C> {
-    /// The door to what `reader` reads, and by `proxy` to all else.
+impl<C: Catalog> KubeApi<C> {
+    /// An API that reads from `reader`, and forwards everything else to `forwarder`, if there is one.
     pub fn new(
         reader: Arc<Reader<C>>,
-        proxy: Option<Arc<Proxy>>,
-        options: FrontOptions,
+        forwarder: Option<Arc<Forwarder>>,
+        options: KubeApiOptions,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let (pages, watches) = Default::default();
-        Self { reader, pages, watches, proxy, options: Arc::new(options), metrics }
+        let KubeApiOptions { consistent_list_bytes_min, narrowed_by, is_guarded } = options;
+        let has_upstream = forwarder.is_some();
+        let reads = CacheReads { reader, has_upstream, consistent_list_bytes_min, narrowed_by };
+        let (pages, timeouts) = Default::default();
+        Self { reads, pages, timeouts, forwarder, is_guarded, metrics }
     }
 
-    /// Answers a request of which the door has nothing to say.
-    async fn answer_admitted(&self, request: Request<Body>, bell: Bell) -> Answer {
+    /// Answers a request. A watch wakes `bell` when it has something to send.
+    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+        let uri = request.uri().clone();
+        let info = RequestInfo::new(request.method(), &uri, request.headers());
+        let verb = info.verb;
+        let is_long_running = request_info::is_long_running(verb, uri.path());
+        let is_head = request.method() == Method::HEAD;
+        let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
+        let guarded = if self.is_guarded { guard::check(&request) } else { Ok(()) };
+        let answer = match guarded {
+            Err(failure) => Answer::Response(failure.response(Media::Json)),
+            Ok(()) => {
+                // A watch that still waits for a proof or for upstream would end as soon as it was opened.
+                let drained = async {
+                    match info.is_watch {
+                        true => self.reads.reader.drain().cancelled().await,
+                        false => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    answer = self.answer_guarded(request, &info, bell) => answer,
+                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(Media::Json)),
+                }
+            }
+        };
+        let (code, by) = match &answer {
+            Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
+            Answer::Response(response) | Answer::Forwarded(response) => (response.status(), answered_by(response)),
+        };
+        // Only now, because the request may have started the cache.
+        counted.answered(&self.resource_label(info.path, uri.path()), code.as_str(), by);
+        match answer {
+            Answer::Watch(opened) => Answer::Watch(opened),
+            // The answer to a HEAD has no body, and nothing else enforces that for HTTP/2.
+            Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
+                Answer::Response(response.map(|_| Body::empty()))
+            }
+            // A drain ends forwarded watches, because their clients reconnect to another replica. Logs and sessions could not be resumed.
+            Answer::Forwarded(response) if verb == "watch" => {
+                let drain = self.reads.reader.drain().clone().cancelled_owned();
+                let until = |body: Body| Body::from_stream(body.into_data_stream().take_until(drain));
+                Answer::Forwarded(response.map(until))
+            }
+            Answer::Forwarded(response) if is_long_running => Answer::Forwarded(response),
+            // The request counts as in flight until its body has ended.
+            Answer::Response(response) | Answer::Forwarded(response) => {
+                Answer::Response(response.map(|body| Body::new(holding(body, counted))))
+            }
+        }
+    }
+
+    /// Answers a request that the guard let through.
+    async fn answer_guarded(&self, request: Request<Body>, info: &RequestInfo<'_>, bell: Bell) -> Answer {
         let (parts, body) = request.into_parts();
-        let failure = match self.read(&parts, bell).await {
+        let failure = match self.read(&parts, info, bell).await {
             Ok(answer) => return answer,
-            Err(Otherwise::Failed(failure)) => return Answer::Read(refused_here(&parts, &failure)),
-            Err(Otherwise::Upstream(failure)) => failure,
+            Err(ReadError::Final(failure)) => return Answer::Response(refusal_from_cache(&parts, &failure)),
+            Err(ReadError::Upstream(failure)) => failure,
         };
-        let Some(proxy) = &self.proxy else {
-            return Answer::PassedOn(refused(&parts, &failure));
+        let Some(forwarder) = &self.forwarder else {
+            return Answer::Forwarded(refusal(&parts, &failure));
         };
-        let peer = parts.extensions.get::<Peer>().copied().unwrap_or_default();
-        // In a box: most requests are not passed on, and need not have the room for it.
-        Answer::PassedOn(proxy.forward(Request::from_parts(parts, body), peer).boxed().await)
+        let client = parts.extensions.get::<ClientInfo>().copied().unwrap_or_default();
+        // Boxed: most requests are not forwarded and need not have the memory for it.
+        Answer::Forwarded(forwarder.forward(Request::from_parts(parts, body), info.verb, client).boxed().await)
     }
 
     /// Reads from a cache.
-    async fn read(&self, request: &Parts, bell: Bell) -> Result<Answer, Otherwise> {
-        let uri = &request.uri;
-        let nothing = || {
-            let because = "and nothing is passed on to the apiserver (--passthrough=off)";
+    async fn read(&self, request: &Parts, info: &RequestInfo<'_>, bell: Bell) -> Result<Answer, ReadError> {
+        let (reads, uri) = (&self.reads, &request.uri);
+        let not_served = || {
+            let because = "and passthrough to the apiserver is off (--passthrough=off)";
             match request.method {
                 Method::GET => Failure::not_served(format!("{} is not served from the cache, {because}", uri.path())),
-                _ => Failure::method_not_allowed(format!("kubefan only reads, {because}")),
+                _ => Failure::method_not_allowed(format!("kubefan only serves reads, {because}")),
             }
         };
-        let path = match request.method {
-            Method::GET => Path::parse(uri.path()),
-            _ => None,
-        };
-        let path = path.ok_or_else(|| Otherwise::Upstream(nothing()))?;
-        let query = uri.query().unwrap_or_default();
+        let path = info.path.as_ref().filter(|_| request.method == Method::GET);
+        let path = path.ok_or_else(|| ReadError::Upstream(not_served()))?;
         let asked = match path.name.is_empty() || path.is_watch {
-            true => Asked::Many(Options::read(query, path.is_watch).map_err(Otherwise::Upstream)?),
-            false => Asked::One(options::read_get(query).map_err(Otherwise::Upstream)?),
+            true => {
+                let options = Options::read(&info.query, path.is_watch).map_err(ReadError::Upstream)?;
+                ReadRequest::Collection(options)
+            }
+            false => ReadRequest::Object(options::read_get(&info.query).map_err(ReadError::Upstream)?),
         };
-        self.check_part(&path, &asked)?;
-        // One object upstream finds sooner than any proof comes that ours is the newest.
-        if matches!(asked, Asked::One(Freshness::Consistent)) && self.proxy.is_some() {
-            return Err(Otherwise::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
+        let (selectors, is_object) = match &asked {
+            ReadRequest::Collection(options) => (options.selectors(), false),
+            ReadRequest::Object(_) => (("", ""), true),
+        };
+        // If passthrough is off, a single object is served if it is cached.
+        if !is_object || reads.has_upstream {
+            narrowed::check(&reads.narrowed_by, path, selectors.1)?;
         }
-        let is_list = matches!(asked, Asked::Many(Options::List(_)));
-        let is_watch = matches!(asked, Asked::Many(Options::Watch(_)));
+        // Upstream finds one object sooner than a freshness proof could arrive.
+        if matches!(asked, ReadRequest::Object(Freshness::Consistent)) && reads.has_upstream {
+            return Err(ReadError::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
+        }
+        let is_list = matches!(asked, ReadRequest::Collection(Options::List(_)));
+        let is_watch = matches!(asked, ReadRequest::Collection(Options::Watch(_)));
         if hop_by_hop::upgrade(&request.headers).is_some() {
-            // Nothing else here can be one.
-            let socket = if is_watch { Socket::of(&request.headers, &request.extensions)? } else { None };
-            socket.ok_or_else(|| Otherwise::Upstream(nothing()))?;
+            // Only a watch can be a websocket.
+            let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
+            socket.ok_or_else(|| ReadError::Upstream(not_served()))?;
         }
-        let selectors = match &asked {
-            Asked::Many(options) => options.selectors(),
-            Asked::One(_) => ("", ""),
-        };
         if is_watch && !path.name.is_empty() && !selectors.1.is_empty() {
             let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
-            return Err(Otherwise::Upstream(Failure::bad_request(message)));
+            return Err(ReadError::Upstream(Failure::bad_request(message)));
         }
-        let header = accepts(&request.headers).ok_or_else(|| Otherwise::Upstream(not_made()))?;
-        // What nobody else can be asked for is not refused for its looks.
-        let is_pretty = !is_watch && self.proxy.is_some() && is_pretty(request);
-        let forms = accept::negotiate(header, is_list);
-        let include = options::include_object(query);
-        // Nobody reads protobuf for its looks.
+        let accept = negotiate::accept_header(&request.headers)
+            .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
+        // Without passthrough, compact JSON is better than a refusal.
+        let is_pretty = !is_watch && reads.has_upstream && negotiate::is_pretty(&request.headers, &info.query);
+        let forms = negotiate::negotiate(accept, is_list);
+        let include = options::include_object(&info.query);
+        // Only JSON can be pretty.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
-        let place = (!is_watch).then(|| self.reader.admit_read()).transpose()?;
-        let formats = forms.map(|form| form.made(include));
-        let waits = match &asked {
-            Asked::Many(Options::Watch(_)) => true,
-            Asked::Many(Options::List(options)) => options.freshness != Freshness::Consistent,
-            Asked::One(_) => false,
+        let permit = (!is_watch).then(|| reads.reader.admit_read()).transpose()?;
+        let formats = forms.map(|form| form.format(include));
+        let waits_for_sync = match &asked {
+            ReadRequest::Collection(Options::Watch(_)) => true,
+            ReadRequest::Collection(Options::List(options)) => options.freshness != Freshness::Consistent,
+            ReadRequest::Object(_) => false,
         };
-        let (selected, format) = self.select(&path, selectors, formats, Haste { is_watch, waits }).await?;
+        let select_options = SelectOptions { is_watch, waits_for_sync };
+        let (selected, format) = reads.select(path, selectors, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
-        let read = Read { path: &path, selected, format };
+        let read = ResolvedRead { path, selected, format };
         let answer = match asked {
-            Asked::Many(Options::Watch(options)) => self.watch(read, options, bell).await,
-            Asked::Many(Options::List(options)) => self.list(read, options, place).await.map(Answer::Read),
-            Asked::One(freshness) => self.get(read, freshness).await.map(Answer::Read),
+            ReadRequest::Collection(Options::Watch(options)) => {
+                watch::open(reads, &self.timeouts, read, options, bell).await
+            }
+            ReadRequest::Collection(Options::List(options)) => {
+                list(reads, &self.pages, read, options, permit).await.map(Answer::Response)
+            }
+            ReadRequest::Object(freshness) => get::get(reads, read, freshness).await.map(Answer::Response),
         };
-        // A watch has them from its cache; who is refused is warned as well.
+        // A watch has the warnings in its own headers. A refusal gets them too.
         let mut response = match answer {
-            Ok(Answer::Read(response)) => response,
-            Err(Otherwise::Failed(failure)) => refused_here(request, &failure),
+            Ok(Answer::Response(response)) => response,
+            Err(ReadError::Final(failure)) => refusal_from_cache(request, &failure),
             other => return other,
         };
         warnings.put(response.headers_mut());
-        Ok(Answer::Read(response))
+        Ok(Answer::Response(response))
     }
 
-    /// What a path and selectors select, in the first of the formats; where nobody else is asked, in the first that is made here.
-    async fn select(
-        &self,
-        path: &Path,
-        selectors: (&str, &str),
-        formats: impl Iterator<Item = Option<Format>>,
-        haste: Haste,
-    ) -> Result<(Selected, Format), Otherwise> {
-        let mut first = None;
-        for format in formats {
-            let selected = match format {
-                Some(format) => {
-                    let selected = self.select_in(format.media(), path, selectors, haste).await;
-                    selected.map(|selected| (selected, format))
-                }
-                None => Err(Otherwise::Upstream(not_made())),
-            };
-            match selected {
-                Err(Otherwise::Upstream(failure)) if self.proxy.is_none() => drop(first.get_or_insert(failure)),
-                other => return other,
+    /// The label of a resource in metrics: its name if it is cached, so that callers cannot create labels.
+    fn resource_label(&self, path: Option<Path>, text: &str) -> String {
+        let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
+        let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));
+        let is_cached = |path: &Path| {
+            [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
+        };
+        match named.filter(is_cached) {
+            Some(Path { group, version, resource, .. }) => {
+                GroupVersionResource::new(&group, &version, &resource).to_string()
             }
-        }
-        Err(Otherwise::Upstream(first.unwrap_or_else(not_made)))
-    }
-
-    /// What a path and selectors select in an encoding, as long as the cache serves it. Only a watch starts the cache of a resource: it
-    /// goes on to use it, while a list or a single object upstream gives sooner, where it may be asked.
-    async fn select_in(
-        &self,
-        media: Media,
-        path: &Path,
-        (label_selector, field_selector): (&str, &str),
-        Haste { is_watch, waits }: Haste,
-    ) -> Result<Selected, Otherwise> {
-        let is_cached = |media| self.is_cached(path, media);
-        if !is_watch && self.proxy.is_some() && !is_cached(Media::Json) && !is_cached(media) {
-            return Err(Otherwise::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
-        }
-        let target = Target {
-            group: path.group.clone(),
-            version: path.version.clone(),
-            resource: path.resource.clone(),
-            namespace: path.namespace.clone(),
-            name: path.name.clone(),
-            label_selector: label_selector.to_owned(),
-            field_selector: field_selector.to_owned(),
-        };
-        // Who must see every write is not kept waiting while a cache begins; the next one finds it.
-        if !waits && self.proxy.is_some() && media != Media::Json && !is_cached(media) {
-            self.reader.begin(target, media);
-            let message = format!("{} is not cached as {}", path.resource, media.as_str());
-            return Err(Otherwise::Upstream(Failure::not_served(message)));
-        }
-        // A replica that has just been started is where everybody comes back to, and upstream is not to be asked by all of them: they wait for
-        // the first list, and are asked to come again where it takes too long, as a restarted apiserver would.
-        let selected = match waits {
-            true => self.reader.select_synced(Some(target), media).await,
-            false => self.reader.select(Some(target), media).await,
-        };
-        let selected = selected.map_err(|refusal| match refusal {
-            Refusal::NotSynced { .. } if waits => Otherwise::Failed(Failure::from(&refusal)),
-            refusal => refusal.into(),
-        })?;
-        if waits && *selected.served.hub.phase().borrow() == Phase::Syncing {
-            return Err(Failure::initializing().into());
-        }
-        let nameless = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
-        match nameless {
-            // No object has such a path.
-            true => Err(Otherwise::Upstream(Failure::not_served("the resource is namespaced".to_owned()))),
-            false => Ok(selected),
-        }
-    }
-
-    /// How long those who have the time wait for a proof.
-    fn patience(&self) -> Patience {
-        if self.proxy.is_some() { Patience::Bookmark } else { Patience::Insistent }
-    }
-
-    /// Waits until the cache is as fresh as was asked for.
-    async fn freshen(&self, served: &Served, freshness: Freshness, patience: Patience) -> Result<(), Otherwise> {
-        match freshness {
-            Freshness::Any => {}
-            Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
-            Freshness::NotOlderThan(version) => self.reach(served, version).await?,
-            // Told by the state itself, once it is held.
-            Freshness::Exact(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Waits until the cache is not older than `version`. One of a quiet resource stands at its last change, below the versions that
-    /// upstream gives to everything else, until a proof moves it on.
-    async fn reach(&self, served: &Served, version: ResourceVersion) -> Result<(), Otherwise> {
-        let mut proved = false;
-        let proof = async {
-            proved = self.reader.catalog().prove(served, self.patience()).await.is_ok();
-            std::future::pending::<std::convert::Infallible>().await
-        };
-        let reached = tokio::select! {
-            biased;
-            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
-            never = proof => match never {},
-        };
-        reached.map_err(|refusal| match refusal {
-            // Upstream would wait in vain as well.
-            Refusal::Future { .. } if proved => Otherwise::Failed(Failure::from(&refusal)),
-            other => Otherwise::Upstream(Failure::from(&other)),
-        })
-    }
-
-    /// From 0 to 1, another each time: what began together is not to end together. Evenly spread, which chance would not be.
-    fn spread(&self) -> f64 {
-        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
-        (f64::from(self.watches.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract()
-    }
-
-    /// The body of a watch that nobody else drives.
-    pub fn body(&self, opened: Opened, line: Arc<Line>, sending: Sending) -> Response<Body> {
-        let (media, warnings) = (opened.speech.media(), opened.subscription.warnings());
-        let drain = self.reader.drain().clone();
-        let watch = body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending);
-        let mut response = Response::new(Body::new(watch));
-        watch_headers(media, &warnings, response.headers_mut());
-        response
-    }
-
-    /// The same as a websocket's messages, until `drain`; where a watch did not come about, the response stays as it is.
-    pub fn socket(&self, socket: Socket, response: Response<Body>, drain: CancellationToken) -> Response<Body> {
-        match response.status() {
-            StatusCode::OK => socket.carry(response, self.options.stall_timeout, drain),
-            _ => response,
+            None => OTHER.to_owned(),
         }
     }
 }
 
-/// A failure, in an encoding that its caller accepts.
-fn refused(parts: &Parts, failure: &Failure) -> Response<Body> {
-    failure.response(accept::negotiate_failure(accepts(&parts.headers)))
+fn answered_by(response: &Response<Body>) -> AnsweredBy {
+    let is_refused = matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    if response.extensions().get::<FromUpstream>().is_some() {
+        AnsweredBy::Upstream
+    } else if response.headers().contains_key(CACHE_STATUS) && !is_refused {
+        AnsweredBy::Cache
+    } else {
+        AnsweredBy::Kubefan
+    }
 }
 
-/// The same, of what a cache has told.
-fn refused_here(parts: &Parts, failure: &Failure) -> Response<Body> {
-    let mut response = refused(parts, failure);
+/// A failure, in an encoding that the client accepts.
+fn refusal(parts: &Parts, failure: &Failure) -> Response<Body> {
+    failure.response(negotiate::negotiate_failure(negotiate::accept_header(&parts.headers)))
+}
+
+/// A failure that was decided by a cache.
+fn refusal_from_cache(parts: &Parts, failure: &Failure) -> Response<Body> {
+    let mut response = refusal(parts, failure);
     response.headers_mut().insert(CACHE_STATUS, HIT);
     response
-}
-
-fn not_made() -> Failure {
-    Failure::not_acceptable(
-        "only JSON and protobuf, whole or as PartialObjectMetadata, and tables are made from the cache".to_owned(),
-    )
-}
-
-/// The media types that are asked for; `None` where they cannot be read.
-fn accepts(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::ACCEPT).map_or(Some(""), |value| value.to_str().ok())
-}
-
-/// Whether the JSON is for people (`isPrettyPrint` in the apiserver's `negotiate.go`).
-fn is_pretty(request: &Parts) -> bool {
-    let query = request.uri.query().unwrap_or_default();
-    if let Some((_, value)) = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "pretty")
-        && !value.is_empty()
-    {
-        return matches!(&*value, "1" | "t" | "T" | "true" | "TRUE" | "True");
-    }
-    let agent = request.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    ["curl", "Wget", "Mozilla/5.0"].iter().any(|people| agent.starts_with(people))
 }

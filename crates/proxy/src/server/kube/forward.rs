@@ -1,7 +1,9 @@
-//! Passes requests on to the apiserver, and its responses back: both bodies as they come, nothing added but where a request is from.
+//! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are streamed unchanged; only headers that name
+//! the client are added.
 //!
-//! The hazard is that kubefan stands where the apiserver stood. So callers never act as kubefan (`upstream::passthrough` sees to that),
-//! what cannot be passed on (a client certificate) is said and not silently left out, and no caller can fill the way for all others.
+//! The hazard is that kubefan stands where the apiserver stood. So callers never act with kubefan's credentials by accident
+//! (`upstream::passthrough` ensures that), a client certificate, which cannot be forwarded, is refused and not silently dropped, and no
+//! caller can use up the capacity of all others.
 
 use std::sync::Arc;
 
@@ -11,9 +13,16 @@ use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tower::BoxError;
 
-use super::{door, hop_by_hop, status::Failure, tunnel::Tunnel, verb};
+use super::{
+    answer::FromUpstream,
+    hop_by_hop,
+    host::{host, is_loopback, text},
+    request_info,
+    status::Failure,
+    tunnel::Tunnel,
+};
 use crate::{
-    server::listen::Peer,
+    server::client_info::ClientInfo,
     telemetry::metrics::{Metrics, Refused},
     upstream::{
         UpstreamError,
@@ -23,40 +32,37 @@ use crate::{
 };
 use kubefan_model::Media;
 
-/// Who a request came through, from whom to whom; the apiserver writes it into its audit log.
+/// The chain of addresses that a request came from; the apiserver writes it into its audit log.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// How a bearer token is sent where a browser cannot set headers (`apiserver/pkg/authentication/request/websocket`).
-pub(super) const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+/// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
+/// (`apiserver/pkg/authentication/request/websocket`).
+pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// What a kubeconfig that leads to kubefan itself is told.
-const LOOP: &str = "the request has passed this kubefan before: the apiserver that it was started with (--kubeconfig) is kubefan itself";
+/// The answer if kubefan's own kubeconfig points at kubefan.
+const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";
 
-/// In the extensions of a response: it is upstream's.
-#[derive(Debug, Clone, Copy)]
-pub struct ByUpstream;
-
-/// Passes requests on.
-pub struct Proxy {
+/// Forwards requests upstream.
+pub struct Forwarder {
     upstream: Passthrough,
     upgrades: bool,
-    /// By which a request that comes round again is known (`Via`: RFC 9110, 7.6.3).
+    /// Identifies requests that this kubefan has forwarded (`Via`: RFC 9110, 7.6.3).
     via: HeaderValue,
     metrics: Arc<Metrics>,
 }
 
-impl Proxy {
-    /// One that passes on by `upstream`; exec, attach, port-forward and websockets too where `upgrades` says so. `number` tells it from
-    /// all other proxies.
+impl Forwarder {
+    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`. `number` must be unique among all instances of
+    /// kubefan.
     pub fn new(upstream: Passthrough, upgrades: bool, number: u64, metrics: Arc<Metrics>) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
         Self { upstream, upgrades, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
-    /// Passes a request on that came from `peer`. The response is upstream's, or a `Status` that says why there is none.
-    pub async fn forward(&self, request: Request<Body>, peer: Peer) -> Response<Body> {
-        let (upgrade, verb) = (hop_by_hop::upgrade(request.headers()), verb::of(&request));
-        let place = match self.admit(&request, verb, peer, upgrade.is_some()) {
+    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why there is none.
+    pub async fn forward(&self, request: Request<Body>, verb: &'static str, client: ClientInfo) -> Response<Body> {
+        let upgrade = hop_by_hop::upgrade(request.headers());
+        let place = match self.admit(&request, verb, client, upgrade.is_some()) {
             Ok(place) => place,
             Err((refused, failure)) => {
                 self.metrics.refused_to_pass_on(refused);
@@ -66,7 +72,7 @@ impl Proxy {
         let mut passed_on = self.metrics.passed_on(verb);
         let (mut parts, body) = request.into_parts();
         hop_by_hop::remove(&mut parts.headers);
-        append_peer(&mut parts.headers, peer);
+        append_client_address(&mut parts.headers, client);
         parts.headers.append(header::VIA, self.via.clone());
         if let Some(upgrade) = &upgrade {
             write_upgrade(&mut parts.headers, upgrade.clone());
@@ -78,72 +84,75 @@ impl Proxy {
             Err(error) => return unanswered(&error).response(Media::Json),
         };
         passed_on.answered(response.status());
-        response.extensions_mut().insert(ByUpstream);
+        response.extensions_mut().insert(FromUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return response.map(|body| Body::new(holding(body, (place, passed_on))));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
-            return Failure::bad_gateway("the apiserver switched to another protocol unasked".to_owned())
-                .response(Media::Json);
+            return Failure::bad_gateway(
+                "the apiserver switched to another protocol without a request for that".to_owned(),
+            )
+            .response(Media::Json);
         };
-        tunnel.between(caller, hyper::upgrade::on(&mut response), (place, passed_on));
+        tunnel.connect(caller, hyper::upgrade::on(&mut response), (place, passed_on));
         write_upgrade(response.headers_mut(), protocol);
         response.map(|_| Body::empty())
     }
 
-    /// Whether a request may be passed on.
+    /// Checks whether a request may be forwarded, and takes a place for it.
     fn admit(
         &self,
         request: &Request<Body>,
         verb: &str,
-        peer: Peer,
+        client: ClientInfo,
         is_upgrade: bool,
     ) -> Result<Place, (Refused, Failure)> {
         if request.method() == Method::CONNECT || request.uri().path() == "*" {
-            let message = format!("{} {} names nothing of the apiserver's", request.method(), request.uri());
+            let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
             return Err((Refused::Method, Failure::method_not_allowed(message)));
         }
         if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
             return Err((Refused::Loop, Failure::loop_detected(LOOP.to_owned())));
         }
         match self.upstream.credentials() {
-            Credentials::Caller if peer.has_certificate && !has_token(request.headers()) => {
-                let message = "a client certificate cannot be passed on to the apiserver, because TLS proves it to kubefan alone; \
+            Credentials::Caller if client.has_certificate && !has_token(request.headers()) => {
+                let message = "a client certificate cannot be forwarded to the apiserver, because TLS proves it only to kubefan; \
                     use a bearer token (in a kubeconfig: token, tokenFile or an exec plugin), or ask the apiserver directly";
                 return Err((Refused::Certificate, Failure::unauthorized(message.to_owned())));
             }
-            Credentials::Own if !is_from_here(request, peer) => {
-                let message = "with --passthrough=self only this machine's programs are served: the request names another host, or \
+            Credentials::Own if !is_local(request, client) => {
+                let message = "with --passthrough=self only programs on this machine are served: the request names another host, or \
                     comes from a page of one";
                 return Err((Refused::Foreign, Failure::forbidden(message.to_owned())));
             }
             Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
-                let message = "with --passthrough=self everybody is who kubefan is: leave out --as, or ask with credentials of your own";
+                let message = "with --passthrough=self every caller acts as kubefan: leave out --as, or use your own credentials with the apiserver";
                 return Err((Refused::Impersonation, Failure::forbidden(message.to_owned())));
             }
             _ => {}
         }
         if is_upgrade && !self.upgrades {
-            let message = "kubefan passes exec, attach, port-forward and websockets on only with --passthrough-upgrades; without it, \
+            let message = "kubefan forwards exec, attach, port-forward and websockets only with --passthrough-upgrades; without it, \
                 ask the apiserver directly";
             return Err((Refused::Upgrade, Failure::forbidden(message.to_owned())));
         }
-        let lasts = verb::is_long_running(verb, request.uri().path());
+        let lasts = request_info::is_long_running(verb, request.uri().path());
         self.upstream.place(is_upgrade, lasts).ok_or_else(|| {
             let most = self.upstream.requests_max();
-            let message = format!("the most requests at a time are being passed on (--passthrough-max {most}, of which watches, logs and sessions may have four fifths)");
+            let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths)");
             (Refused::Limit, Failure::too_many_requests(message))
         })
     }
 }
 
-/// What a caller hears where upstream said nothing. Only what was not sent at all is called worth another try: clients repeat writes too.
+/// The answer if there is no response from upstream. Only a request that was not sent at all gets a retriable status, because clients
+/// retry writes too.
 fn unanswered(error: &UpstreamError) -> Failure {
     match error {
         UpstreamError::Unreachable { .. } => {
-            Failure::unavailable(format!("{error}; until it can be reached, kubefan answers only what it has cached"))
+            Failure::unavailable(format!("{error}; until it is reachable, kubefan answers only from its caches"))
         }
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
             Failure::bad_gateway(format!("{error}; see the kubeconfig that kubefan was started with"))
@@ -158,16 +167,15 @@ fn has_token(headers: &HeaderMap) -> bool {
         || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
 }
 
-/// Whether a request is from a program of this machine, and not from a page that a browser here has loaded: that could name any host which
-/// resolves to a loopback address, and would act as kubefan.
-fn is_from_here(request: &Request<Body>, peer: Peer) -> bool {
-    let is_local = door::is_loopback;
-    peer.address.is_none()
-        || door::host(request).is_some_and(is_local) && door::text(request, &header::ORIGIN).is_none_or(is_local)
+/// Whether a request comes from a program on this machine, and not from a web page in a browser, which would act as kubefan. A page can
+/// name any host that resolves to a loopback address.
+fn is_local(request: &Request<Body>, client: ClientInfo) -> bool {
+    client.address.is_none()
+        || host(request).is_some_and(is_loopback) && text(request, &header::ORIGIN).is_none_or(is_loopback)
 }
 
-fn append_peer(headers: &mut HeaderMap, peer: Peer) {
-    let Some(address) = peer.address else { return };
+fn append_client_address(headers: &mut HeaderMap, client: ClientInfo) {
+    let Some(address) = client.address else { return };
     let mut hops: Vec<_> =
         headers.get_all(X_FORWARDED_FOR).into_iter().map(|value| value.as_bytes().to_vec()).collect();
     hops.push(address.ip().to_canonical().to_string().into_bytes());
@@ -185,22 +193,22 @@ fn write_upgrade(headers: &mut HeaderMap, to: HeaderValue) {
 mod tests {
     use super::*;
 
-    fn peer(address: Option<&str>) -> Peer {
-        Peer { address: address.map(|text| text.parse().unwrap()), ..Peer::default() }
+    fn client(address: Option<&str>) -> ClientInfo {
+        ClientInfo { address: address.map(|text| text.parse().unwrap()), ..ClientInfo::default() }
     }
 
     #[test]
-    fn where_a_request_is_from_is_appended() {
+    fn the_address_of_the_client_is_appended() {
         let mut headers = HeaderMap::new();
-        append_peer(&mut headers, peer(None));
+        append_client_address(&mut headers, client(None));
         assert!(headers.is_empty(), "a Unix socket has no address");
-        append_peer(&mut headers, peer(Some("[::ffff:10.0.0.1]:5")));
-        append_peer(&mut headers, peer(Some("[fd00::1]:5")));
+        append_client_address(&mut headers, client(Some("[::ffff:10.0.0.1]:5")));
+        append_client_address(&mut headers, client(Some("[fd00::1]:5")));
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, fd00::1");
     }
 
     #[test]
-    fn a_page_in_a_browser_is_not_from_here() {
+    fn a_web_page_in_a_browser_is_not_local() {
         let request = |host: &str, origin: &str| {
             let mut request = Request::get("/api/v1/secrets").body(Body::empty()).unwrap();
             for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
@@ -210,7 +218,7 @@ mod tests {
             }
             request
         };
-        let here = peer(Some("127.0.0.1:5"));
+        let local = client(Some("127.0.0.1:5"));
         for (host, origin, is) in [
             ("localhost:7443", "", true),
             ("127.0.0.1", "", true),
@@ -221,13 +229,13 @@ mod tests {
             ("localhost.evil.example", "", false),
             ("", "", false),
         ] {
-            assert_eq!(is_from_here(&request(host, origin), here), is, "{host}, {origin}");
-            assert!(is_from_here(&request(host, origin), peer(None)), "no browser speaks over a Unix socket");
+            assert_eq!(is_local(&request(host, origin), local), is, "{host}, {origin}");
+            assert!(is_local(&request(host, origin), client(None)), "no browser uses a Unix socket");
         }
     }
 
     #[test]
-    fn a_token_may_come_as_a_websocket_protocol() {
+    fn a_token_may_be_a_websocket_protocol() {
         let mut headers = HeaderMap::new();
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("v5.channel.k8s.io"));
         assert!(!has_token(&headers));

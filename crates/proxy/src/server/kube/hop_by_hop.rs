@@ -1,10 +1,11 @@
-//! Headers that belong to one connection and not to the message (RFC 9110, section 7.6.1).
+//! Headers that belong to a connection and not to the message (RFC 9110, section 7.6.1).
 //!
-//! Passed on, they would let one side speak to the other's connection: smuggle a second request, or switch protocols unseen.
+//! The hazard: if they were forwarded, one side could control the other side's connection, smuggle a second request, or
+//! switch protocols unnoticed.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Those that every connection has for itself, besides what `Connection` names.
+/// The hop-by-hop headers, besides those that `Connection` names.
 const NAMES: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -17,7 +18,7 @@ const NAMES: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Removes them.
+/// Removes all hop-by-hop headers.
 pub fn remove(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
     for name in NAMES.iter().chain(&named) {
@@ -25,8 +26,8 @@ pub fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// What the connection is to become, where a request asks for one of the protocols of exec, attach, port-forward and websocket watches.
-/// All others, such as h2c, a server may leave alone.
+/// The protocol that a request wants to upgrade to, if it is one of exec, attach, port-forward or websocket watches. A server may ignore
+/// all others, such as h2c.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     if !tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
         return None;
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_connection_is_removed_and_nothing_else() {
+    fn exactly_the_hop_by_hop_headers_are_removed() {
         let mut all = headers(&[
             ("connection", "close, X-Mine"),
             ("connection", "x-other,, not a name"),

@@ -1,66 +1,48 @@
-//! Caches that hold only a part of a resource (`--upstream-field-selector`): what they can answer, and what would be a lie.
+//! Caches that are narrowed by `--upstream-field-selector`: which requests they can answer.
 //!
-//! To a list of everything, a part is a wrong answer, and an object that is not in it may well exist. So only who asks for that part,
-//! or for less, is answered from the cache.
+//! The hazard is a list that silently lacks objects, and a 404 for an object that exists. So a narrowed cache answers only requests for
+//! objects that its selector covers.
 
-use super::{
-    Asked, Front, Otherwise,
-    options::{ListOptions, Options, WatchOptions},
-    path::Path,
-    status::Failure,
-};
-use crate::fanout::Catalog;
+use super::{path::Path, read_error::ReadError, status::Failure};
 use kubefan_model::{
-    GroupVersionResource, Media,
+    GroupVersionResource,
     selector::{FieldOperator, FieldSelector, FieldTerm},
 };
 
-impl<C: Catalog> Front<C> {
-    /// Sends upstream what asks for more than the caches hold. Where nothing is passed on, a single object is given if it is held.
-    pub(super) fn check_part(&self, path: &Path, asked: &Asked) -> Result<(), Otherwise> {
-        let narrowed_by = &self.options.narrowed_by;
-        let fields = match asked {
-            Asked::Many(Options::List(ListOptions { field_selector, .. })) => field_selector,
-            Asked::Many(Options::Watch(WatchOptions { field_selector, .. })) => field_selector,
-            Asked::One(_) if self.proxy.is_none() => return Ok(()),
-            Asked::One(_) => "",
-        };
-        if is_within(narrowed_by, path, fields) {
-            return Ok(());
-        }
-        Err(Otherwise::Upstream(Failure::bad_request(format!(
-            "only objects with {narrowed_by} are cached (--upstream-field-selector), and nothing is passed on to the apiserver \
-             (--passthrough=off): ask for them with that fieldSelector"
-        ))))
+/// Checks that a request asks only for objects that the caches cover.
+///
+/// # Errors
+/// Sends the request upstream.
+pub fn check(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> Result<(), ReadError> {
+    if covers(narrowed_by, path, field_selector) {
+        return Ok(());
     }
+    Err(ReadError::Upstream(Failure::bad_request(format!(
+        "only objects with {narrowed_by} are cached (--upstream-field-selector), and passthrough to the apiserver is off \
+         (--passthrough=off): add that fieldSelector to the request"
+    ))))
+}
 
-    /// What is said of a single object that is not in the cache.
-    pub(super) fn not_held(&self, gvr: &GroupVersionResource, path: &Path) -> Failure {
-        let narrowed_by = &self.options.narrowed_by;
-        match is_within(narrowed_by, path, "") {
-            true => Failure::no_object(gvr, &path.name),
-            false => Failure::unavailable(format!(
-                "whether {gvr} {:?} exists is not known here: only objects with {narrowed_by} are cached \
-                 (--upstream-field-selector), and nothing is passed on to the apiserver (--passthrough=off)",
-                path.name
-            )),
-        }
-    }
-
-    /// Whether what a path names is cached already.
-    pub(super) fn is_cached(&self, path: &Path, media: Media) -> bool {
-        self.reader.catalog().holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
+/// The answer to a get for an object that is not in the cache.
+pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
+    match covers(narrowed_by, path, "") {
+        true => Failure::no_object(gvr, &path.name),
+        false => Failure::unavailable(format!(
+            "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached (--upstream-field-selector), and \
+             passthrough to the apiserver is off (--passthrough=off)",
+            path.name
+        )),
     }
 }
 
-/// Whether everything that is asked for is selected by `narrowed_by`.
-fn is_within(narrowed_by: &FieldSelector, path: &Path, fields: &str) -> bool {
+/// Whether `narrowed_by` selects every object that the path and the field selector select.
+fn covers(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> bool {
     if narrowed_by.is_everything() {
         return true;
     }
-    // What is wrong with a selector upstream says.
-    let Ok(fields) = FieldSelector::parse(fields) else { return false };
-    let is_asked = |term: &FieldTerm| {
+    // Upstream reports invalid selectors.
+    let Ok(fields) = FieldSelector::parse(field_selector) else { return false };
+    let is_demanded = |term: &FieldTerm| {
         let named = match &*term.path {
             "metadata.name" => &path.name,
             "metadata.namespace" => &path.namespace,
@@ -69,7 +51,7 @@ fn is_within(narrowed_by: &FieldSelector, path: &Path, fields: &str) -> bool {
         let is_named = term.op == FieldOperator::Equals && !named.is_empty() && *term.value == *named;
         is_named || fields.terms().contains(term)
     };
-    narrowed_by.terms().iter().all(is_asked)
+    narrowed_by.terms().iter().all(is_demanded)
 }
 
 #[cfg(test)]
@@ -77,9 +59,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_asks_for_the_part_that_is_cached_is_answered_from_it() {
+    fn only_requests_for_covered_objects_are_answered() {
         let path = Path::parse("/api/v1/namespaces/a/pods/p").unwrap();
-        let is_within = |narrowed_by, fields| is_within(&FieldSelector::parse(narrowed_by).unwrap(), &path, fields);
+        let covers = |narrowed_by, fields| covers(&FieldSelector::parse(narrowed_by).unwrap(), &path, fields);
         for (narrowed_by, fields, is) in [
             ("", "", true),
             ("spec.nodeName=n1", "", false),
@@ -95,7 +77,7 @@ mod tests {
             ("metadata.namespace!=a", "", false),
             ("metadata.namespace=b", "", false),
         ] {
-            assert_eq!(is_within(narrowed_by, fields), is, "{narrowed_by} of {fields}");
+            assert_eq!(covers(narrowed_by, fields), is, "{narrowed_by} of {fields}");
         }
     }
 }

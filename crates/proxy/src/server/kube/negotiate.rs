@@ -1,9 +1,12 @@
-//! Content negotiation: which form of the objects a request wants (`negotiation.NegotiateMediaTypeOptions` in the apiserver).
+//! Content negotiation: the form of the objects in a response (`negotiation.NegotiateMediaTypeOptions` in the apiserver).
 //!
-//! The first clause that the apiserver could serve decides. What that form is made from here is served from the cache; for all others
-//! upstream is asked, and for what nobody serves too: its 406 lists the types. Two libraries there read the header one after the other,
-//! each in its own way, and whoever reads it here in a third way answers what upstream would have refused.
+//! The first clause of `Accept` that the apiserver could serve decides. If kubefan can make that form, the cache answers; otherwise
+//! upstream does, also with a 406, because that lists the media types. The hazard: in the apiserver two libraries parse the header
+//! one after the other, each in its own way. Any third way would answer requests that the apiserver refuses, so both are copied here.
 
+use http::{HeaderMap, header};
+
+use super::{query::Query, status::Failure};
 use kubefan_model::{
     Media,
     format::{Format, Include},
@@ -13,19 +16,19 @@ use kubefan_model::{
 /// The form of the objects in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// As they are.
+    /// Whole objects.
     Whole(Media),
-    /// Their metadata.
+    /// Their metadata, as PartialObjectMetadata.
     Partial(Media),
-    /// As the rows of a table, as JSON.
+    /// As rows of a Table, in JSON.
     Table,
-    /// One that is not made here.
+    /// A form that kubefan cannot make.
     Other,
 }
 
 impl Form {
-    /// How it is made; a table has as much of its objects as is asked for, where that can be read.
-    pub fn made(self, include: Option<Include>) -> Option<Format> {
+    /// The format that makes it, if kubefan can. `include`: how much of its object each row of a Table has; `None` if that is invalid.
+    pub fn format(self, include: Option<Include>) -> Option<Format> {
         match self {
             Self::Whole(media) => Some(Format::http(media, Projection::default())),
             Self::Partial(media) => Some(Format::http(media, Projection::partial_object_metadata())),
@@ -34,13 +37,13 @@ impl Form {
         }
     }
 
-    /// Whether people may read it.
+    /// Whether it is JSON.
     pub fn is_json(self) -> bool {
         matches!(self, Self::Whole(Media::Json) | Self::Partial(Media::Json) | Self::Table)
     }
 }
 
-/// As many are sorted by insertion upstream (`sort.Sort`), and nobody has more.
+/// The most clauses: Go's `sort.Sort` sorts up to 12 elements by insertion, which is copied here.
 const CLAUSES_MAX: usize = 12;
 
 /// A media type with its parameters.
@@ -71,7 +74,7 @@ impl<'a> Clause<'a> {
                 continue;
             }
             match name.trim_matches(' ') {
-                // What is no number counts as zero.
+                // An invalid number counts as zero.
                 "q" => quality = value.parse().unwrap_or_default(),
                 name => params.push((name, value.trim_matches(' '))),
             }
@@ -79,7 +82,8 @@ impl<'a> Clause<'a> {
         Some(Self { kind: kind.trim_matches(' '), subtype: subtype.trim_matches(' '), params, quality })
     }
 
-    /// Whether it comes before another. It is no order: what is specific comes before what is not whatever their qualities.
+    /// Whether it sorts before another clause. This is not a consistent order: a specific type sorts before a wildcard whatever their
+    /// qualities.
     fn is_before(&self, other: &Self) -> bool {
         self.quality > other.quality
             || (self.kind != "*" && other.kind == "*")
@@ -90,7 +94,7 @@ impl<'a> Clause<'a> {
         self.params.iter().rev().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
-    /// The form it asks for; `None` where nobody serves it.
+    /// The form that it asks for; `None` if the apiserver serves no such form.
     fn form(&self, is_list: bool) -> Option<Form> {
         let media = match (self.kind, self.subtype) {
             ("application", "json" | "*") | ("*", "*") => Media::Json,
@@ -111,19 +115,19 @@ impl<'a> Clause<'a> {
             ("PartialObjectMetadataList", "meta.k8s.io", "v1") if is_list => Some(Form::Partial(media)),
             ("PartialObjectMetadata", "meta.k8s.io", "v1") if !is_list => Some(Form::Partial(media)),
             ("Table", "meta.k8s.io", "v1") if media == Media::Json => Some(Form::Table),
-            // Other versions, and what only upstream can refuse.
+            // Other versions, and forms that upstream refuses.
             _ => Some(Form::Other),
         }
     }
 }
 
-/// Whether the apiserver's router lets a request for JSON or protobuf through (`Route.matchesAccept` of go-restful).
+/// Whether the apiserver's router accepts the header for JSON or protobuf (`Route.matchesAccept` of go-restful).
 fn is_routed(header: &str) -> bool {
     let known = [Media::Json.content_type(), Media::Protobuf.content_type(), "*/*"];
     header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
 }
 
-/// The forms that an `Accept` header asks for, in the order in which the apiserver would look at them.
+/// The forms that an `Accept` header asks for, in the order in which the apiserver considers them.
 pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     if header.is_empty() {
         return vec![Form::Whole(Media::Json)];
@@ -136,7 +140,7 @@ pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     if clauses.len() > CLAUSES_MAX {
         return Vec::new();
     }
-    // By insertion: with what is no order, the way of sorting decides.
+    // Insertion sort: without a consistent order, the result depends on the algorithm.
     for end in 1..clauses.len() {
         let mut at = end;
         while at > 0 && clauses[at].is_before(&clauses[at - 1]) {
@@ -147,11 +151,32 @@ pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     clauses.iter().filter_map(|clause| clause.form(is_list)).collect()
 }
 
-/// The encoding of a `Status`, which knows no other forms (`responsewriters.ErrorNegotiated` with `DefaultEndpointRestrictions`).
+/// The encoding of a `Status`, which has no other forms (`responsewriters.ErrorNegotiated` with `DefaultEndpointRestrictions`).
 pub fn negotiate_failure(header: Option<&str>) -> Media {
     let forms = negotiate(header.unwrap_or_default(), false);
     let whole = |form| if let Form::Whole(media) = form { Some(media) } else { None };
     forms.into_iter().find_map(whole).unwrap_or_default()
+}
+
+/// The `Accept` header; empty if there is none, `None` if it is not visible ASCII.
+pub fn accept_header(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::ACCEPT).map_or(Some(""), |value| value.to_str().ok())
+}
+
+/// Whether the JSON is indented for people (`isPrettyPrint` in the apiserver's `negotiate.go`).
+pub fn is_pretty(headers: &HeaderMap, query: &Query<'_>) -> bool {
+    if let Some(value) = query.first("pretty").filter(|value| !value.is_empty()) {
+        return matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True");
+    }
+    let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    ["curl", "Wget", "Mozilla/5.0"].iter().any(|people| agent.starts_with(people))
+}
+
+/// 406, for a form that the cache cannot make.
+pub fn not_acceptable() -> Failure {
+    Failure::not_acceptable(
+        "the cache serves only JSON and protobuf, whole objects or PartialObjectMetadata, and tables".to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -201,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_in_the_first_encoding_that_is_not_of_some_other_form() {
+    fn a_failure_has_the_first_encoding_that_is_not_of_another_form() {
         let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         for (header, media) in [
             (None, Media::Json),

@@ -1,73 +1,71 @@
-//! The query of a list or watch: `ListOptions` of the API concepts page, read and checked as the apiserver does
-//! (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`).
+//! `ListOptions` and `GetOptions` from a query, interpreted and validated as the apiserver does
+//! (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`; API concepts page).
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
-use form_urlencoded::parse;
-
-use super::status::{Cause, Failure};
+use super::{
+    query::{Query, is_true},
+    status::{Cause, Failure},
+};
 use kubefan_model::{ResourceVersion, format::Include};
 
-/// The longest query that is read.
-const QUERY_BYTES_MAX: usize = 64 << 10;
-
-/// What `resourceVersion` and `resourceVersionMatch` ask for.
+/// The freshness that `resourceVersion` and `resourceVersionMatch` demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
-    /// Not older than any write that had finished before the request.
+    /// Includes every write that finished before the request (a consistent read).
     Consistent,
-    /// Whatever is held.
+    /// Any cached state.
     Any,
-    /// Not older than this version.
+    /// At least this version.
     NotOlderThan(ResourceVersion),
-    /// Of exactly this version.
+    /// Exactly this version.
     Exact(ResourceVersion),
 }
 
-/// What a watch is told first.
+/// Where a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begin {
-    /// The state, of this freshness.
+pub enum WatchStart {
+    /// With the state, at least this fresh, as initial events.
     State(Freshness),
-    /// What comes after this version.
+    /// With the changes after this version.
     After(ResourceVersion),
-    /// What comes from now on: of a state that is consistent, or any.
+    /// With the changes after the current state, which is at least this fresh.
     Now(Freshness),
 }
 
-/// A list's options.
+/// The options of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListOptions {
-    /// By label.
+    /// The label selector; empty for all.
     pub label_selector: String,
-    /// By field.
+    /// The field selector; empty for all.
     pub field_selector: String,
-    /// How fresh.
+    /// The freshness that it demands.
     pub freshness: Freshness,
-    /// The most objects of a page; `None`: no pages.
+    /// The most objects of a page; `None` for no paging.
     pub limit: Option<usize>,
-    /// The token of the page before; empty for the first.
+    /// The continue token; empty for the first page.
     pub continues: String,
 }
 
-/// A watch's options.
+/// The options of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// By label.
+    /// The label selector; empty for all.
     pub label_selector: String,
-    /// By field.
+    /// The field selector; empty for all.
     pub field_selector: String,
-    /// Where it begins.
-    pub begin: Begin,
+    /// Where it starts.
+    pub start: WatchStart,
     /// Whether bookmarks are sent.
     pub bookmarks: bool,
-    /// Whether one ends the initial state.
+    /// Whether a bookmark marks the end of the initial events.
     pub marks_end: bool,
-    /// When it ends; `None`: when the server likes.
+    /// How long it lasts; `None` if the server decides.
     pub timeout: Option<Duration>,
 }
 
-/// What a query asks for.
+/// The options of a request for a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Options {
     /// A list.
@@ -77,7 +75,7 @@ pub enum Options {
 }
 
 impl Options {
-    /// By label and by field.
+    /// The label selector and the field selector.
     pub fn selectors(&self) -> (&str, &str) {
         match self {
             Self::List(ListOptions { label_selector, field_selector, .. })
@@ -86,33 +84,25 @@ impl Options {
     }
 }
 
-/// How much of its object each row of a table is to have; `None` where only upstream can say what is wrong with the query.
-pub fn include_object(query: &str) -> Option<Include> {
-    let value = parse(query.as_bytes()).find(|(name, _)| name == "includeObject");
-    Include::parse(&value.map_or(Cow::Borrowed(""), |(_, value)| value))
+/// How much of its object each row of a Table includes; `None` if the value is invalid.
+pub fn include_object(query: &Query<'_>) -> Option<Include> {
+    Include::parse(query.first("includeObject").unwrap_or_default())
 }
 
-/// A parameter and its value.
-type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
-
+/// The parameters as they are given.
 #[derive(Default)]
 struct Raw<'a> {
     watch: bool,
-    label_selector: Cow<'a, str>,
-    field_selector: Cow<'a, str>,
-    version: Cow<'a, str>,
-    version_match: Cow<'a, str>,
-    continues: Cow<'a, str>,
+    label_selector: &'a str,
+    field_selector: &'a str,
+    version: &'a str,
+    version_match: &'a str,
+    continues: &'a str,
     limit: i64,
-    timeout: Cow<'a, str>,
+    timeout: &'a str,
     timeout_seconds: Option<i64>,
     bookmarks: bool,
     send_initial_events: Option<bool>,
-}
-
-/// As the apiserver reads a boolean.
-pub fn truth(value: &str) -> bool {
-    value != "0" && !value.eq_ignore_ascii_case("false")
 }
 
 fn number(value: &str) -> Result<i64, Failure> {
@@ -126,26 +116,27 @@ fn number(value: &str) -> Result<i64, Failure> {
 }
 
 impl<'a> Raw<'a> {
-    fn read(query: &'a str) -> Result<Self, Failure> {
+    fn read(query: &'a Query<'_>) -> Result<Self, Failure> {
+        query.check()?;
         let mut raw = Self::default();
-        let mut seen: Vec<Cow<'_, str>> = Vec::new();
-        for (name, value) in pairs(query)? {
-            // Of a name that comes more than once, the first value counts.
+        let mut seen: Vec<&str> = Vec::new();
+        for (name, value) in query.pairs() {
+            // The first value of a parameter counts.
             if seen.contains(&name) {
                 continue;
             }
-            match &*name {
-                "watch" => raw.watch = truth(&value),
+            match name {
+                "watch" => raw.watch = is_true(value),
                 "labelSelector" => raw.label_selector = value,
                 "fieldSelector" => raw.field_selector = value,
                 "resourceVersion" => raw.version = value,
                 "resourceVersionMatch" => raw.version_match = value,
                 "continue" => raw.continues = value,
-                "limit" => raw.limit = number(&value)?,
+                "limit" => raw.limit = number(value)?,
                 "timeout" => raw.timeout = value,
-                "timeoutSeconds" => raw.timeout_seconds = Some(number(&value)?),
-                "allowWatchBookmarks" => raw.bookmarks = truth(&value),
-                "sendInitialEvents" => raw.send_initial_events = Some(truth(&value)),
+                "timeoutSeconds" => raw.timeout_seconds = Some(number(value)?),
+                "allowWatchBookmarks" => raw.bookmarks = is_true(value),
+                "sendInitialEvents" => raw.send_initial_events = Some(is_true(value)),
                 _ => {}
             }
             seen.push(name);
@@ -154,10 +145,10 @@ impl<'a> Raw<'a> {
     }
 
     fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
-        ResourceVersion::parse_request(&self.version)
+        ResourceVersion::parse_request(self.version)
             .map_err(|_| {
                 let number = "strconv.ParseUint: parsing";
-                let version = &self.version;
+                let version = self.version;
                 Failure::bad_request(format!(
                     "invalid resource version: resourceVersion: Invalid value: {version:?}: {number} {version:?}: invalid syntax"
                 ))
@@ -179,10 +170,10 @@ impl<'a> Raw<'a> {
                     "resourceVersionMatch is forbidden when continue is provided",
                 ));
             }
-            if !matches!(&*self.version_match, "Exact" | "NotOlderThan") {
+            if !matches!(self.version_match, "Exact" | "NotOlderThan") {
                 causes.push(Cause::not_supported(
                     "resourceVersionMatch",
-                    &self.version_match,
+                    self.version_match,
                     &["Exact", "NotOlderThan", ""],
                 ));
             }
@@ -215,7 +206,7 @@ impl<'a> Raw<'a> {
                 ));
             }
             if self.version_match != "NotOlderThan" {
-                causes.push(Cause::not_supported("resourceVersionMatch", &self.version_match, &["NotOlderThan"]));
+                causes.push(Cause::not_supported("resourceVersionMatch", self.version_match, &["NotOlderThan"]));
             }
             if !self.continues.is_empty() {
                 causes.push(Cause::forbidden(
@@ -229,35 +220,35 @@ impl<'a> Raw<'a> {
 
     fn list(self) -> Result<ListOptions, Failure> {
         self.check_list()?;
-        if !self.continues.is_empty() && !matches!(&*self.version, "" | "0") {
+        if !self.continues.is_empty() && !matches!(self.version, "" | "0") {
             return Err(Failure::bad_request(
                 "specifying resource version is not allowed when using continue".to_owned(),
             ));
         }
         let limit = usize::try_from(self.limit).ok().filter(|limit| *limit > 0);
-        let freshness = match (self.version()?, &*self.version_match) {
+        let freshness = match (self.version()?, self.version_match) {
             (None, _) if self.version.is_empty() => Freshness::Consistent,
             (None, _) => Freshness::Any,
             (Some(version), "Exact") => Freshness::Exact(version),
-            // Without a match, a limit asks for pages of exactly that version, as it always has.
+            // Without resourceVersionMatch, a limit demands pages of exactly that version (the legacy behavior).
             (Some(version), "") if limit.is_some() => Freshness::Exact(version),
             (Some(version), _) => Freshness::NotOlderThan(version),
         };
         Ok(ListOptions {
-            label_selector: self.label_selector.into_owned(),
-            field_selector: self.field_selector.into_owned(),
+            label_selector: self.label_selector.to_owned(),
+            field_selector: self.field_selector.to_owned(),
             limit,
             freshness,
-            continues: self.continues.into_owned(),
+            continues: self.continues.to_owned(),
         })
     }
 
-    /// The state first is what a watch gets that names no version, as if it had asked for it (`SetListOptionsDefaults`).
+    /// Applies the defaults of a watch without a version: it starts with the state (`SetListOptionsDefaults`).
     fn with_defaults(mut self) -> Self {
         let unset = self.send_initial_events.is_none() && self.version_match.is_empty();
-        if unset && matches!(&*self.version, "" | "0") {
+        if unset && matches!(self.version, "" | "0") {
             self.send_initial_events = Some(true);
-            self.version_match = Cow::Borrowed("NotOlderThan");
+            self.version_match = "NotOlderThan";
         }
         self
     }
@@ -268,18 +259,18 @@ impl<'a> Raw<'a> {
             None if self.version == "0" => Freshness::Any,
             None => Freshness::Consistent,
         };
-        let begin = match (self.send_initial_events, freshness) {
-            (Some(true), freshness) => Begin::State(freshness),
-            (_, Freshness::NotOlderThan(version) | Freshness::Exact(version)) => Begin::After(version),
-            (None, freshness) => Begin::State(freshness),
-            (Some(false), freshness) => Begin::Now(freshness),
+        let start = match (self.send_initial_events, freshness) {
+            (Some(true), freshness) => WatchStart::State(freshness),
+            (_, Freshness::NotOlderThan(version) | Freshness::Exact(version)) => WatchStart::After(version),
+            (None, freshness) => WatchStart::State(freshness),
+            (Some(false), freshness) => WatchStart::Now(freshness),
         };
         let timeout =
             self.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
         Ok(WatchOptions {
-            label_selector: self.label_selector.into_owned(),
-            field_selector: self.field_selector.into_owned(),
-            begin,
+            label_selector: self.label_selector.to_owned(),
+            field_selector: self.field_selector.to_owned(),
+            start,
             bookmarks: self.bookmarks,
             marks_end: self.bookmarks && self.send_initial_events == Some(true),
             timeout: timeout.map(|seconds| Duration::from_secs(seconds.min(u64::from(u32::MAX)))),
@@ -288,13 +279,14 @@ impl<'a> Raw<'a> {
 }
 
 impl Options {
-    /// Reads the query of a collection; `is_old` under the old `/watch/`, where a watch is checked as a list unless it says that it is one.
+    /// Reads the query of a collection. `is_watch_path`: the path has the deprecated `/watch/` prefix. Such a request is a watch, but the
+    /// apiserver validates it as a list unless it also has `watch=1`.
     ///
     /// # Errors
-    /// What the apiserver would answer.
-    pub fn read(query: &str, is_old: bool) -> Result<Self, Failure> {
+    /// The apiserver's answer.
+    pub fn read(query: &Query<'_>, is_watch_path: bool) -> Result<Self, Failure> {
         let raw = Raw::read(query)?;
-        match (raw.watch, is_old) {
+        match (raw.watch, is_watch_path) {
             (true, _) => {
                 let raw = raw.with_defaults();
                 raw.check_watch()?;
@@ -305,24 +297,21 @@ impl Options {
                 raw.watch().map(Self::Watch)
             }
             (false, false) => {
-                check_timeout(&raw.timeout)?;
+                check_timeout(raw.timeout)?;
                 raw.list().map(Self::List)
             }
         }
     }
 }
 
-/// Reads the query of a single object: how fresh it must be. All else means nothing there.
+/// Reads the query of a get: the freshness that it demands. Other parameters have no meaning in a get.
 ///
 /// # Errors
-/// What the apiserver would answer.
-pub fn read_get(query: &str) -> Result<Freshness, Failure> {
-    let mut pairs = pairs(query)?;
-    let mut first = |name: &str| match pairs.iter_mut().find(|(known, _)| known == name) {
-        Some((_, value)) => std::mem::take(value),
-        None => Cow::Borrowed(""),
-    };
-    check_timeout(&first("timeout"))?;
+/// The apiserver's answer.
+pub fn read_get(query: &Query<'_>) -> Result<Freshness, Failure> {
+    query.check()?;
+    let first = |name| query.first(name).unwrap_or_default();
+    check_timeout(first("timeout"))?;
     let raw = Raw { version: first("resourceVersion"), ..Raw::default() };
     Ok(match raw.version()? {
         Some(version) => Freshness::NotOlderThan(version),
@@ -331,32 +320,14 @@ pub fn read_get(query: &str) -> Result<Freshness, Failure> {
     })
 }
 
-/// The parameters, where they can be read in one way only.
-///
-/// # Errors
-/// Go leaves out what is escaped wrongly and what has a semicolon, and reads the rest: let it.
-fn pairs(query: &str) -> Result<Vec<Pair<'_>>, Failure> {
-    if query.len() > QUERY_BYTES_MAX {
-        return Err(Failure::bad_request(format!("the query is longer than {QUERY_BYTES_MAX} bytes")));
-    }
-    let is_escaped =
-        |part: &str| matches!(part.as_bytes(), [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit());
-    let pairs: Vec<_> = parse(query.as_bytes()).collect();
-    let lossy = pairs.iter().any(|(name, value)| name.contains('\u{fffd}') || value.contains('\u{fffd}'));
-    if lossy || query.contains(';') || !query.split('%').skip(1).all(is_escaped) {
-        return Err(Failure::bad_request("the query is not escaped as it must be".to_owned()));
-    }
-    Ok(pairs)
-}
-
-/// Checks the time that a request may take, a duration as Go writes them. No read from the cache takes so long that it would matter.
+/// Validates `timeout`, a duration in Go's syntax. Its value is ignored: a read from the cache is much faster.
 fn check_timeout(timeout: &str) -> Result<(), Failure> {
     let mut rest = timeout;
     while !rest.is_empty() {
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let unit = ["ms", "s", "m", "h"].into_iter().find(|unit| rest[digits..].starts_with(unit));
         match unit {
-            // Longer ones may be too long.
+            // More digits could overflow in Go.
             Some(unit) if (1..=6).contains(&digits) => rest = &rest[digits + unit.len()..],
             _ => {
                 return Err(Failure::bad_request(format!("invalid timeout specified in the request URL: {timeout:?}")));
@@ -375,21 +346,21 @@ mod tests {
     }
 
     fn list(query: &str) -> ListOptions {
-        match Options::read(query, false) {
+        match Options::read(&Query::parse(query), false) {
             Ok(Options::List(options)) => options,
             other => panic!("{query}: {other:?}"),
         }
     }
 
     fn watch(query: &str) -> WatchOptions {
-        match Options::read(&format!("watch=1&{query}"), false) {
+        match Options::read(&Query::parse(&format!("watch=1&{query}")), false) {
             Ok(Options::Watch(options)) => options,
             other => panic!("{query}: {other:?}"),
         }
     }
 
     #[test]
-    fn how_fresh_a_list_is_follows_version_match_and_limit() {
+    fn the_freshness_of_a_list_follows_from_version_match_and_limit() {
         assert_eq!(list("").freshness, Freshness::Consistent);
         assert_eq!(list("resourceVersion=0").freshness, Freshness::Any);
         assert_eq!(list("resourceVersion=7").freshness, Freshness::NotOlderThan(version(7)));
@@ -401,25 +372,25 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_begins_where_it_is_told_to() {
-        assert_eq!(watch("").begin, Begin::State(Freshness::Consistent));
-        assert_eq!(watch("resourceVersion=0").begin, Begin::State(Freshness::Any));
-        assert_eq!(watch("resourceVersion=7").begin, Begin::After(version(7)));
+    fn the_start_of_a_watch_follows_from_its_options() {
+        assert_eq!(watch("").start, WatchStart::State(Freshness::Consistent));
+        assert_eq!(watch("resourceVersion=0").start, WatchStart::State(Freshness::Any));
+        assert_eq!(watch("resourceVersion=7").start, WatchStart::After(version(7)));
         let streamed = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        assert_eq!(watch(streamed).begin, Begin::State(Freshness::Consistent));
+        assert_eq!(watch(streamed).start, WatchStart::State(Freshness::Consistent));
         let not_older = format!("{streamed}&resourceVersion=7");
-        assert_eq!(watch(&not_older).begin, Begin::State(Freshness::NotOlderThan(version(7))));
+        assert_eq!(watch(&not_older).start, WatchStart::State(Freshness::NotOlderThan(version(7))));
         let none = "sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
-        assert_eq!(watch(none).begin, Begin::Now(Freshness::Consistent));
+        assert_eq!(watch(none).start, WatchStart::Now(Freshness::Consistent));
         assert_eq!(watch("timeoutSeconds=5").timeout, Some(Duration::from_secs(5)));
         assert_eq!(watch("timeoutSeconds=0").timeout, None);
-        let old = Options::read("allowWatchBookmarks=1", true);
+        let old = Options::read(&Query::parse("allowWatchBookmarks=1"), true);
         assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: true, marks_end: false, .. }))), "{old:?}");
         assert!(watch("allowWatchBookmarks=1").marks_end, "by default");
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused_as_upstream_does() {
+    fn invalid_options_are_refused_with_the_apiservers_codes() {
         for (query, code) in [
             ("resourceVersion=x", 400),
             ("limit=x", 400),
@@ -436,7 +407,7 @@ mod tests {
             ("labelSelector=%ff", 400),
             ("timeout=soon", 400),
         ] {
-            let failure = Options::read(query, false).expect_err(query);
+            let failure = Options::read(&Query::parse(query), false).expect_err(query);
             assert_eq!(failure.code(), code, "{query}");
         }
     }

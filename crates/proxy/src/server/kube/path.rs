@@ -1,7 +1,7 @@
-//! From a path of the Kubernetes API to the objects that it names (`RequestInfoFactory` in the apiserver's `requestinfo.go`).
+//! Parses paths of the Kubernetes API (`RequestInfoFactory` in the apiserver's `requestinfo.go`).
 //!
-//! Only what can be read from a cache is understood here: collections and single objects. Subresources, discovery and everything that is
-//! spelled in an unusual way give nothing, and are for upstream.
+//! Only paths of collections and single objects are parsed, because only those can be cached. Subresources, discovery and
+//! unusual spellings are left to upstream.
 
 /// The objects that a path names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -12,18 +12,18 @@ pub struct Path {
     pub version: String,
     /// Plural name.
     pub resource: String,
-    /// Empty: all namespaces, or a resource that has none.
+    /// Empty for all namespaces, and for cluster-scoped resources.
     pub namespace: String,
-    /// Empty: the collection.
+    /// Empty for a collection.
     pub name: String,
-    /// Under the old `/watch/`.
+    /// Whether it has the deprecated `/watch/` prefix.
     pub is_watch: bool,
 }
 
 impl Path {
-    /// Reads a path; `None` where it names nothing that could be cached.
+    /// Parses a path. `None` if it names nothing that can be cached.
     pub fn parse(path: &str) -> Option<Self> {
-        // Where something is escaped, upstream's reading counts.
+        // Escapes are left to upstream.
         if path.contains('%') {
             return None;
         }
@@ -36,12 +36,12 @@ impl Path {
         let version = parts.next()?;
         let is_watch = parts.next_if_eq(&"watch").is_some();
         let rest: Vec<_> = parts.collect();
-        // What is no name is refused upstream, each in its own words.
+        // Upstream refuses segments that are not names.
         if version.is_empty() || rest.iter().any(|part| matches!(*part, "" | "." | "..")) {
             return None;
         }
         let (namespace, resource, name) = match *rest {
-            // A namespace is an object too; what follows its name is a collection inside it, or a subresource of it.
+            // A namespace is an object too; after its name comes a collection inside it, or one of its subresources.
             ["namespaces"] => ("", "namespaces", ""),
             ["namespaces", name] => ("", "namespaces", name),
             ["namespaces", _, "status" | "finalize"] => return None,
@@ -51,7 +51,7 @@ impl Path {
             [resource, name] => ("", resource, name),
             _ => return None,
         };
-        // Verbs of old, with a meaning of their own.
+        // Deprecated verbs.
         if resource == "proxy" || resource == "redirect" {
             return None;
         }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn collections_and_objects_are_read_and_all_else_is_for_upstream() {
+    fn only_collections_and_objects_are_parsed() {
         let is = |gvr: &str, namespace: &str, name: &str, watch| {
             Some((gvr.to_owned(), namespace.to_owned(), name.to_owned(), watch))
         };

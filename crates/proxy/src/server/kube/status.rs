@@ -1,6 +1,6 @@
 //! Kubernetes' `Status`: the body of every failed request, and of a watch's ERROR event (`apimachinery/pkg/api/errors`).
 //!
-//! The only place where outcomes become HTTP status codes, as `server::status` is for gRPC.
+//! Maps refusals and stream ends to HTTP status codes. No other file does.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -9,13 +9,14 @@ use serde::Serialize;
 use crate::{
     cache::Expired,
     fanout::{Refusal, StreamEnd},
+    kube_encoding::watch::error_event,
 };
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, protobuf};
 
-/// What clients wait before they ask again.
+/// How long clients wait before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// Why a field of the request is wrong.
+/// Why a field of the request is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cause {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -91,13 +92,13 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
     }
 
-    /// 422, where there are causes: `NewInvalid` of `ListOptions`.
+    /// 422 if there are causes: `NewInvalid` of `ListOptions`.
     pub fn if_invalid(causes: Vec<Cause>) -> Result<(), Self> {
         if causes.is_empty() {
             return Ok(());
         }
         let texts: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
-        // As `utilerrors.Aggregate` writes them.
+        // The format of `utilerrors.Aggregate`.
         let text = if let [text] = &*texts { text.clone() } else { format!("[{}]", texts.join(", ")) };
         let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {text}");
         let (group, kind) = ("meta.k8s.io".to_owned(), "ListOptions".to_owned());
@@ -117,7 +118,7 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).with(details)
     }
 
-    /// 404 of a path that nothing here serves.
+    /// 404 for a path that kubefan does not serve.
     pub fn not_served(message: String) -> Self {
         Self::new(StatusCode::NOT_FOUND, "NotFound", message)
     }
@@ -132,7 +133,7 @@ impl Failure {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
     }
 
-    /// 405: `NewMethodNotSupported`, of what is no resource.
+    /// 405: `NewMethodNotSupported`, without a resource.
     pub fn method_not_allowed(message: String) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
     }
@@ -147,24 +148,24 @@ impl Failure {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retriable()
     }
 
-    /// 429 while the first list is under way: what the apiserver says of a watch cache that is not ready.
+    /// 429 until the first list is complete: the apiserver's answer while its watch cache is not ready.
     pub fn initializing() -> Self {
         Self::too_many_requests("storage is (re)initializing".to_owned())
     }
 
-    /// 410 of a list at a version that is no longer held: `NewResourceExpired`.
+    /// 410 for a list at a version that is not available any more: `NewResourceExpired`.
     pub fn list_expired() -> Self {
         let message = "The resourceVersion for the provided list is too old.".to_owned();
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// 410 of a watch.
+    /// 410 for a watch from an expired version.
     pub fn watch_expired(expired: &Expired) -> Self {
         let message = format!("too old resource version: {} ({})", expired.requested, expired.oldest);
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// 504 of a version that is not reached (`NewTooLargeResourceVersionError`).
+    /// 504 for a version that the cache has not reached (`NewTooLargeResourceVersionError`).
     pub fn too_large(requested: ResourceVersion, current: ResourceVersion) -> Self {
         let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
         let message_of_cause = "Too large resource version".to_owned();
@@ -179,12 +180,12 @@ impl Failure {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retriable()
     }
 
-    /// 502: upstream could not be asked.
+    /// 502: upstream could not be reached.
     pub fn bad_gateway(message: String) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "InternalError", message)
     }
 
-    /// 508: the request goes round in circles.
+    /// 508: the request was forwarded in a loop.
     pub fn loop_detected(message: String) -> Self {
         Self::new(StatusCode::LOOP_DETECTED, "InternalError", message)
     }
@@ -206,13 +207,13 @@ impl Failure {
         }
     }
 
-    /// The same as JSON, without a line feed.
+    /// The JSON body, without a line feed.
     pub fn json(&self) -> String {
-        // Texts and numbers: this cannot fail.
+        // Strings and numbers: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// As the response to a request, in an encoding.
+    /// The response to the request, in an encoding.
     pub fn response<B: From<Bytes>>(&self, media: Media) -> Response<B> {
         let mut response = Response::new(B::from(self.body(media)));
         *response.status_mut() = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -225,11 +226,11 @@ impl Failure {
         response
     }
 
-    /// As the last event of a watch.
+    /// The ERROR event of a watch, in an encoding.
     pub fn event(&self, media: Media) -> Bytes {
         match media {
-            Media::Json | Media::Table => format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", self.json()).into(),
-            Media::Protobuf => protobuf::watch_frame("ERROR", &self.body(media)),
+            Media::Json | Media::Table => error_event(media, self.json().as_bytes()),
+            Media::Protobuf => error_event(media, &self.body(media)),
         }
     }
 }
@@ -260,7 +261,7 @@ impl From<&Failure> for protobuf::Status {
     }
 }
 
-/// What a request that was refused is answered.
+/// The answer to a refused request.
 impl From<&Refusal> for Failure {
     fn from(refusal: &Refusal) -> Self {
         let message = refusal.to_string();
@@ -278,8 +279,8 @@ impl From<&Refusal> for Failure {
     }
 }
 
-/// What a watch says before it ends; `None` where it ends without a word, and its client just comes back.
-pub fn last_word(end: &StreamEnd) -> Option<Failure> {
+/// The error that a watch reports before it ends. `None` if it ends silently; then its client resumes.
+pub fn watch_error(end: &StreamEnd) -> Option<Failure> {
     match end {
         StreamEnd::Expired(expired) => Some(Failure::watch_expired(expired)),
         StreamEnd::Rewritten(because) => {
@@ -295,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_written_as_the_apiserver_writes_it() {
+    fn a_status_has_the_apiservers_bytes() {
         let version = |number| ResourceVersion::new(number).unwrap();
         let future = Failure::too_large(version(9), version(7));
         assert_eq!(

@@ -1,6 +1,6 @@
-//! A connection that has become something else: after a 101 both sides are read and written as they come, until both have ended.
+//! A connection after an upgrade (status 101): bytes are copied both ways until both sides have ended.
 //!
-//! It is still served by the connection's own task, so that what limits connections and ends them at a drain holds here too.
+//! The connection's own task does that, so the connection limit and the drain still apply.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,33 +9,33 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
-/// What an HTTP/1.1 connection does once it no longer speaks HTTP. Requests carry it where their connection can become something else.
+/// What an HTTP/1.1 connection does after an upgrade. Requests on connections that can be upgraded carry it in their extensions.
 #[derive(Clone, Default)]
 pub struct Tunnel(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
 
 impl Tunnel {
-    /// Copies bytes between the two, as soon as both have switched; `held` is dropped when that ends.
-    pub fn between(&self, caller: OnUpgrade, upstream: OnUpgrade, held: impl Send + 'static) {
+    /// Copies bytes between both sides once both have switched. `guards` is dropped at the end.
+    pub fn connect(&self, caller: OnUpgrade, upstream: OnUpgrade, guards: impl Send + 'static) {
         let copying = Box::pin(async move {
-            let _held = held;
+            let _guards = guards;
             match tokio::try_join!(caller, upstream) {
                 Ok((caller, upstream)) => {
-                    // A side that breaks off is how many of them end.
+                    // An error is a usual end.
                     let copied = copy_bidirectional(&mut TokioIo::new(caller), &mut TokioIo::new(upstream)).await;
                     tracing::debug!(?copied, "a tunnel has ended");
                 }
-                Err(error) => tracing::debug!(%error, "a tunnel did not come about"),
+                Err(error) => tracing::debug!(%error, "an upgrade failed"),
             }
         });
-        self.becomes(copying);
+        self.set(copying);
     }
 
-    /// Does `next`, once HTTP is over.
-    pub fn becomes(&self, next: BoxFuture<'static, ()>) {
+    /// Sets what the connection does after the upgrade.
+    pub fn set(&self, next: BoxFuture<'static, ()>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
     }
 
-    /// What is to be done, if anything.
+    /// Takes what the connection does after the upgrade, if it was upgraded.
     pub fn take(&self) -> Option<BoxFuture<'static, ()>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,77 +1,101 @@
-//! Watches over HTTP: where one begins, and what it is told when it cannot.
+//! Watches over HTTP: where a watch starts, and how it is refused.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use axum::body::Body;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Front, Otherwise, Read,
-    options::{Begin, Freshness, WatchOptions},
+    answer::{self, Answer},
+    cache_reads::{CacheReads, ResolvedRead},
+    options::{Freshness, WatchOptions, WatchStart},
+    read_error::ReadError,
     status::Failure,
 };
 use crate::{
     fanout::{Bell, Catalog, Refusal, Start, Terms},
-    server::reader::{Opened, Speech},
+    server::watch::{OpenedWatch, WatchProtocol},
 };
 use kubefan_model::Media;
 
-/// The silence after which a bookmark is sent, as the apiserver does it.
+/// A bookmark is sent after this time without events, as the apiserver does.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-/// A watch that names no timeout ends after one to two times this (`--min-request-timeout` of the apiserver), so that watches
-/// find their way to other replicas.
+/// The shortest timeout of a watch that names none (`--min-request-timeout` of the apiserver). The longest is twice as long.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 
-impl<C: Catalog> Front<C> {
-    pub(super) async fn watch(
-        &self,
-        Read { selected, format, .. }: Read<'_>,
-        options: WatchOptions,
-        bell: Bell,
-    ) -> Result<Answer, Otherwise> {
-        let WatchOptions { begin, bookmarks, marks_end, timeout, .. } = options;
-        let permit = self.reader.admit()?;
-        let (hub, media) = (&selected.served.hub, selected.served.parser.media());
-        let start = match begin {
-            Begin::State(freshness) => {
-                if let Err(otherwise) = self.freshen(&selected.served, freshness, self.patience()).await {
-                    return match (otherwise, freshness) {
-                        // A watch has begun by the time that this is known.
-                        (Otherwise::Failed(failure), Freshness::NotOlderThan(_)) => Ok(last_word(&failure, media)),
-                        (otherwise, _) => Err(otherwise),
-                    };
-                }
-                Start::Snapshot
-            }
-            Begin::Now(freshness) => {
-                self.freshen(&selected.served, freshness, self.patience()).await?;
-                Start::After(hub.snapshot()?.1)
-            }
-            // A version of the cluster's may be ahead of a quiet resource's cache; upstream is silent until it gets there, too.
-            Begin::After(version) => match hub.head() {
-                Some(head) if head < version => Start::Ahead(version),
-                _ => Start::After(version),
-            },
-        };
-        let terms = Terms { marks_end, ..start.into() };
-        let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await
-        {
-            Ok(subscription) => subscription,
-            Err(Refusal::Expired(expired)) => return Ok(last_word(&Failure::watch_expired(&expired), media)),
-            Err(refusal) => return Err(refusal.into()),
-        };
-        let timeout = timeout.unwrap_or_else(|| TIMEOUT_MIN.mul_f64(1.0 + self.spread()));
-        Ok(Answer::Watch(Opened {
-            subscription,
-            bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
-            timeout_at: Some(Instant::now() + timeout),
-            speech: Speech::Http(media),
-            permit,
-        }))
+/// Timeouts for watches that name none. They are spread evenly, so that watches that start together do not end together, and move to other
+/// replicas over time.
+#[derive(Default)]
+pub struct DefaultTimeouts {
+    watches: AtomicU32,
+}
+
+impl DefaultTimeouts {
+    /// The timeout of the next watch.
+    fn next(&self) -> Duration {
+        // Multiples of the golden ratio are spread more evenly than random numbers.
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
+        let spread = (f64::from(self.watches.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
+        TIMEOUT_MIN.mul_f64(1.0 + spread)
     }
 }
 
-/// A watch whose only event is an error: the response itself is a success.
-fn last_word(failure: &Failure, media: Media) -> Answer {
-    Answer::Read(super::response(media.watch_content_type(), Body::from(failure.event(media))))
+/// Opens a watch. Its subscription wakes `bell`.
+///
+/// # Errors
+/// Why it is not answered from the cache.
+pub async fn open<C: Catalog>(
+    reads: &CacheReads<C>,
+    timeouts: &DefaultTimeouts,
+    ResolvedRead { selected, format, .. }: ResolvedRead<'_>,
+    options: WatchOptions,
+    bell: Bell,
+) -> Result<Answer, ReadError> {
+    let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
+    let permit = reads.reader.admit_stream()?;
+    let (hub, media) = (&selected.served.hub, selected.served.parser.media());
+    let start = match start {
+        WatchStart::State(freshness) => {
+            if let Err(error) = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await {
+                return match (error, freshness) {
+                    // The apiserver has sent the headers of the watch before it knows this.
+                    (ReadError::Final(failure), Freshness::NotOlderThan(_)) => Ok(error_event(&failure, media)),
+                    (error, _) => Err(error),
+                };
+            }
+            Start::Snapshot
+        }
+        WatchStart::Now(freshness) => {
+            reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+            Start::After(hub.snapshot()?.1)
+        }
+        // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is silent until it gets there.
+        WatchStart::After(version) => match hub.head() {
+            Some(head) if head < version => Start::Ahead(version),
+            _ => Start::After(version),
+        },
+    };
+    let terms = Terms { marks_end, ..start.into() };
+    let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await;
+    let subscription = match subscribed {
+        Ok(subscription) => subscription,
+        Err(Refusal::Expired(expired)) => return Ok(error_event(&Failure::watch_expired(&expired), media)),
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let timeout = timeout.unwrap_or_else(|| timeouts.next());
+    Ok(Answer::Watch(OpenedWatch {
+        subscription,
+        bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
+        timeout_at: Some(Instant::now() + timeout),
+        protocol: WatchProtocol::Kube(media),
+        permit,
+    }))
+}
+
+/// A watch whose only event is an error; the status of the response is 200.
+fn error_event(failure: &Failure, media: Media) -> Answer {
+    Answer::Response(answer::from_cache(media.watch_content_type(), Body::from(failure.event(media))))
 }

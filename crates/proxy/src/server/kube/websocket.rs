@@ -1,8 +1,8 @@
 //! Watches as websockets: each event is one message (`WatchServer.HandleWS` in the apiserver, over golang.org/x/net/websocket).
 //!
-//! The hazard is a browser: its pages may open websockets to any host and read what comes, where they could read no other answer. So an
-//! `Origin` has to be there, as upstream has it, and must be of this very host or of this machine, which upstream does not ask. And what a
-//! client says is read, for pings and the end, within small limits, and forgotten.
+//! The hazard is a browser: unlike other answers, web pages may read websockets of any host. So an `Origin` is required, as the apiserver
+//! does, and it must be of the requested host or of this machine, which the apiserver does not check. Messages of the client are read
+//! within small limits, for pings and the close, and discarded.
 
 use std::{iter, time::Duration};
 
@@ -27,21 +27,23 @@ use tokio_tungstenite::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{door, hop_by_hop, proxy, status::Failure, tunnel::Tunnel};
+use super::{
+    answer::CACHE_STATUS, forward::WEBSOCKET_TOKEN, hop_by_hop, host::is_loopback, status::Failure, tunnel::Tunnel,
+};
 use kubefan_model::Media;
 
-/// The longest message of a client. Upstream reads more, and forgets it as well.
+/// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as well.
 const INCOMING_BYTES_MAX: usize = 64 << 10;
-/// What every websocket holds to read by.
+/// The read buffer of a websocket, in bytes.
 const READ_BUFFER_BYTES: usize = 4 << 10;
-/// Messages are gathered to so much before they are written.
+/// The write buffer of a websocket, in bytes.
 const WRITE_BUFFER_BYTES: usize = 16 << 10;
-/// How long the other side may take to confirm the end.
+/// How long the client may take to confirm the close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The only version there is.
+/// The only version of the protocol.
 const VERSION: &str = "13";
 
-/// A request that asks for a websocket, and may have one.
+/// A request for a websocket that passed the checks of the handshake.
 pub struct Socket {
     tunnel: Tunnel,
     upgrade: OnUpgrade,
@@ -50,17 +52,17 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// What a request asks for; `None` where it asks for no websocket, or its connection cannot become one: HTTP/1.1 alone can.
+    /// Checks a request. `None` if it does not ask for a websocket, or if its connection cannot become one; only HTTP/1.1 connections can.
     ///
     /// # Errors
-    /// What the apiserver refuses once it has begun a watch: a handshake without a key, of another version or with a choice of protocols
-    /// (400), and a request without an origin, or of a foreign one (403).
-    pub fn of(headers: &HeaderMap, extensions: &Extensions) -> Result<Option<Self>, Failure> {
+    /// 400 for a handshake without a key, with another version or with several protocols; 403 for a missing or foreign origin. The apiserver
+    /// refuses the same, except foreign origins.
+    pub fn from_request(headers: &HeaderMap, extensions: &Extensions) -> Result<Option<Self>, Failure> {
         let connection = extensions.get::<Tunnel>().cloned().zip(extensions.get::<OnUpgrade>().cloned());
         let is_websocket = |to: HeaderValue| to.as_bytes().eq_ignore_ascii_case(b"websocket");
         let is_asked = hop_by_hop::upgrade(headers).is_some_and(is_websocket);
         let Some((tunnel, upgrade)) = connection.filter(|_| is_asked) else { return Ok(None) };
-        let bad = |message: String| Failure::bad_request(format!("no websocket: {message}"));
+        let bad = |message: String| Failure::bad_request(format!("invalid websocket handshake: {message}"));
         let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty());
         let key = key.ok_or_else(|| bad("Sec-WebSocket-Key is missing".to_owned()))?;
         if headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
@@ -68,27 +70,32 @@ impl Socket {
         }
         check_origin(headers)?;
         let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()));
-        let accept = accept.map_err(|_| bad("the key has no answer".to_owned()))?;
+        let accept = accept.map_err(|_| bad("the key is invalid".to_owned()))?;
         let protocol = match &*protocols(headers) {
             [] => None,
-            [one] => Some(HeaderValue::try_from(*one).map_err(|_| bad("the protocol is no name".to_owned()))?),
-            several => return Err(bad(format!("one protocol may be named, and {} are", several.len()))),
+            [one] => Some(HeaderValue::try_from(*one).map_err(|_| bad("the protocol is not a name".to_owned()))?),
+            several => return Err(bad(format!("only one protocol may be named, not {}", several.len()))),
         };
         Ok(Some(Self { tunnel, upgrade, accept, protocol }))
     }
 
-    /// The answer after which the connection carries the events of `response`, each as a message. A message that is not taken for
-    /// `stall_timeout` ends it, and so does `drain`.
-    pub fn carry(self, response: Response<Body>, stall_timeout: Duration, drain: CancellationToken) -> Response<Body> {
+    /// The response that switches protocols. After it, each event of the body of `response` is sent as a message. The websocket ends with
+    /// the body, on a drain, and if a message cannot be written in `stall_timeout`.
+    pub fn upgrade(
+        self,
+        response: Response<Body>,
+        stall_timeout: Duration,
+        drain: CancellationToken,
+    ) -> Response<Body> {
         let Self { tunnel, upgrade, accept, protocol } = self;
         let (parts, body) = response.into_parts();
         let is_protobuf = |value: &HeaderValue| value == Media::Protobuf.watch_content_type();
         let is_protobuf = parts.headers.get(header::CONTENT_TYPE).is_some_and(is_protobuf);
         let media = if is_protobuf { Media::Protobuf } else { Media::Json };
-        tunnel.becomes(Box::pin(async move {
+        tunnel.set(Box::pin(async move {
             let io = match upgrade.await {
                 Ok(io) => TokioIo::new(io),
-                Err(error) => return tracing::debug!(%error, "a websocket did not come about"),
+                Err(error) => return tracing::debug!(%error, "an upgrade to a websocket failed"),
             };
             let config = WebSocketConfig::default()
                 .read_buffer_size(READ_BUFFER_BYTES)
@@ -111,33 +118,34 @@ impl Socket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-        let of_response = parts.headers.get(super::CACHE_STATUS).cloned().map(|value| (super::CACHE_STATUS, value));
+        let of_response = parts.headers.get(CACHE_STATUS).cloned().map(|value| (CACHE_STATUS, value));
         let protocol = protocol.map(|protocol| (header::SEC_WEBSOCKET_PROTOCOL, protocol));
         headers.extend(of_response.into_iter().chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));
         response
     }
 }
 
-/// The protocols that a request names, but for the one that carries a token.
+/// The protocols that a request names, without the one that contains a token.
 fn protocols(headers: &HeaderMap) -> Vec<&str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(',')).map(str::trim);
-    names.filter(|name| !name.is_empty() && !name.starts_with(proxy::WEBSOCKET_TOKEN)).collect()
+    names.filter(|name| !name.is_empty() && !name.starts_with(WEBSOCKET_TOKEN)).collect()
 }
 
 fn check_origin(headers: &HeaderMap) -> Result<(), Failure> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let Some(origin) = text(header::ORIGIN) else {
-        return Err(Failure::forbidden("a websocket needs an Origin, as the apiserver has it".to_owned()));
+        return Err(Failure::forbidden("a websocket needs an Origin header, as with the apiserver".to_owned()));
     };
-    if door::is_loopback(origin) || text(header::HOST).is_some_and(|host| is_same(origin, host)) {
+    if is_loopback(origin) || text(header::HOST).is_some_and(|host| is_same(origin, host)) {
         return Ok(());
     }
-    let message = format!("a page of {origin:.256} may open no websocket here, but one of the host that it is sent to");
+    let message =
+        format!("a page of {origin:.256} may not open a websocket here; only pages of the requested host may");
     Err(Failure::forbidden(message))
 }
 
-/// Whether a page is of the host that its request names.
+/// Whether an origin is the host that the request names.
 fn is_same(origin: &str, host: &str) -> bool {
     let (Ok(origin), Ok(host)) = (origin.parse::<Uri>(), host.parse::<Authority>()) else { return false };
     let default = match origin.scheme_str() {
@@ -150,7 +158,7 @@ fn is_same(origin: &str, host: &str) -> bool {
         && port(origin.port_u16()) == port(host.port_u16())
 }
 
-/// Sends each event of a body as a message, until it ends or the client does. Gives why it is to be closed, where there is somebody to tell.
+/// Sends each event of a body as a message, until the body or the client ends. Returns the close code, unless the connection is lost.
 async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut WebSocketStream<S>,
     mut body: Body,
@@ -179,8 +187,8 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The events of a chunk, which are whole: a line is a text, with its line feed as upstream sends it, and protobuf is binary, without the
-/// length before it. `None` for one that is neither.
+/// The events of a chunk, which contains whole events only. A JSON line becomes a text message, with its line feed, as the apiserver sends
+/// it. A protobuf event becomes a binary message, without its length prefix. `None` for an invalid event.
 fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Message>> {
     iter::from_fn(move || {
         if chunk.is_empty() {
@@ -204,7 +212,7 @@ fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Messa
     })
 }
 
-/// What a client is told that broke the protocol.
+/// The close code for an error of the client.
 fn code_of(error: &Error) -> Option<CloseCode> {
     match error {
         Error::Protocol(_) => Some(CloseCode::Protocol),
@@ -217,7 +225,7 @@ fn code_of(error: &Error) -> Option<CloseCode> {
 async fn close<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocketStream<S>, code: CloseCode) {
     let frame = CloseFrame { code, reason: Utf8Bytes::default() };
     let closing = async {
-        // Refused where the client was the first: then our reply goes out with what is read next.
+        // Fails if the client has closed first; then the next read sends the reply.
         let _ = socket.close(Some(frame)).await;
         while let Some(Ok(_)) = socket.next().await {}
     };
@@ -234,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_hosts_get_no_websocket() {
+    fn web_pages_of_other_hosts_get_no_websocket() {
         for (origin, host, is) in [
             ("http://kubefan.example:7443", "kubefan.example:7443", true),
             ("https://kubefan.example", "KUBEFAN.example:443", true),
@@ -253,11 +261,11 @@ mod tests {
             let headers = headers(&[("origin", origin), ("host", host)]);
             assert_eq!(check_origin(&headers).is_ok(), is, "{origin} at {host}");
         }
-        assert!(check_origin(&headers(&[("host", "localhost")])).is_err(), "as upstream");
+        assert!(check_origin(&headers(&[("host", "localhost")])).is_err(), "the apiserver requires it too");
     }
 
     #[test]
-    fn a_token_is_no_protocol_to_speak() {
+    fn a_token_is_not_a_protocol() {
         let headers =
             headers(&[("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YQ, base64.channel.k8s.io,")]);
         assert_eq!(protocols(&headers), ["base64.channel.k8s.io"]);
@@ -268,7 +276,7 @@ mod tests {
         let all = |chunk: &'static [u8], media| messages(Bytes::from_static(chunk), media).collect::<Vec<_>>();
         let text = |text: &str| Some(Message::text(text));
         assert_eq!(all(b"{\"a\":1}\n{\"b\":2}\n", Media::Json), [text("{\"a\":1}\n"), text("{\"b\":2}\n")]);
-        assert_eq!(all(b"\xff\n{}\n", Media::Json), [None], "no text");
+        assert_eq!(all(b"\xff\n{}\n", Media::Json), [None], "not UTF-8");
         let binary = |bytes: &'static [u8]| Some(Message::binary(bytes));
         assert_eq!(
             all(b"\0\0\0\x02ab\0\0\0\0\0\0\0\x01c", Media::Protobuf),

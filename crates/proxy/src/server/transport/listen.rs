@@ -1,4 +1,4 @@
-//! Listeners: TCP and Unix sockets behind one type, so that the servers above need not know.
+//! Listeners: TCP and Unix sockets behind one type, so that the servers need not distinguish them.
 
 use std::{
     fmt, io,
@@ -20,7 +20,8 @@ use tonic::transport::server::Connected;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::limits::UNSENT_BYTES_MAX;
-use crate::config::ListenAddress;
+use super::listen_address::ListenAddress;
+use crate::server::client_info::ClientInfo;
 
 /// A bound listener.
 pub enum Listener {
@@ -42,17 +43,17 @@ pub struct BindError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; another process has it, perhaps another kubefan, or a file is there: choose another address, or port 0"
+            "; another process uses it, perhaps another kubefan, or the file exists: choose another address, or port 0"
         }
-        io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a path that may be written",
+        io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a writable path",
         _ => "",
     }
 }
 
-/// Where a listener is bound.
+/// The address that a listener is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bound {
-    /// TCP, with the port that the system chose.
+    /// TCP, with the port that the system chose if it was 0.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
@@ -78,8 +79,8 @@ impl fmt::Display for Bound {
 }
 
 impl Listener {
-    /// Binds an address; `flag` is the one it came from, for the message. A Unix socket left behind by a process that is gone is
-    /// taken over; one that is in use is not.
+    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket that a dead process left behind is
+    /// replaced; one that is in use is not.
     pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
@@ -88,7 +89,7 @@ impl Listener {
         bound.map_err(|error| BindError { address: address.clone(), flag, error })
     }
 
-    /// Where it is bound.
+    /// The address that it is bound to.
     pub fn bound(&self) -> io::Result<Bound> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Bound::Tcp),
@@ -99,22 +100,22 @@ impl Listener {
     async fn accept(&self) -> io::Result<Connection> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                // Events are small and must not wait for the one before to be acknowledged.
+                let (stream, address) = listener.accept().await?;
+                // Events are small and must not wait for the acknowledgement of the previous one.
                 stream.set_nodelay(true)?;
-                // Whoever is gone without a word must not keep its place: HTTP/1.1 and tunnels have no PING.
+                // A client that vanished must free its place; HTTP/1.1 and tunnels have no PING to detect that.
                 SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
-                // Where it can be said; elsewhere a slow reader takes what the kernel gives.
+                // Other systems have no such option; there a slow reader fills the kernel's buffer.
                 #[cfg(any(target_os = "linux", target_os = "android"))]
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
-                Ok(Connection::Tcp(stream, peer))
+                Ok(Connection::Tcp(stream, address))
             }
             Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
         }
     }
 
-    /// Connections, for as long as the listener lives. A failure to accept (say, no file handles left) is logged and waited out: it
-    /// must not end the server.
+    /// The accepted connections. A failure to accept, such as too many open files, is logged and retried after 100 ms, because it must
+    /// not end the server.
     pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
         futures::stream::unfold(self, |listener| async {
             loop {
@@ -130,14 +131,14 @@ impl Listener {
     }
 }
 
-/// A connection that was silent for so long is asked for a sign of life by TCP.
+/// TCP probes a connection after this silence.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Connections that may wait to be accepted; Linux takes `net.core.somaxconn` where that is less. After a restart every subscriber
-/// comes back at once, and what finds the usual queue of 128 full is dropped, or reset when it first sends something.
+/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart every subscriber reconnects at once. A
+/// connection that finds the queue full (usually 128) is dropped, or reset when it first sends something.
 const BACKLOG: u32 = 4096;
 
-/// Binds a TCP address with room for a crowd. As Rust's own listeners, it takes over an address whose connections linger.
+/// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address whose old connections linger.
 pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     #[cfg(unix)]
@@ -149,7 +150,7 @@ pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A regular file refuses connections too, and is not ours to remove.
+            // A regular file refuses connections too, and must not be removed.
             let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
             match UnixStream::connect(path).await {
                 Err(connect) if is_socket && connect.kind() == io::ErrorKind::ConnectionRefused => {
@@ -173,28 +174,19 @@ impl Drop for Listener {
 
 /// A connection of either kind.
 pub enum Connection {
-    /// TCP, and the peer.
+    /// TCP, and the address of the client.
     Tcp(TcpStream, SocketAddr),
     /// A Unix socket.
     Unix(UnixStream),
 }
 
-/// Who is at the other end.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Peer {
-    /// `None` for a Unix socket.
-    pub address: Option<SocketAddr>,
-    /// Whether it showed a certificate. Nobody has looked at that: it says what the peer tried, and not who it is.
-    pub has_certificate: bool,
-}
-
 impl Connected for Connection {
-    type ConnectInfo = Peer;
+    type ConnectInfo = ClientInfo;
 
-    fn connect_info(&self) -> Peer {
+    fn connect_info(&self) -> ClientInfo {
         match self {
-            Self::Tcp(_, peer) => Peer { address: Some(*peer), has_certificate: false },
-            Self::Unix(_) => Peer::default(),
+            Self::Tcp(_, address) => ClientInfo { address: Some(*address), has_certificate: false },
+            Self::Unix(_) => ClientInfo::default(),
         }
     }
 }
@@ -256,12 +248,12 @@ mod tests {
     const CROWD: usize = 300;
 
     #[tokio::test]
-    async fn a_crowd_that_comes_at_once_waits_to_be_accepted() {
+    async fn many_connections_at_once_wait_in_the_accept_queue() {
         let system = fs::read_to_string("/proc/sys/net/core/somaxconn").ok().and_then(|text| text.trim().parse().ok());
         let crowd = CROWD.min(system.unwrap_or(0));
         let listener = listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
-        // Nobody accepts. One that finds the queue full gets no answer.
+        // Nothing is accepted. A connection that finds the queue full gets no answer.
         let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
         let connected: Vec<_> = (0..crowd).map(connect).collect();
         assert_eq!(connected.len(), crowd);
@@ -269,7 +261,7 @@ mod tests {
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
     #[tokio::test]
-    async fn the_kernel_takes_little_that_is_not_on_its_way() {
+    async fn the_kernel_buffers_little_unsent_data() {
         let listener = listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         let listener = Listener::Tcp(listener);
@@ -279,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_socket_that_nobody_listens_on_is_taken_over() {
+    async fn only_an_abandoned_unix_socket_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let bind = async |path: &PathBuf| Listener::bind(&ListenAddress::Unix(path.clone()), "--listen").await;
 
@@ -299,7 +291,7 @@ mod tests {
         let listener = bind(&stale).await.unwrap();
 
         assert!(bind(&stale).await.is_err(), "a live one");
-        assert!(UnixStream::connect(&stale).await.is_ok(), "which still takes connections");
+        assert!(UnixStream::connect(&stale).await.is_ok(), "which still accepts connections");
         drop(listener);
         assert!(!stale.exists());
     }

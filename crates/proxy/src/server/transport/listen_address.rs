@@ -1,4 +1,4 @@
-//! Addresses to listen on: TCP or a Unix socket.
+//! Addresses to listen on: a TCP address or the path of a Unix socket.
 
 use std::{
     fmt,
@@ -9,24 +9,24 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 
-/// Where a port is served: `127.0.0.1:7443`, `[::1]:7443`, `localhost:7443`, `:7443` (every address), or `unix:/path`.
+/// An address to listen on: `127.0.0.1:7443`, `[::1]:7443`, `localhost:7443`, `:7443` (all addresses), or `unix:/path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ListenAddress {
-    /// TCP; port 0 lets the system choose.
+    /// TCP. With port 0 the system chooses the port.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// A text that is no address.
+/// The text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address to listen on; write it like 127.0.0.1:7443, :7443 or unix:/run/kubefan.sock")]
+#[error("{text:?} is not a listen address; write it like 127.0.0.1:7443, :7443 or unix:/run/kubefan.sock")]
 pub struct InvalidAddress {
     text: String,
 }
 
 impl ListenAddress {
-    /// Whether only this machine can reach it.
+    /// Whether only programs on this machine can connect to it.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
@@ -47,7 +47,7 @@ impl FromStr for ListenAddress {
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let port = port.parse().map_err(|_| invalid())?;
         let ip: IpAddr = match host {
-            // Both families, as Go's listeners do.
+            // IPv6 and IPv4, as Go's listeners do.
             "" => Ipv6Addr::UNSPECIFIED.into(),
             "localhost" => Ipv4Addr::LOCALHOST.into(),
             host => match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_refused() {
         for text in [
             "",
             "7443",

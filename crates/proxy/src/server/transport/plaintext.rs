@@ -1,7 +1,7 @@
-//! What a peer is told that speaks without TLS to a port that has it: TLS's own alert is noise to it, and names no way out.
+//! Explains to a client that speaks plaintext that this port needs TLS. A TLS alert would be noise to it and name no remedy.
 //!
-//! HTTP/1.1 hears what Go's servers say, and so the apiserver (`net/http/server.go`, `tlsRecordHeaderLooksLikeHTTP`). HTTP/2 has begun before it
-//! was answered, as gRPC without TLS does, and is told in its own frames.
+//! HTTP/1.1 clients get the same answer as from Go's servers, and so from the apiserver (`net/http/server.go`,
+//! `tlsRecordHeaderLooksLikeHTTP`). HTTP/2 clients, such as gRPC without TLS, get a GOAWAY frame with the text.
 
 use std::{io, time::Duration};
 
@@ -13,36 +13,36 @@ use tokio::{
 
 use super::preface::Rewound;
 
-/// The way out.
+/// The explanation, with the remedy.
 pub const REFUSAL: &str =
     "a plaintext request was sent to an HTTPS port; use https:// (TLS), or with gRPC credentials for TLS";
 
-/// What has come is read for so long, because a socket that is closed with bytes unread takes its last words back.
+/// How long the rest of the request is read. A socket that is closed with unread bytes discards the answer.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
-/// And so much of it, in bytes.
+/// How much of the rest of the request is read, in bytes.
 const LINGER_BYTES_MAX: u64 = 64 << 10;
 
-/// Frames of HTTP/2 (RFC 9113, sections 6.5, 6.8 and 7).
+/// HTTP/2 frame types and an error code (RFC 9113, sections 6.5, 6.8 and 7).
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const INADEQUATE_SECURITY: u32 = 0xc;
 
-/// Whether the first bytes of a connection are of no TLS: its records have types below any letter, and methods of HTTP begin with one.
-pub fn is_spoken(first: &[u8]) -> bool {
+/// Whether a connection starts with plaintext HTTP. HTTP methods start with a letter; the types of TLS records are lower.
+pub fn is_plaintext(first: &[u8]) -> bool {
     first.first().is_some_and(u8::is_ascii_alphabetic)
 }
 
-/// Says why nothing else is said.
+/// Sends the explanation and ends the connection.
 pub async fn refuse<Io: AsyncRead + AsyncWrite + Unpin>(mut io: Rewound<Io>, is_http2: bool) -> io::Result<()> {
     io.write_all(&if is_http2 { go_away() } else { bad_request() }).await?;
     io.shutdown().await?;
     let mut rest = io.take(LINGER_BYTES_MAX);
-    // How it ends does not matter.
+    // Errors do not matter here: the connection ends anyway.
     let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     Ok(())
 }
 
-/// HTTP/1.0, which everybody understands, and without a length: it ends with the connection.
+/// HTTP/1.0, which every client understands. Without a length, the body ends with the connection.
 fn bad_request() -> Bytes {
     let head = "HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n";
     format!("{head}{REFUSAL}\n").into()
@@ -52,7 +52,7 @@ fn go_away() -> Bytes {
     let mut frames = BytesMut::new();
     put_frame(SETTINGS, &[], &mut frames);
     let mut payload = Vec::new();
-    // No stream was looked at.
+    // The last stream that was processed: none.
     payload.put_u32(0);
     payload.put_u32(INADEQUATE_SECURITY);
     payload.put_slice(REFUSAL.as_bytes());
@@ -60,7 +60,7 @@ fn go_away() -> Bytes {
     frames.freeze()
 }
 
-/// A frame of the connection itself, without flags.
+/// Writes a frame on stream 0, without flags.
 fn put_frame(kind: u8, payload: &[u8], out: &mut BytesMut) {
     out.put_uint(payload.len() as u64, 3);
     out.put_u8(kind);
@@ -73,27 +73,27 @@ fn put_frame(kind: u8, payload: &[u8], out: &mut BytesMut) {
 mod tests {
     use tokio::io::duplex;
 
+    use super::super::preface;
     use super::*;
-    use crate::server::preface;
 
     #[test]
-    fn plaintext_is_told_from_tls() {
+    fn plaintext_is_distinguished_from_tls() {
         for plain in [&b"GET "[..], b"PRI ", b"D"] {
-            assert!(is_spoken(plain));
+            assert!(is_plaintext(plain));
         }
         for other in [&b"\x16\x03\x01"[..], b"\x80", b"\0", b""] {
-            assert!(!is_spoken(other));
+            assert!(!is_plaintext(other));
         }
     }
 
     async fn refused(near: tokio::io::DuplexStream) {
         let (is_http2, io) = preface::detect(near).await.unwrap();
-        assert!(is_spoken(io.first()));
+        assert!(is_plaintext(io.first()));
         refuse(io, is_http2).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_request_is_answered_by_the_way_out() {
+    async fn an_http1_request_gets_the_explanation() {
         let (near, mut far) = duplex(4096);
         far.write_all(b"GET /api HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         let mut answer = String::new();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn http2_is_told_in_its_own_frames() {
+    async fn http2_gets_a_goaway_frame() {
         let (near, far) = duplex(4096);
         let refused = tokio::spawn(refused(near));
         let (mut send, http2) = h2::client::handshake(far).await.unwrap();

@@ -1,4 +1,4 @@
-//! Tells HTTP/2 from HTTP/1.1 by the first bytes of a connection (RFC 9113, section 3.4), and gives them back to whoever reads next.
+//! Detects HTTP/2 by the first bytes of a connection (RFC 9113, section 3.4). Those bytes are returned by the next reads.
 
 use std::{
     io::{self, IoSlice},
@@ -8,26 +8,26 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-/// How the preface of HTTP/2 begins. No method of HTTP/1.1 is called `PRI`.
+/// The start of the HTTP/2 preface. HTTP/1.1 has no method `PRI`.
 const PREFACE: [u8; 4] = *b"PRI ";
 
-/// A connection whose first bytes were looked at.
+/// A connection whose first bytes were inspected; reading it returns them again.
 pub struct Rewound<Io> {
     first: [u8; PREFACE.len()],
-    /// How many there are, and how many of them were read again.
+    /// How many bytes there are, and how many of them were read again.
     len: u8,
     read: u8,
     io: Io,
 }
 
 impl<Io> Rewound<Io> {
-    /// The bytes that were looked at.
+    /// The inspected bytes.
     pub fn first(&self) -> &[u8] {
         &self.first[..usize::from(self.len)]
     }
 }
 
-/// Reads until it is clear which protocol is spoken; tells whether it is HTTP/2.
+/// Reads until the protocol is clear. Returns true for HTTP/2.
 pub async fn detect<Io: AsyncRead + Unpin>(mut io: Io) -> io::Result<(bool, Rewound<Io>)> {
     let mut first = [0; PREFACE.len()];
     let mut len = 0;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_bytes_tell_and_are_not_lost() {
+    async fn the_protocol_is_detected_and_no_byte_is_lost() {
         let cases: [(&[u8], bool); 4] = [
             (b"PRI * HTTP/2.0\r\n", true),
             (b"GET / HTTP/1.1\r\n", false),
@@ -99,6 +99,6 @@ mod tests {
             io.read_to_end(&mut read).await.unwrap();
             assert_eq!(read, bytes);
         }
-        assert!(detect(&b"PR"[..]).await.is_err(), "it ends before it is clear");
+        assert!(detect(&b"PR"[..]).await.is_err(), "the connection ends before the protocol is clear");
     }
 }

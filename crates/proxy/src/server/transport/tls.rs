@@ -1,8 +1,10 @@
-//! The certificate of the data port.
+//! TLS of the data port: reads the certificate, and reads it again after it was renewed.
+//!
+//! The hazard is a renewal that is half written. A certificate that cannot be used never replaces the one in use.
 
 use std::{
     fmt, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -22,7 +24,14 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-use crate::config::TlsFiles;
+/// A certificate and its private key, as PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub cert_file: PathBuf,
+    /// The private key.
+    pub private_key_file: PathBuf,
+}
 
 /// The certificate or its key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,17 +42,17 @@ pub struct TlsError {
     message: String,
 }
 
-/// How soon a certificate that was renewed is seen, by the connections that come after that.
+/// How often the files are checked for a renewed certificate, at most. New connections use it, existing ones do not.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reads a certificate chain and its key, now and again when they have changed. HTTP/2 is preferred, and HTTP/1.1 is taken. `asks`: peers
-/// are asked for a certificate, and may have none.
-pub fn read(files: &TlsFiles, asks: bool) -> Result<TlsAcceptor, TlsError> {
+/// Reads a certificate chain and its key, now and after each renewal. ALPN prefers HTTP/2 and accepts HTTP/1.1. If
+/// `requests_client_certificate`, clients are asked for a certificate but need not have one.
+pub fn read(files: &TlsFiles, requests_client_certificate: bool) -> Result<TlsAcceptor, TlsError> {
     let certificate = Arc::new(Certificate::read(files)?);
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().map_err(|error| failed(files, error.to_string()))?;
-    let builder = match asks {
-        true => builder.with_client_cert_verifier(Arc::new(Unverified)),
+    let builder = match requests_client_certificate {
+        true => builder.with_client_cert_verifier(Arc::new(AcceptUnverified)),
         false => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(certificate);
@@ -56,7 +65,7 @@ fn failed(files: &TlsFiles, message: String) -> TlsError {
     TlsError { cert: name(&files.cert_file), key: name(&files.private_key_file), message }
 }
 
-/// A chain and its key as PEM.
+/// The contents of the two files.
 #[derive(PartialEq, Eq)]
 struct Pem {
     cert: Vec<u8>,
@@ -75,18 +84,18 @@ impl Pem {
     fn certified(&self, files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(&self.cert)
             .collect::<Result<_, _>>()
-            .map_err(|error| failed(files, format!("the certificate is no PEM: {error}")))?;
+            .map_err(|error| failed(files, format!("the certificate is not PEM: {error}")))?;
         if chain.is_empty() {
-            return Err(failed(files, "there is no certificate in the first file".to_owned()));
+            return Err(failed(files, "the first file contains no certificate".to_owned()));
         }
         let key = PrivateKeyDer::from_pem_slice(&self.key)
-            .map_err(|error| failed(files, format!("there is no key in the second file: {error}")))?;
+            .map_err(|error| failed(files, format!("the second file contains no private key: {error}")))?;
         let certified = CertifiedKey::from_der(chain, key, &ring::default_provider());
         Ok(Arc::new(certified.map_err(|error| failed(files, error.to_string()))?))
     }
 }
 
-/// What this server shows of itself.
+/// The certificate that the server presents.
 struct Certificate {
     files: TlsFiles,
     current: Mutex<Current>,
@@ -105,13 +114,13 @@ impl Certificate {
         Ok(Self { files: files.clone(), current: Mutex::new(current) })
     }
 
-    /// The newest that can be used. The files are small and seldom looked at, so nobody waits for long.
+    /// The newest usable certificate. The files are small and rarely read, so the handshake may wait for that.
     fn current(&self) -> Arc<CertifiedKey> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.looked_at.elapsed() >= RENEWAL_INTERVAL {
             current.looked_at = Instant::now();
             if let Err(error) = current.renew(&self.files) {
-                warn!(%error, "the certificate of the data port stays as it was");
+                warn!(%error, "the renewed certificate of the data port cannot be used; the old one stays in use");
             }
         }
         current.certified.clone()
@@ -130,7 +139,7 @@ impl Current {
     }
 }
 
-/// Without the key.
+/// Leaves the key out.
 impl fmt::Debug for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificate").field("files", &self.files).finish_non_exhaustive()
@@ -143,12 +152,12 @@ impl ResolvesServerCert for Certificate {
     }
 }
 
-/// Takes any certificate, and believes none: nobody is let in by one, nobody is kept out. All that is learnt is that the peer has one, so
-/// that a caller who counts on it can be told that it goes no further than here.
+/// Accepts any client certificate without verification: it neither grants nor denies access. kubefan only learns that the client has one, to
+/// explain to a caller that relies on it that it cannot be forwarded to the apiserver.
 #[derive(Debug)]
-struct Unverified;
+struct AcceptUnverified;
 
-impl ClientCertVerifier for Unverified {
+impl ClientCertVerifier for AcceptUnverified {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -200,24 +209,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
+    async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let files = TlsFiles { cert_file: path("tls.crt"), private_key_file: path("tls.key") };
         write(&files, "first.example");
         let certificate = Certificate::read(&files).unwrap();
-        let shown = || certificate.current().cert.clone();
-        let first = shown();
+        let presented = || certificate.current().cert.clone();
+        let first = presented();
         write(&files, "second.example");
-        assert_eq!(shown(), first, "not looked at for each connection");
+        assert_eq!(presented(), first, "the files are not read for each connection");
         tokio::time::advance(RENEWAL_INTERVAL).await;
-        let second = shown();
+        let second = presented();
         assert_ne!(second, first);
         std::fs::write(&files.private_key_file, "half a fi").unwrap();
         tokio::time::advance(RENEWAL_INTERVAL).await;
-        assert_eq!(shown(), second);
+        assert_eq!(presented(), second);
         write(&files, "third.example");
         tokio::time::advance(RENEWAL_INTERVAL).await;
-        assert_ne!(shown(), second);
+        assert_ne!(presented(), second);
     }
 }

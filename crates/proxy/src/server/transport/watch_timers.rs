@@ -1,4 +1,7 @@
-//! The clocks of one watch: when it ends, when silence calls for a bookmark, and when a snapshot has stalled.
+//! The timers of one watch: when it ends, when a bookmark is due, and when its backlog has stalled.
+//!
+//! A backlog (snapshot, catch-up or backfill) pins state, so a client must read it without long pauses. A watch that has
+//! sent its backlog pins nothing and may wait for its client forever.
 
 use std::time::Duration;
 
@@ -7,54 +10,54 @@ use tokio::time::Instant;
 use super::limits::PROGRESS_BYTES_MIN;
 use crate::fanout::StreamEnd;
 
-/// Before its end a watch over HTTP is told once more how far it is, as the apiserver does it.
-const BEFORE_THE_END: Duration = Duration::from_secs(2);
+/// How long before its timeout a watch over HTTP is sent a last bookmark, as the apiserver does.
+const LAST_BOOKMARK_BEFORE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a watch waits for.
+/// The timers of a watch.
 #[derive(Debug)]
-pub struct Clocks {
-    /// The silence after which a bookmark is sent; `None`: never.
+pub struct WatchTimers {
+    /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
     bookmark_interval: Option<Duration>,
-    /// When it ends by itself.
+    /// When the watch ends by itself.
     timeout_at: Option<Instant>,
-    /// When its caller no longer waits.
+    /// The deadline of the gRPC call.
     deadline_at: Option<Instant>,
-    /// When a last bookmark is sent; `None` once it was.
+    /// When the last bookmark is due; `None` once it was sent.
     last_bookmark_at: Option<Instant>,
     stall_timeout: Duration,
     last_sent: Instant,
-    /// Whether what was last sent was of a snapshot or a catch-up, which always has more to send.
-    in_prelude: bool,
-    /// When of that enough was last sent, and how much since then.
-    got_on_at: Instant,
-    got_on_bytes: usize,
+    /// Whether the last bytes sent belonged to the backlog.
+    in_backlog: bool,
+    /// Start of the current progress window, and bytes sent in it.
+    window_start: Instant,
+    window_bytes: usize,
 }
 
-/// What is to be done.
+/// What is due.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Tick {
+pub enum Due {
     /// Nothing yet.
     Nothing,
-    /// Send a bookmark, if there is one.
+    /// Send a bookmark, if the subscription has one.
     Bookmark,
-    /// End it.
+    /// End the watch.
     End(StreamEnd),
 }
 
-impl Clocks {
-    /// They start now. `tells_end`: a bookmark comes shortly before the timeout.
+impl WatchTimers {
+    /// Starts the timers. With `bookmark_before_end` a last bookmark is due shortly before the timeout.
     pub fn new(
         bookmark_interval: Option<Duration>,
         timeout_at: Option<Instant>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
-        tells_end: bool,
+        bookmark_before_end: bool,
     ) -> Self {
         let last_sent = Instant::now();
-        let last_bookmark_at = timeout_at.filter(|_| tells_end && bookmark_interval.is_some());
-        let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(BEFORE_THE_END));
+        let last_bookmark_at = timeout_at.filter(|_| bookmark_before_end && bookmark_interval.is_some());
+        let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(LAST_BOOKMARK_BEFORE_TIMEOUT));
         let last_bookmark_at = last_bookmark_at.filter(|at| *at > last_sent);
-        let (in_prelude, got_on_at, got_on_bytes) = (false, last_sent, 0);
+        let (in_backlog, window_start, window_bytes) = (false, last_sent, 0);
         Self {
             bookmark_interval,
             timeout_at,
@@ -62,29 +65,29 @@ impl Clocks {
             last_bookmark_at,
             stall_timeout,
             last_sent,
-            in_prelude,
-            got_on_at,
-            got_on_bytes,
+            in_backlog,
+            window_start,
+            window_bytes,
         }
     }
 
-    /// So many bytes were sent; `in_prelude`: of a snapshot or a catch-up.
-    pub fn sent(&mut self, now: Instant, bytes: usize, in_prelude: bool) {
+    /// Records that `bytes` were sent. `in_backlog`: whether the subscription is still sending its backlog.
+    pub fn sent(&mut self, now: Instant, bytes: usize, in_backlog: bool) {
         self.last_sent = now;
-        self.got_on_bytes += bytes;
-        let has_begun = in_prelude && !self.in_prelude;
-        self.in_prelude = in_prelude;
-        if has_begun || self.got_on_bytes >= PROGRESS_BYTES_MIN {
-            (self.got_on_at, self.got_on_bytes) = (now, 0);
+        self.window_bytes += bytes;
+        let has_started = in_backlog && !self.in_backlog;
+        self.in_backlog = in_backlog;
+        if has_started || self.window_bytes >= PROGRESS_BYTES_MIN {
+            (self.window_start, self.window_bytes) = (now, 0);
         }
     }
 
-    /// When it must be looked at, whatever happens; `None`: never. Nobody is told when a snapshot or a catch-up is over: it is looked for,
-    /// so that the first bookmark does not wait for the end of what that may take.
-    pub fn due_at(&self, now: Instant, in_prelude: bool) -> Option<Instant> {
-        let silent = match (in_prelude, self.bookmark_interval) {
+    /// When [`Self::tick`] must be called next; `None` if no timer runs. During a backlog that is at least once per bookmark interval: the end
+    /// of a backlog gives no signal, and the first bookmark must not wait for the stall timeout.
+    pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
+        let silent = match (in_backlog, self.bookmark_interval) {
             (true, interval) => {
-                let stalled = self.got_on_at + self.stall_timeout;
+                let stalled = self.window_start + self.stall_timeout;
                 Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
             }
             (false, interval) => interval.map(|interval| self.last_sent + interval),
@@ -92,18 +95,18 @@ impl Clocks {
         [silent, self.timeout_at, self.deadline_at, self.last_bookmark_at].into_iter().flatten().min()
     }
 
-    /// What is to be done now.
-    pub fn tick(&mut self, now: Instant, in_prelude: bool) -> Tick {
+    /// What is due now.
+    pub fn tick(&mut self, now: Instant, in_backlog: bool) -> Due {
         let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if over(self.timeout_at) {
-            return Tick::End(StreamEnd::Timeout);
+            return Due::End(StreamEnd::Timeout);
         }
         if over(self.deadline_at) {
-            return Tick::End(StreamEnd::Deadline);
+            return Due::End(StreamEnd::Deadline);
         }
-        if in_prelude {
-            let stalled = now.saturating_duration_since(self.got_on_at) >= self.stall_timeout;
-            return if stalled { Tick::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Tick::Nothing };
+        if in_backlog {
+            let stalled = now.saturating_duration_since(self.window_start) >= self.stall_timeout;
+            return if stalled { Due::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Due::Nothing };
         }
         let silence = now.saturating_duration_since(self.last_sent);
         let ends = over(self.last_bookmark_at);
@@ -111,11 +114,11 @@ impl Clocks {
             self.last_bookmark_at = None;
         }
         if ends || self.bookmark_interval.is_some_and(|interval| silence >= interval) {
-            // Also where the version has not moved: the next bookmark is one interval away.
+            // Even if there is no newer version to announce: the next bookmark is due one interval later.
             self.last_sent = now;
-            return Tick::Bookmark;
+            return Due::Bookmark;
         }
-        Tick::Nothing
+        Due::Nothing
     }
 }
 
@@ -126,40 +129,40 @@ mod tests {
     const STALL: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_with_a_timeout_has_a_last_bookmark_before_it() {
+    async fn a_watch_with_a_timeout_gets_a_last_bookmark_before_it() {
         let now = Instant::now();
         let at = |seconds| now + Duration::from_secs(seconds);
-        let mut clocks = Clocks::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
-        assert_eq!(clocks.due_at(now, false), Some(at(8)));
-        assert_eq!(clocks.tick(at(8), false), Tick::Bookmark);
-        assert_eq!(clocks.due_at(at(8), false), Some(at(10)));
-        assert_eq!(clocks.tick(at(10), false), Tick::End(StreamEnd::Timeout));
+        let mut timers = WatchTimers::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
+        assert_eq!(timers.due_at(now, false), Some(at(8)));
+        assert_eq!(timers.tick(at(8), false), Due::Bookmark);
+        assert_eq!(timers.due_at(at(8), false), Some(at(10)));
+        assert_eq!(timers.tick(at(10), false), Due::End(StreamEnd::Timeout));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_wants_no_bookmarks_waits_for_nothing() {
+    async fn a_watch_without_bookmarks_has_only_the_stall_timer_of_its_backlog() {
         let now = Instant::now();
-        let mut clocks = Clocks::new(None, None, None, STALL, true);
-        assert_eq!(clocks.due_at(now, false), None);
-        assert_eq!(clocks.due_at(now, true), Some(now + STALL), "but for a snapshot that does not get on");
-        assert_eq!(clocks.tick(now + STALL, true), Tick::End(StreamEnd::SnapshotStalled(STALL)));
+        let mut timers = WatchTimers::new(None, None, None, STALL, true);
+        assert_eq!(timers.due_at(now, false), None);
+        assert_eq!(timers.due_at(now, true), Some(now + STALL), "the stall timer");
+        assert_eq!(timers.tick(now + STALL, true), Due::End(StreamEnd::SnapshotStalled(STALL)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_snapshot_of_which_too_little_is_taken_has_stalled() {
+    async fn a_backlog_that_is_read_too_slowly_has_stalled() {
         let now = Instant::now();
         let at = |tenths: u32| now + tenths * STALL / 10;
-        let mut clocks = Clocks::new(None, None, None, STALL, true);
-        // Long after the watch began: a catch-up.
-        clocks.sent(at(90), 10, false);
+        let mut timers = WatchTimers::new(None, None, None, STALL, true);
+        // Long after the watch started: a catch-up.
+        timers.sent(at(90), 10, false);
         for tenths in 100..130 {
-            clocks.sent(at(tenths), PROGRESS_BYTES_MIN / 8, true);
-            assert_eq!(clocks.tick(at(tenths), true), Tick::Nothing, "{tenths}");
+            timers.sent(at(tenths), PROGRESS_BYTES_MIN / 8, true);
+            assert_eq!(timers.tick(at(tenths), true), Due::Nothing, "{tenths}");
         }
         for tenths in 130..150 {
-            clocks.sent(at(tenths), 10, true);
+            timers.sent(at(tenths), 10, true);
         }
-        assert_eq!(clocks.tick(at(150), true), Tick::End(StreamEnd::SnapshotStalled(STALL)));
-        assert_eq!(clocks.tick(at(150), false), Tick::Nothing, "a watch waits for as long as it takes");
+        assert_eq!(timers.tick(at(150), true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+        assert_eq!(timers.tick(at(150), false), Due::Nothing, "without a backlog there is no stall timer");
     }
 }

@@ -1,47 +1,47 @@
-//! HTTP/1.1 on the data port: the same router, served by hyper.
+//! One HTTP/1.1 connection, served by hyper: the Kubernetes API and the router.
+//!
+//! The hazard is a request that an intermediary reads differently, so a request without exactly one host is refused.
 
-use std::{convert::Infallible, error::Error, io, time::Duration};
+use std::{convert::Infallible, error::Error, io, sync::Arc};
 
-use ::http::{Request, Response, StatusCode, Version, header};
-use axum::{Router, response::IntoResponse};
+use axum::response::IntoResponse;
+use http::{Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::sync::CancellationToken;
-use tower::Service;
 
 use super::{
-    call,
-    http::{self, Front, tunnel::Tunnel, websocket::Socket},
-    limits,
-    listen::Peer,
-    stall::{Guarded, Sending},
+    socket::{MonitoredSocket, ResponseNeeds},
+    watch_body::WatchBody,
 };
 use crate::{
     fanout::{Bell, Catalog, Line},
+    server::{
+        client_info::ClientInfo,
+        grpc::call,
+        kube::{answer::Answer, tunnel::Tunnel, websocket::Socket},
+        transport::{limits, services::Services},
+    },
     telemetry::metrics::ConnectionEnd,
 };
 
-/// The number of a watch on its line, where it is alone.
+/// The stream number of a watch: a connection has only one at a time.
 const WATCH: u32 = 1;
 
-/// Serves a connection until it ends, also where it becomes something else; once `drain` is cancelled, after the request that is under
-/// way. What is to be read without a pause ends the connection when that takes `stall_timeout`.
+/// Serves a connection until it ends, also after it was upgraded to another protocol. Once the drain starts, it ends after the current
+/// request. A client that reads a pinning response too slowly ends the connection.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Peer,
-    front: Front<C>,
-    router: Router,
-    stall_timeout: Duration,
-    drain: CancellationToken,
+    client: ClientInfo,
+    services: Arc<Services<C>>,
 ) -> ConnectionEnd {
-    let (tunnel, sending) = (Tunnel::default(), Sending::default());
-    let io = Guarded::new(io, sending.clone(), stall_timeout);
-    let (becomes, ends) = (tunnel.clone(), drain.clone());
+    let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
+    let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
+    let (upgraded, drain) = (tunnel.clone(), services.drain.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(becomes.clone());
-        answer(request, front.clone(), router.clone(), sending.clone(), ends.clone())
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(upgraded.clone());
+        answer(request, services.clone(), needs.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -49,7 +49,7 @@ pub async fn serve<C: Catalog>(
         .max_buf_size(limits::HEADER_LIST_BYTES_MAX as usize)
         .serve_connection(TokioIo::new(io), service)
         .with_upgrades();
-    // In a box that goes when it has become something else, with its buffers.
+    // Boxed, so that its buffers are freed when the connection was upgraded.
     let mut connection = Box::pin(connection);
     let ended = tokio::select! {
         biased;
@@ -64,12 +64,12 @@ pub async fn serve<C: Catalog>(
         Some(Err(error)) => {
             let end = end_of(&error);
             if end == ConnectionEnd::Error {
-                tracing::debug!(error = %cause(&error), peer = ?peer.address, "a connection broke off");
+                tracing::debug!(error = %cause(&error), peer = ?client.address, "a connection failed");
             }
             end
         }
         None => {
-            // Whatever comes of it, it ends with kubefan.
+            // The end is reported as the drain, even if the last request fails.
             let _ = connection.as_mut().await;
             ConnectionEnd::Draining
         }
@@ -81,7 +81,7 @@ pub async fn serve<C: Catalog>(
     end
 }
 
-/// What ended a connection. A client that goes away in the middle of a watch, or of what it was asking for, has only closed it.
+/// Why a connection ended. A client that goes away during a response has only closed the connection.
 fn end_of(error: &hyper::Error) -> ConnectionEnd {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     let is_gone = |error: &io::Error| {
@@ -96,17 +96,15 @@ fn end_of(error: &hyper::Error) -> ConnectionEnd {
     }
 }
 
-/// What hyper was told, where it says only what it was at.
+/// The cause of a hyper error, whose own text names only the operation.
 fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
     error.source().unwrap_or(error)
 }
 
 async fn answer<C: Catalog>(
     request: Request<Incoming>,
-    front: Front<C>,
-    mut router: Router,
-    sending: Sending,
-    drain: CancellationToken,
+    services: Arc<Services<C>>,
+    needs: ResponseNeeds,
 ) -> Result<Response<axum::body::Body>, Infallible> {
     if call::is_any_grpc(request.headers()) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
@@ -114,31 +112,32 @@ async fn answer<C: Catalog>(
     }
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
-        // Who stands in between may have read another one, or none (RFC 9112, 3.2).
-        let message = "a request names its host once\n";
+        // An intermediary may have read another host (RFC 9112, 3.2).
+        let message = "a request must have exactly one Host header\n";
         return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
     }
-    if !http::is_kubernetes(&request) {
-        return router.call(request).await;
-    }
     let line = Line::new();
-    // What is wrong with it is in the answer; and of what is answered here, only a watch is asked for so.
-    let socket = Socket::of(request.headers(), request.extensions()).ok().flatten();
-    let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
-    sending.must_not_wait(matches!(answer, http::Answer::Read(_)));
-    // A tunnel may well end one side first.
-    sending.look_for_end(match &answer {
-        http::Answer::Watch(_) => socket.is_none(),
-        http::Answer::PassedOn(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
-        http::Answer::Read(_) => false,
+    // An invalid handshake is refused by the API. Of the requests that are answered here, only a watch can be a websocket.
+    let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
+    let answer = services.kube.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
+    needs.progress(matches!(answer, Answer::Response(_)));
+    // A tunnel may close one side before the other.
+    needs.close_detection(match &answer {
+        Answer::Watch(_) => socket.is_none(),
+        Answer::Forwarded(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
+        Answer::Response(_) => false,
     });
+    let stall_timeout = services.options.snapshot_stall_timeout;
     let response = match answer {
-        http::Answer::PassedOn(response) => return Ok(response),
-        http::Answer::Read(response) => response,
-        http::Answer::Watch(opened) => front.body(opened, line, sending),
+        Answer::Forwarded(response) => return Ok(response),
+        Answer::Response(response) => response,
+        Answer::Watch(opened) => WatchBody::response(opened, line, stall_timeout, services.drain.clone(), needs),
     };
     Ok(match socket {
-        Some(socket) => front.socket(socket, response, drain),
-        None => response,
+        // If the watch was refused, the response stays as it is.
+        Some(socket) if response.status() == StatusCode::OK => {
+            socket.upgrade(response, stall_timeout, services.drain.clone())
+        }
+        _ => response,
     })
 }

@@ -1,8 +1,9 @@
-//! When a reader has stopped; and the socket of an HTTP/1.1 connection, which ends then, or when its peer has gone in the middle of a watch.
+//! The socket of an HTTP/1.1 connection. It fails if the client stops reading a response that pins a snapshot, or closes the
+//! connection during a watch.
 //!
-//! A body is only asked for more when there is room, so nothing above the socket sees that a list is not read: it would pin the state that it is
-//! of for as long as the peer likes. And hyper does not look for the peer's end while bytes wait that the peer has sent already, the
-//! next request, say; of a quiet watch nobody would ever learn that it is read no more.
+//! hyper asks a body for more only when the socket has room, so only the socket sees that the client does not read. And hyper
+//! does not look for the client's close while bytes of the client are buffered, such as the next request; nothing else would
+//! notice that a quiet watch has no reader any more.
 
 use std::{
     io::{self, IoSlice},
@@ -18,126 +19,87 @@ use std::{
 use bytes::{Buf, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep_until},
+    time::{Sleep, sleep_until},
 };
 use tokio_util::io::poll_read_buf;
 
-use super::limits::PROGRESS_BYTES_MIN;
+use crate::server::transport::read_progress::ReadProgress;
 
-/// What is read before it is asked for, in bytes; of a peer that sends more during a watch, its end is seen by the next event.
-const AHEAD_BYTES_MAX: usize = 16 << 10;
+/// The most that is read ahead of hyper, in bytes. If a client sends more during a watch, its close is noticed with the next event.
+const READ_AHEAD_BYTES_MAX: usize = 16 << 10;
 
-/// What is being sent; for whoever makes it and the socket it is sent by.
+/// What the response that is being sent needs from the socket; shared by both.
 #[derive(Debug, Clone, Default)]
-pub struct Sending(Arc<Flags>);
+pub struct ResponseNeeds(Arc<Flags>);
 
 #[derive(Debug, Default)]
 struct Flags {
-    must_not_wait: AtomicBool,
-    looks_for_end: AtomicBool,
+    progress: AtomicBool,
+    close_detection: AtomicBool,
 }
 
-impl Sending {
-    /// Whether what is sent from now on is to be read without a pause.
-    pub fn must_not_wait(&self, must: bool) {
-        self.0.must_not_wait.store(must, Ordering::Relaxed);
+impl ResponseNeeds {
+    /// Sets whether the client must read without long pauses from now on.
+    pub fn progress(&self, needed: bool) {
+        self.0.progress.store(needed, Ordering::Relaxed);
     }
 
-    /// Whether the peer's end is looked for, though it may have sent more.
-    pub fn look_for_end(&self, look: bool) {
-        self.0.looks_for_end.store(look, Ordering::Relaxed);
-    }
-}
-
-/// How a reader gets on with what must not wait. Only the time counts in which something waits for it.
-#[derive(Debug)]
-pub struct Progress {
-    stall_timeout: Duration,
-    /// Taken since it was last far enough.
-    bytes: usize,
-    /// Waited for since then.
-    waited: Duration,
-    /// It is waited for.
-    since: Option<Instant>,
-}
-
-impl Progress {
-    /// It is far enough with [`PROGRESS_BYTES_MIN`] bytes in each `stall_timeout`.
-    pub fn new(stall_timeout: Duration) -> Self {
-        Self { stall_timeout, bytes: 0, waited: Duration::ZERO, since: None }
-    }
-
-    /// There is no room: by when the reader is to have taken enough.
-    pub fn due_at(&mut self) -> Instant {
-        *self.since.get_or_insert_with(Instant::now) + self.stall_timeout.saturating_sub(self.waited)
-    }
-
-    /// The reader has taken something.
-    pub fn took(&mut self, bytes: usize) {
-        if let Some(since) = self.since.take() {
-            self.waited += since.elapsed();
-        }
-        self.bytes += bytes;
-        if self.bytes >= PROGRESS_BYTES_MIN {
-            self.restart();
-        }
-    }
-
-    /// Nothing has been waited for.
-    fn restart(&mut self) {
-        *self = Self::new(self.stall_timeout);
+    /// Sets whether the socket looks for the client's close, even past bytes that hyper has not read yet.
+    pub fn close_detection(&self, needed: bool) {
+        self.0.close_detection.store(needed, Ordering::Relaxed);
     }
 }
 
-/// A socket with a limit.
-pub struct Guarded<Io> {
+/// A socket that fails when its client has stalled or gone away.
+pub struct MonitoredSocket<Io> {
     io: Io,
-    sending: Sending,
-    progress: Progress,
-    /// While there is no room.
-    alarm: Option<Pin<Box<Sleep>>>,
-    ahead: BytesMut,
+    needs: ResponseNeeds,
+    progress: ReadProgress,
+    /// Set while the socket has no room.
+    stall_timer: Option<Pin<Box<Sleep>>>,
+    read_ahead: BytesMut,
 }
 
-impl<Io> Guarded<Io> {
-    /// It ends when of what must not wait too little is read in `stall_timeout`.
-    pub fn new(io: Io, sending: Sending, stall_timeout: Duration) -> Self {
-        Self { io, sending, progress: Progress::new(stall_timeout), alarm: None, ahead: BytesMut::new() }
+impl<Io> MonitoredSocket<Io> {
+    /// A socket that fails when its client reads too little in `stall_timeout`, if the response needs progress.
+    pub fn new(io: Io, needs: ResponseNeeds, stall_timeout: Duration) -> Self {
+        let progress = ReadProgress::new(stall_timeout);
+        Self { io, needs, progress, stall_timer: None, read_ahead: BytesMut::new() }
     }
 
-    /// The same for what was written.
-    fn bytes_in_time(&mut self, written: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    /// Records the progress of a write, then behaves like [`Self::in_time`].
+    fn write_in_time(&mut self, written: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = written {
-            self.progress.took(bytes);
+            self.progress.advanced(bytes);
         }
         self.in_time(written, cx)
     }
 
-    /// Fails where there was no room for too long.
+    /// Turns a `Pending` into an error once the client has stalled.
     fn in_time<T>(&mut self, done: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if done.is_ready() {
-            self.alarm = None;
+            self.stall_timer = None;
             return done;
         }
-        if !self.sending.0.must_not_wait.load(Ordering::Relaxed) {
-            self.alarm = None;
+        if !self.needs.0.progress.load(Ordering::Relaxed) {
+            self.stall_timer = None;
             self.progress.restart();
             return done;
         }
         let progress = &mut self.progress;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(progress.due_at())));
-        ready!(alarm.as_mut().poll(cx));
-        self.alarm = None;
-        let message = format!("next to nothing was read in {:?}", self.progress.stall_timeout);
+        let timer = self.stall_timer.get_or_insert_with(|| Box::pin(sleep_until(progress.due_at())));
+        ready!(timer.as_mut().poll(cx));
+        self.stall_timer = None;
+        let message = format!("too little was read in {:?}", self.progress.stall_timeout());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
 }
 
-impl<Io: AsyncRead + Unpin> Guarded<Io> {
-    /// Fails where the peer has gone.
-    fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        while self.ahead.len() < AHEAD_BYTES_MAX {
-            match poll_read_buf(Pin::new(&mut self.io), cx, &mut self.ahead) {
+impl<Io: AsyncRead + Unpin> MonitoredSocket<Io> {
+    /// Reads ahead of hyper. Fails if the client has closed the connection.
+    fn fill_read_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.read_ahead.len() < READ_AHEAD_BYTES_MAX {
+            match poll_read_buf(Pin::new(&mut self.io), cx, &mut self.read_ahead) {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Err(error),
@@ -148,25 +110,25 @@ impl<Io: AsyncRead + Unpin> Guarded<Io> {
     }
 }
 
-impl<Io: AsyncRead + Unpin> AsyncRead for Guarded<Io> {
+impl<Io: AsyncRead + Unpin> AsyncRead for MonitoredSocket<Io> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
+        if self.read_ahead.is_empty() {
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
-        let len = self.ahead.len().min(buffer.remaining());
-        buffer.put_slice(&self.ahead[..len]);
-        self.ahead.advance(len);
-        if self.ahead.is_empty() {
-            self.ahead = BytesMut::new();
+        let len = self.read_ahead.len().min(buffer.remaining());
+        buffer.put_slice(&self.read_ahead[..len]);
+        self.read_ahead.advance(len);
+        if self.read_ahead.is_empty() {
+            self.read_ahead = BytesMut::new();
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
+impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for MonitoredSocket<Io> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.bytes_in_time(written, cx)
+        self.write_in_time(written, cx)
     }
 
     fn poll_write_vectored(
@@ -175,7 +137,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
-        self.bytes_in_time(written, cx)
+        self.write_in_time(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -183,13 +145,13 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<Io> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // hyper comes by here whenever it is woken.
-        if self.sending.0.looks_for_end.load(Ordering::Relaxed) {
-            self.look_ahead(cx)?;
+        // hyper flushes whenever it is woken, so this is the place to look.
+        if self.needs.0.close_detection.load(Ordering::Relaxed) {
+            self.fill_read_ahead(cx)?;
         }
         let flushed = Pin::new(&mut self.io).poll_flush(cx);
         if flushed.is_ready() {
-            // Everything was taken; what comes later is waited for anew.
+            // The socket took everything; the next wait starts a new window.
             self.progress.restart();
         }
         self.in_time(flushed, cx)
@@ -208,28 +170,29 @@ mod tests {
     };
 
     use super::*;
+    use crate::server::transport::limits::PROGRESS_BYTES_MIN;
 
     const STALL: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_does_not_read_what_must_not_wait_ends_the_connection() {
+    async fn a_client_that_stops_reading_a_pinning_response_ends_the_connection() {
         let (near, _far) = duplex(64);
-        let sending = Sending::default();
-        let mut io = Guarded::new(near, sending.clone(), STALL);
+        let needs = ResponseNeeds::default();
+        let mut io = MonitoredSocket::new(near, needs.clone(), STALL);
         io.write_all(&[0; 64]).await.unwrap();
         let later = tokio::time::timeout(2 * STALL, io.write_all(&[0; 64])).await;
-        assert!(later.is_err(), "a watch waits for as long as it takes");
-        sending.must_not_wait(true);
+        assert!(later.is_err(), "a watch without a backlog waits for its client");
+        needs.progress(true);
         let error = io.write_all(&[0; 64]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
-    /// What becomes of a peer that reads some bytes ten times per stall timeout.
-    async fn written_to_one_who_reads(some: usize) -> io::Result<()> {
+    /// Writes to a client that reads `some` bytes ten times per stall timeout.
+    async fn write_to_client_that_reads(some: usize) -> io::Result<()> {
         let (near, mut far) = duplex(64);
-        let sending = Sending::default();
-        sending.must_not_wait(true);
-        let mut io = Guarded::new(near, sending, STALL);
+        let needs = ResponseNeeds::default();
+        needs.progress(true);
+        let mut io = MonitoredSocket::new(near, needs, STALL);
         let mut some = vec![0; some];
         let reading = async {
             loop {
@@ -244,32 +207,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_reader_goes_on_and_one_that_only_keeps_its_place_does_not() {
-        let start = Instant::now();
-        written_to_one_who_reads(PROGRESS_BYTES_MIN / 8).await.unwrap();
-        assert!(start.elapsed() > 5 * STALL, "it took its time");
-        let (start, error) = (Instant::now(), written_to_one_who_reads(8).await.unwrap_err());
+    async fn a_slow_client_is_served_and_one_that_reads_next_to_nothing_is_not() {
+        let start = tokio::time::Instant::now();
+        write_to_client_that_reads(PROGRESS_BYTES_MIN / 8).await.unwrap();
+        assert!(start.elapsed() > 5 * STALL, "the client was slow");
+        let (start, error) = (tokio::time::Instant::now(), write_to_client_that_reads(8).await.unwrap_err());
         assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, STALL));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn only_what_waits_for_its_reader_is_counted() {
-        let mut progress = Progress::new(STALL);
-        for _ in 0..10 {
-            // Nothing was there to be read.
-            sleep(STALL).await;
-            assert_eq!(progress.due_at(), Instant::now() + STALL, "it has not waited for long");
-            progress.took(1);
-        }
-        progress.due_at();
-        sleep(STALL / 2).await;
-        progress.took(PROGRESS_BYTES_MIN / 2);
-        assert_eq!(progress.due_at(), Instant::now() + STALL / 2);
-        progress.took(PROGRESS_BYTES_MIN / 2);
-        assert_eq!(progress.due_at(), Instant::now() + STALL);
-    }
-
-    /// Takes everything, and has sent it a second later, as TLS may.
+    /// Accepts every write at once and flushes a second later, as TLS may.
     #[derive(Default)]
     struct Slow(Option<Pin<Box<Sleep>>>);
 
@@ -297,10 +243,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_everything_was_taken_nobody_is_waited_for() {
-        let sending = Sending::default();
-        sending.must_not_wait(true);
-        let mut io = Guarded::new(Slow::default(), sending, STALL);
+    async fn the_stall_timer_stops_once_everything_is_flushed() {
+        let needs = ResponseNeeds::default();
+        needs.progress(true);
+        let mut io = MonitoredSocket::new(Slow::default(), needs, STALL);
         for _ in 0..3 {
             io.write_all(b"a little").await.unwrap();
             io.flush().await.unwrap();
@@ -309,21 +255,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_peer_that_has_sent_more_is_seen_where_it_is_looked_for() {
+    async fn close_detection_works_past_unread_bytes_and_loses_none() {
         let (near, mut far) = duplex(64);
-        let sending = Sending::default();
-        let mut io = Guarded::new(near, sending.clone(), STALL);
+        let needs = ResponseNeeds::default();
+        let mut io = MonitoredSocket::new(near, needs.clone(), STALL);
         far.write_all(b"the next request").await.unwrap();
-        sending.look_for_end(true);
+        needs.close_detection(true);
         io.flush().await.unwrap();
         let mut some = [0; 3];
         io.read_exact(&mut some).await.unwrap();
         assert_eq!(&some, b"the");
         drop(far);
         assert!(io.flush().await.is_err());
-        sending.look_for_end(false);
+        needs.close_detection(false);
         let mut rest = String::new();
         io.read_to_string(&mut rest).await.unwrap();
-        assert_eq!(rest, " next request", "nothing of it is lost");
+        assert_eq!(rest, " next request", "no byte is lost");
     }
 }

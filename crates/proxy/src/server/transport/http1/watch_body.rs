@@ -1,4 +1,4 @@
-//! A watch as the body of an HTTP/1.1 response: pulled by whoever writes the connection, as far as the socket takes it.
+//! A watch as the body of an HTTP/1.1 response. hyper polls it whenever the socket has room.
 
 use std::{
     pin::Pin,
@@ -9,51 +9,60 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use futures::future::FutureExt;
+use http::Response;
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::status;
+use super::socket::ResponseNeeds;
 use crate::{
     fanout::{Line, Rung, StreamEnd},
     server::{
-        clocks::{Clocks, Tick},
-        limits::BATCH_BYTES_MAX,
-        reader::Opened,
-        stall::Sending,
+        kube::{answer::put_watch_headers, status},
+        transport::{
+            limits::BATCH_BYTES_MAX,
+            watch_timers::{Due, WatchTimers},
+        },
+        watch::OpenedWatch,
     },
 };
 
-/// Its subscription and its clocks.
+/// The body: a subscription and its timers.
 pub struct WatchBody {
-    opened: Option<Opened>,
+    /// `None` once the watch has ended.
+    opened: Option<OpenedWatch>,
     line: Arc<Line>,
-    clocks: Clocks,
-    alarm: Pin<Box<Sleep>>,
+    timers: WatchTimers,
+    timer: Pin<Box<Sleep>>,
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
-    sending: Sending,
+    needs: ResponseNeeds,
 }
 
 impl WatchBody {
-    pub(super) fn new(
-        opened: Opened,
+    /// The response for a watch whose subscription wakes `line`.
+    pub fn response(
+        opened: OpenedWatch,
         line: Arc<Line>,
         stall_timeout: Duration,
         drain: CancellationToken,
-        sending: Sending,
-    ) -> Self {
-        let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
-        let alarm = Box::pin(sleep_until(Instant::now()));
+        needs: ResponseNeeds,
+    ) -> Response<axum::body::Body> {
+        let (media, warnings) = (opened.protocol.media(), opened.subscription.warnings());
+        let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
+        let timer = Box::pin(sleep_until(Instant::now()));
         let drain = Box::pin(drain.cancelled_owned());
-        Self { opened: Some(opened), line, clocks, alarm, drain, sending }
+        let watch = Self { opened: Some(opened), line, timers, timer, drain, needs };
+        let mut response = Response::new(axum::body::Body::new(watch));
+        put_watch_headers(media, &warnings, response.headers_mut());
+        response
     }
 
-    /// Says why it ends, if there is something to say.
+    /// Ends the subscription. Returns the ERROR event that says why, if there is one.
     fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
         let mut opened = self.opened.take()?;
-        let word = status::last_word(&end).map(|failure| failure.event(opened.speech.media()));
+        let error_event = status::watch_error(&end).map(|failure| failure.event(opened.protocol.media()));
         opened.subscription.ended(end);
-        word
+        error_event
     }
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
@@ -64,31 +73,31 @@ impl WatchBody {
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
-            // A snapshot pins state; a watch that is not read keeps its place and no more.
-            self.sending.must_not_wait(opened.subscription.in_prelude());
+            // A backlog pins state; after it, a watch that is not read pins nothing.
+            self.needs.progress(opened.subscription.in_prelude());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();
-                    self.clocks.sent(Instant::now(), remaining, opened.subscription.in_prelude());
+                    self.timers.sent(Instant::now(), remaining, opened.subscription.in_prelude());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 Ok(None) => {}
                 Err(end) => return Poll::Ready(self.end(end)),
             }
             let now = Instant::now();
-            match self.clocks.tick(now, opened.subscription.in_prelude()) {
-                Tick::End(end) => return Poll::Ready(self.end(end)),
-                Tick::Bookmark => {
+            match self.timers.tick(now, opened.subscription.in_prelude()) {
+                Due::End(end) => return Poll::Ready(self.end(end)),
+                Due::Bookmark => {
                     if let Some(mut bookmark) = opened.subscription.bookmark() {
                         let remaining = bookmark.remaining();
                         return Poll::Ready(Some(bookmark.copy_to_bytes(remaining)));
                     }
                 }
-                Tick::Nothing => {}
+                Due::Nothing => {}
             }
-            let Some(due_at) = self.clocks.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
-            self.alarm.as_mut().reset(due_at);
-            if self.alarm.poll_unpin(cx).is_pending() {
+            let Some(due_at) = self.timers.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
+            self.timer.as_mut().reset(due_at);
+            if self.timer.poll_unpin(cx).is_pending() {
                 return Poll::Pending;
             }
         }

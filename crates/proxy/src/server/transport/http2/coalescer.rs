@@ -1,10 +1,14 @@
-//! Gathers the small writes of one pass over a connection into few large ones.
+//! Coalesces the small writes of one pass over a connection into few large ones.
 //!
-//! HTTP/2 writes each DATA frame by itself and flushes after it; with a hundred streams that would be a hundred system calls for one
-//! event. So writes are copied into a buffer while there is room, its own flush does nothing, and the driver of the connection flushes
-//! once, at the end of its pass. A large write is not copied: it goes out at once, together with what was gathered, in one vectored
-//! write. The buffer is capped: a socket that takes nothing soon holds up whoever writes. It is borrowed from the thread while there is something in it, so that a
-//! connection at rest has none.
+//! The problem: h2 writes and flushes each DATA frame separately. An event for a hundred streams of one connection would cost a
+//! hundred system calls, and over TLS a hundred records.
+//!
+//! The choice: h2 writes into a buffer, and its flushes do nothing. The task of the connection flushes the buffer once, at the end
+//! of its pass. A large write is not copied; it goes out at once in one vectored write, after the buffered bytes.
+//!
+//! Why not a `BufWriter`: it honors h2's flushes, it copies large writes, and it keeps its buffer while the connection is idle. Here
+//! the buffer is capped, so a socket that is not writable stops h2 early, and it is borrowed from a per-thread pool only while
+//! it has content, so ten thousand idle connections have no buffers.
 
 use std::{
     cell::RefCell,
@@ -16,42 +20,42 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::limits::COALESCE_BYTES_MAX;
+use crate::server::transport::limits::COALESCE_BYTES_MAX;
 
-/// Slices of one vectored write, those of what was gathered included.
+/// The most slices of one vectored write, including the buffered bytes.
 const SLICES_MAX: usize = 64;
 
-/// The largest write that is gathered, in bytes: a DATA frame of 16 KiB, which is what clients in Go take at most, and its head. Copying it
-/// costs a third of the system call that it saves; copying more than that costs as much.
-const GATHERED_WRITE_BYTES_MAX: usize = (16 << 10) + 9;
+/// The largest write that is buffered, in bytes: a DATA frame of 16 KiB, the most that Go clients accept, and its head. Copying it
+/// costs a third of the system call that it saves; copying more would cost as much as a system call.
+const BUFFERED_WRITE_BYTES_MAX: usize = (16 << 10) + 9;
 
-/// Empty buffers that each thread keeps.
+/// The number of empty buffers in the pool of each thread.
 const SPARE_BUFFERS_MAX: usize = 4;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The half that HTTP/2 reads from and writes to.
+/// The half that h2 reads from and writes to.
 pub struct Coalescer<Io>(Arc<Mutex<Shared<Io>>>);
 
-/// The half that the driver of the connection flushes.
+/// The half that the task of the connection flushes.
 pub struct Flusher<Io>(Arc<Mutex<Shared<Io>>>);
 
 struct Shared<Io> {
     io: Io,
-    gathered: Vec<u8>,
-    /// How much of it is written.
+    buffer: Vec<u8>,
+    /// The length of the part of the buffer that was written to the socket.
     written: usize,
-    /// The last attempt to write found no room.
+    /// Whether the socket was not writable at the last attempt.
     blocked: bool,
-    /// Something was read since it was last asked.
-    heard: bool,
+    /// Whether something was read since [`Flusher::take_received`].
+    received: bool,
 }
 
-/// Both halves.
+/// Splits a connection into both halves.
 pub fn coalesce<Io>(io: Io) -> (Coalescer<Io>, Flusher<Io>) {
-    let shared = Shared { io, gathered: Vec::new(), written: 0, blocked: false, heard: false };
+    let shared = Shared { io, buffer: Vec::new(), written: 0, blocked: false, received: false };
     let shared = Arc::new(Mutex::new(shared));
     (Coalescer(shared.clone()), Flusher(shared))
 }
@@ -61,7 +65,7 @@ fn lock<Io>(shared: &Mutex<Shared<Io>>) -> MutexGuard<'_, Shared<Io>> {
 }
 
 impl<Io: AsyncWrite + Unpin> Flusher<Io> {
-    /// Writes everything that was gathered.
+    /// Writes the whole buffer and flushes the socket.
     pub fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut shared = lock(&self.0);
         let drained = shared.poll_drain(cx)?;
@@ -72,36 +76,36 @@ impl<Io: AsyncWrite + Unpin> Flusher<Io> {
         Pin::new(&mut shared.io).poll_flush(cx)
     }
 
-    /// Whether the socket takes nothing at present.
+    /// Whether the socket was not writable at the last attempt.
     pub fn is_blocked(&self) -> bool {
         lock(&self.0).blocked
     }
 
-    /// Whether something was read since this was last asked.
-    pub fn heard(&self) -> bool {
-        std::mem::take(&mut lock(&self.0).heard)
+    /// Whether something was read since the last call.
+    pub fn take_received(&self) -> bool {
+        std::mem::take(&mut lock(&self.0).received)
     }
 }
 
 impl<Io: AsyncWrite + Unpin> Shared<Io> {
     fn pending(&self) -> usize {
-        self.gathered.len() - self.written
+        self.buffer.len() - self.written
     }
 
-    /// Appends as much as there is room for; tells how much.
-    fn gather(&mut self, slices: &[IoSlice<'_>]) -> usize {
+    /// Appends as much as there is room for. Returns the number of bytes appended.
+    fn append(&mut self, slices: &[IoSlice<'_>]) -> usize {
         let mut room = COALESCE_BYTES_MAX - self.pending();
-        if self.gathered.capacity() == 0 {
-            self.gathered = SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(COALESCE_BYTES_MAX));
+        if self.buffer.capacity() == 0 {
+            self.buffer = SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(COALESCE_BYTES_MAX));
         }
         if self.written > 0 {
-            self.gathered.drain(..self.written);
+            self.buffer.drain(..self.written);
             self.written = 0;
         }
         let mut taken = 0;
         for slice in slices {
             let part = &slice[..slice.len().min(room)];
-            self.gathered.extend_from_slice(part);
+            self.buffer.extend_from_slice(part);
             room -= part.len();
             taken += part.len();
             if room == 0 {
@@ -111,19 +115,19 @@ impl<Io: AsyncWrite + Unpin> Shared<Io> {
         taken
     }
 
-    /// Takes note of what was written; tells how much of it was not from the buffer.
+    /// Records a write to the socket. Returns how many of its bytes did not come from the buffer.
     fn advance(&mut self, written: usize) -> usize {
-        let ours = written.min(self.pending());
-        self.written += ours;
+        let buffered = written.min(self.pending());
+        self.written += buffered;
         if self.pending() == 0 {
             self.release();
         }
-        written - ours
+        written - buffered
     }
 
-    /// Gives the empty buffer back.
+    /// Returns the empty buffer to the pool.
     fn release(&mut self) {
-        let mut buffer = std::mem::take(&mut self.gathered);
+        let mut buffer = std::mem::take(&mut self.buffer);
         self.written = 0;
         if buffer.capacity() == COALESCE_BYTES_MAX {
             buffer.clear();
@@ -135,12 +139,12 @@ impl<Io: AsyncWrite + Unpin> Shared<Io> {
         }
     }
 
-    /// What waits for a slow socket takes no more memory than it has bytes.
+    /// Moves a small rest that waits for a slow socket into a buffer of its size.
     fn shrink(&mut self) {
         if self.pending() < COALESCE_BYTES_MAX / 2 {
-            let rest = self.gathered[self.written..].to_vec();
+            let rest = self.buffer[self.written..].to_vec();
             self.release();
-            self.gathered = rest;
+            self.buffer = rest;
         }
     }
 
@@ -153,18 +157,18 @@ impl<Io: AsyncWrite + Unpin> Shared<Io> {
         Poll::Ready(Ok(()))
     }
 
-    /// One write of what was gathered and of `slices` after it.
+    /// Writes the buffer and then `slices`, in one system call.
     fn poll_io(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        let Self { io, gathered, written, .. } = self;
-        let gathered = &gathered[*written..];
+        let Self { io, buffer, written, .. } = self;
+        let buffered = &buffer[*written..];
         let result = if slices.is_empty() {
-            Pin::new(io).poll_write(cx, gathered)
+            Pin::new(io).poll_write(cx, buffered)
         } else {
             let mut all = [IoSlice::new(&[]); SLICES_MAX];
-            let filled = std::iter::once(IoSlice::new(gathered)).filter(|first| !first.is_empty());
+            let first = std::iter::once(IoSlice::new(buffered)).filter(|first| !first.is_empty());
             let mut count = 0;
-            for (place, slice) in all.iter_mut().zip(filled.chain(slices.iter().copied())) {
-                *place = slice;
+            for (into, slice) in all.iter_mut().zip(first.chain(slices.iter().copied())) {
+                *into = slice;
                 count += 1;
             }
             Pin::new(io).poll_write_vectored(cx, &all[..count])
@@ -179,16 +183,16 @@ impl<Io: AsyncWrite + Unpin> Shared<Io> {
     fn poll_write(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let total: usize = slices.iter().map(|slice| slice.len()).sum();
         loop {
-            if total <= GATHERED_WRITE_BYTES_MAX && total <= COALESCE_BYTES_MAX - self.pending() {
-                return Poll::Ready(Ok(self.gather(slices)));
+            if total <= BUFFERED_WRITE_BYTES_MAX && total <= COALESCE_BYTES_MAX - self.pending() {
+                return Poll::Ready(Ok(self.append(slices)));
             }
             match self.poll_io(cx, slices)? {
                 Poll::Ready(written) => match self.advance(written) {
-                    // Only what was gathered before, or a part of it.
+                    // Only buffered bytes were written.
                     0 => {}
                     written => return Poll::Ready(Ok(written)),
                 },
-                Poll::Pending => match self.gather(slices) {
+                Poll::Pending => match self.append(slices) {
                     0 => return Poll::Pending,
                     taken => return Poll::Ready(Ok(taken)),
                 },
@@ -201,7 +205,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Coalescer<Io> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut shared = lock(&self.0);
         ready!(Pin::new(&mut shared.io).poll_read(cx, buffer))?;
-        shared.heard = true;
+        shared.received = true;
         Poll::Ready(Ok(()))
     }
 }
@@ -223,7 +227,7 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Coalescer<Io> {
         true
     }
 
-    /// Nothing: see [`Flusher::poll_flush`].
+    /// Does nothing: see [`Flusher::poll_flush`].
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -242,9 +246,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::server::limits::BATCH_BYTES_MAX;
+    use crate::server::transport::limits::BATCH_BYTES_MAX;
 
-    /// A socket that takes what its script says, `None` for nothing at present, and everything after its end.
+    /// A socket that accepts as many bytes per write as its script says (`None`: it is not writable), and everything after the script's end.
     #[derive(Default)]
     struct Socket {
         script: VecDeque<Option<usize>>,
@@ -302,21 +306,21 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_go_out_in_one_and_nothing_stays_behind() {
+    fn small_writes_become_one_and_an_idle_connection_has_no_buffer() {
         let (mut half, flusher) = socket(vec![]);
         for byte in 0..100 {
             assert_eq!(write(&mut half, &[byte; 100]), Poll::Ready(100));
             assert!(Pin::new(&mut half).poll_flush(&mut cx()).is_ready());
         }
-        assert!(lock(&flusher.0).io.writes.is_empty(), "not before it is flushed");
+        assert!(lock(&flusher.0).io.writes.is_empty(), "nothing is written before the flush");
         assert!(flusher.poll_flush(&mut cx()).is_ready());
         let shared = lock(&flusher.0);
         assert_eq!((shared.io.writes.len(), shared.io.writes[0].len(), shared.io.flushes), (1, 10_000, 1));
-        assert_eq!(shared.gathered.capacity(), 0, "a connection at rest has no buffer");
+        assert_eq!(shared.buffer.capacity(), 0, "an idle connection has no buffer");
     }
 
     #[test]
-    fn a_batch_in_the_frames_that_go_takes_is_one_write() {
+    fn a_batch_in_frames_of_16_kib_is_one_write() {
         let (mut half, flusher) = socket(vec![]);
         let frames = BATCH_BYTES_MAX >> 14;
         for _ in 0..frames {
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_goes_out_with_what_was_gathered_and_is_not_copied() {
+    fn a_large_write_goes_out_with_the_buffer_and_is_not_copied() {
         let (mut half, flusher) = socket(vec![]);
         let large = vec![2; COALESCE_BYTES_MAX];
         assert_eq!(write(&mut half, &[1; 10]), Poll::Ready(10));
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_takes_nothing_holds_up_the_writer_at_the_cap() {
+    fn a_socket_that_is_not_writable_stops_the_writer_at_the_cap() {
         let (mut half, flusher) = socket(vec![None; 100]);
         let mut taken = 0;
         while let Poll::Ready(count) = write(&mut half, &[0; 1000]) {
@@ -352,17 +356,17 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_slow_socket_takes_little_memory() {
+    fn a_small_rest_that_waits_for_a_slow_socket_takes_little_memory() {
         let (mut half, flusher) = socket(vec![None]);
         assert_eq!(write(&mut half, &[7; 1000]), Poll::Ready(1000));
         assert!(flusher.poll_flush(&mut cx()).is_pending());
-        assert!(lock(&flusher.0).gathered.capacity() < 2000);
+        assert!(lock(&flusher.0).buffer.capacity() < 2000);
         assert!(flusher.poll_flush(&mut cx()).is_ready() && !flusher.is_blocked());
         assert_eq!(lock(&flusher.0).io.writes, [vec![7; 1000]]);
     }
 
     #[test]
-    fn shutdown_comes_after_the_last_byte() {
+    fn shutdown_follows_the_last_byte() {
         let (mut half, flusher) = socket(vec![None, Some(4)]);
         assert_eq!(write(&mut half, b"goodbye"), Poll::Ready(7));
         assert!(Pin::new(&mut half).poll_shutdown(&mut cx()).is_pending());
@@ -375,7 +379,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_out_in_order_whatever_the_socket_takes(
+        fn bytes_are_written_in_order_however_much_the_socket_accepts(
             writes in prop::collection::vec((0..3usize, 1usize..50_000), 1..30),
             script in prop::collection::vec(prop::option::of(1usize..70_000), 0..60),
         ) {
@@ -388,7 +392,7 @@ mod tests {
                 let mut rest = [IoSlice::new(left), IoSlice::new(right)];
                 let mut rest = &mut rest[..];
                 while !rest.is_empty() {
-                    // The script ends, and then everything is taken.
+                    // After the script's end everything is accepted.
                     if let Poll::Ready(taken) = Pin::new(&mut half).poll_write_vectored(&mut cx(), rest) {
                         IoSlice::advance_slices(&mut rest, taken.unwrap());
                     }

@@ -1,128 +1,136 @@
-//! One HTTP/2 connection, driven by one task: requests in, watches out, and one flush at the end of each pass.
+//! The send path: one HTTP/2 connection, driven by one task in passes.
 //!
-//! A pass takes the streams whose bells rang, gives each a batch as far as its window reaches, lets HTTP/2 make frames of them, and
-//! writes what came of it to the socket at once. So an event costs a connection one wake-up and one write, however many of its streams
-//! hear of it. A socket that takes nothing stops the pass before anything more is taken from a subscription.
+//! The problem: an event goes to thousands of streams on thousands of connections. If each stream had a task, an event would cost a
+//! wake-up, a lock and a write per stream.
+//!
+//! The choice: one task per connection works in passes. A pass takes the streams that were woken, gives each a turn to send one batch as
+//! far as its window allows, lets h2 turn the batches into frames, and writes all frames to the socket with one flush (see
+//! [`super::coalescer`]). So an event costs a connection one wake-up and one write, however many of its streams get it. A pass has a
+//! budget, so a connection with much to send does not starve the others, and streams that had no turn come first in the next pass.
+//! While the socket is not writable, nothing is taken from any subscription: a slow client keeps its cursors and pins almost nothing.
+//!
+//! Why h2 directly, and not tonic or hyper: they run a task or a body per stream, poll it before they know whether the window has room,
+//! and flush per frame. Their cost per message exceeds that of the system call, and they hide the window and resets, which decide here
+//! what is taken from a subscription and when it ends.
+//!
+//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`Line`]; h2 and the socket wake the whole task
+//! ([`IoWaker`]); the timer and the drain signal have a waker of their own ([`TimerWaker`]), because most passes need not look at them.
 
 use std::{
     collections::BTreeMap,
-    future::{Future, poll_fn},
-    pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll, Wake, Waker},
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
 };
 
-use ::http::{Request, Response, header};
 use futures::{FutureExt, future::BoxFuture};
 use h2::{
     RecvStream,
     server::{self, SendResponse},
 };
-use prost::Message;
+use http::{Request, Response, header};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Server, bridge, call,
     coalescer::{Coalescer, Flusher, coalesce},
     deadlines::Deadlines,
-    http,
     keepalive::Keepalive,
-    limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
-    listen::Peer,
     payload::Payload,
-    reader::{Opened, Speech},
-    status,
-    stream::{Turn, WatchStream},
+    requests::{self, StartedWatch},
+    respond,
+    wakers::{IoWaker, TimerWaker},
+    watch_stream::{Turn, WatchStream},
 };
 use crate::{
     fanout::{Bell, Catalog, Line, Rung, StreamEnd},
+    server::{
+        client_info::ClientInfo,
+        grpc::call,
+        kube::answer::put_watch_headers,
+        transport::{
+            limits::{self, PASS_BYTES_MAX, PASS_REQUESTS_MAX},
+            services::Services,
+        },
+        watch::WatchProtocol,
+    },
     telemetry::metrics::ConnectionEnd,
 };
-use kubefan_common::proto::v1alpha1::WatchRequest;
-use kubefan_model::Media;
 
-/// The path of a watch.
+/// The path of a gRPC watch.
 const WATCH: &str = "/kubefan.v1alpha1.WatchService/Watch";
 
-/// The number that the connection itself has among its streams.
+/// The owner number of the connection itself, among the stream numbers.
 const CONNECTION: u32 = 0;
 
-/// What a connection is made over.
+/// The byte stream under a connection.
 pub trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Io for T {}
 
-/// A watch that a request has led to.
-struct Begun {
-    opened: Opened,
-    respond: SendResponse<Payload>,
-    deadline_at: Option<Instant>,
-}
-
 /// The task of one connection.
 pub struct Connection<C, T> {
-    server: Arc<Server<C>>,
-    peer: Peer,
+    services: Arc<Services<C>>,
+    client: ClientInfo,
     http2: server::Connection<Coalescer<T>, Payload>,
     flusher: Flusher<T>,
-    alarm: Arc<Alarm>,
+    io_waker: Arc<IoWaker>,
+    /// The same as a `Waker`.
     waker: Waker,
-    seldom: Arc<Seldom>,
+    timer_waker: Arc<TimerWaker>,
     line: Arc<Line>,
     streams: BTreeMap<u32, Box<WatchStream>>,
-    /// Those that may have something to send.
-    queue: Rung,
-    rung: Rung,
-    /// Requests that are being answered; watches among them until they have begun.
-    requests: JoinSet<Option<Begun>>,
+    /// Streams that may have something to send, in the order of their turns.
+    ready: Rung,
+    /// Streams that were woken since the last pass; empty between passes.
+    woken: Rung,
+    /// Requests that are being answered, including watches that are not open yet.
+    requests: JoinSet<Option<StartedWatch>>,
     deadlines: Deadlines,
     keepalive: Option<Keepalive>,
-    /// `None` once it has come.
+    /// The drain signal; `None` once it was received.
     drain: Option<BoxFuture<'static, ()>>,
 }
 
 impl<C: Catalog, T: Io> Connection<C, T> {
-    /// Greets the peer, which has begun to speak HTTP/2.
-    pub async fn begin(server: Arc<Server<C>>, io: T, peer: Peer) -> Result<Self, h2::Error> {
+    /// Performs the HTTP/2 handshake.
+    pub async fn handshake(services: Arc<Services<C>>, io: T, client: ClientInfo) -> Result<Self, h2::Error> {
         let (half, flusher) = coalesce(io);
         let mut http2 = server::Builder::new()
             .initial_window_size(limits::RECEIVE_WINDOW_BYTES)
             .initial_connection_window_size(limits::RECEIVE_WINDOW_BYTES)
             .max_frame_size(limits::RECEIVE_FRAME_BYTES_MAX)
             .max_header_list_size(limits::HEADER_LIST_BYTES_MAX)
-            .max_concurrent_streams(server.options.max_concurrent_streams)
+            .max_concurrent_streams(services.options.max_concurrent_streams)
             .max_concurrent_reset_streams(limits::RESET_STREAMS_MAX)
             .max_pending_accept_reset_streams(limits::PENDING_RESET_STREAMS_MAX)
             .max_local_error_reset_streams(Some(limits::ERROR_RESET_STREAMS_MAX))
             .max_send_buffer_size(limits::BATCH_BYTES_MAX)
             .handshake(half)
             .await?;
-        let options = &server.options;
+        let options = &services.options;
         let keepalive = http2
             .ping_pong()
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
         keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
         let line = Line::new();
-        let alarm = Arc::new(Alarm { line: line.clone(), quiet: AtomicBool::new(false) });
-        let waker = Waker::from(alarm.clone());
-        let seldom = Arc::new(Seldom { line: line.clone(), woke: AtomicBool::new(true) });
-        let drain = Some(server.drain.clone().cancelled_owned().boxed());
+        let io_waker = IoWaker::new(line.clone());
+        let waker = Waker::from(io_waker.clone());
+        let timer_waker = TimerWaker::new(line.clone());
+        let drain = Some(services.drain.clone().cancelled_owned().boxed());
         Ok(Self {
-            server,
-            peer,
+            services,
+            client,
             http2,
             flusher,
-            alarm,
+            io_waker,
             waker,
-            seldom,
+            timer_waker,
             line,
             streams: BTreeMap::new(),
-            queue: Rung::new(),
-            rung: Rung::new(),
+            ready: Rung::new(),
+            woken: Rung::new(),
             requests: JoinSet::new(),
             deadlines,
             keepalive,
@@ -136,18 +144,18 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         self.line.register(cx.waker());
         let mut budget = PASS_BYTES_MAX;
         loop {
-            // What is handed to HTTP/2 from here on is seen to by this pass, and is no reason for another.
-            self.alarm.quiet.store(true, Ordering::SeqCst);
+            // This pass itself flushes the data that it hands to h2, so that must not cause another pass.
+            self.io_waker.set_muted(true);
             self.poll_requests(cx);
-            let gone = self.poll_seldom();
+            let gone = self.poll_timer_and_drain();
             self.send(&mut budget);
-            self.alarm.quiet.store(false, Ordering::SeqCst);
+            self.io_waker.set_muted(false);
             if gone.is_ready() {
                 return Poll::Ready(ConnectionEnd::Keepalive);
             }
             match self.poll_http2(http2) {
                 Err(end) => return Poll::Ready(end),
-                // The tasks of new requests have just been made, and are to wake us.
+                // New request tasks were spawned; polling their set again lets them wake this task.
                 Ok(1..PASS_REQUESTS_MAX) => {}
                 Ok(_) => break,
             }
@@ -155,25 +163,25 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         if let Poll::Ready(Err(_)) = self.flusher.poll_flush(http2) {
             return Poll::Ready(ConnectionEnd::Closed);
         }
-        if !self.queue.is_empty() && !self.flusher.is_blocked() {
-            // There is more to send than one pass may.
+        if !self.ready.is_empty() && !self.flusher.is_blocked() {
+            // The budget is used up; another pass sends the rest.
             cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
-    /// Looks at the clocks and at kubefan's end, where one of them has woken us. `Ready`: the peer is gone.
-    fn poll_seldom(&mut self) -> Poll<()> {
-        if !self.seldom.woke.swap(false, Ordering::SeqCst) {
+    /// Polls the timer and the drain signal if one of them has woken the task. `Ready` if the client is gone.
+    fn poll_timer_and_drain(&mut self) -> Poll<()> {
+        if !self.timer_waker.take() {
             return Poll::Pending;
         }
-        let waker = Waker::from(self.seldom.clone());
+        let waker = Waker::from(self.timer_waker.clone());
         let mut cx = Context::from_waker(&waker);
         self.poll_drain(&mut cx);
-        self.poll_clocks(&mut cx)
+        self.poll_deadlines(&mut cx)
     }
 
-    /// When kubefan drains: no more requests, and every watch is told.
+    /// On a drain: stops accepting requests and ends every watch with the reason.
     fn poll_drain(&mut self, cx: &mut Context<'_>) {
         if self.drain.as_mut().is_some_and(|drain| drain.poll_unpin(cx).is_ready()) {
             self.drain = None;
@@ -184,8 +192,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
     }
 
-    /// `Ready`: the peer is gone.
-    fn poll_clocks(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Does what is due. `Ready` if the client is gone.
+    fn poll_deadlines(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Poll::Ready(owner) = self.deadlines.poll_next(cx) {
             let now = Instant::now();
             if owner == CONNECTION {
@@ -208,39 +216,42 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         Poll::Pending
     }
 
-    /// Takes the watches that have begun.
+    /// Starts to send the watches that were opened.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
-        // One that panicked let go of its stream, which resets it.
+        // A task that panicked has dropped its stream, which resets it.
         while let Poll::Ready(Some(answered)) = self.requests.poll_join_next(cx) {
-            if let Ok(Some(begun)) = answered {
-                self.start(begun);
+            if let Ok(Some(started)) = answered {
+                self.start(started);
             }
         }
     }
 
-    fn start(&mut self, begun: Begun) {
-        let Begun { opened, mut respond, deadline_at } = begun;
+    /// Sends the headers of a watch and adds its stream.
+    fn start(&mut self, started: StartedWatch) {
+        let StartedWatch { opened, mut respond, deadline_at } = started;
         let mut response = Response::new(());
-        match opened.speech {
-            Speech::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
-            Speech::Http(media) => http::watch_headers(media, &opened.subscription.warnings(), response.headers_mut()),
+        match opened.protocol {
+            WatchProtocol::Grpc => drop(response.headers_mut().insert(header::CONTENT_TYPE, call::CONTENT_TYPE)),
+            WatchProtocol::Kube(media) => {
+                put_watch_headers(media, &opened.subscription.warnings(), response.headers_mut());
+            }
         }
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
-        let stall_timeout = self.server.options.snapshot_stall_timeout;
+        let stall_timeout = self.services.options.snapshot_stall_timeout;
         let mut stream = Box::new(WatchStream::new(opened, send, &self.line, deadline_at, stall_timeout));
         if self.drain.is_none() {
             return stream.finish(StreamEnd::Draining);
         }
         stream.queued = true;
-        self.queue.push(id);
+        self.ready.push(id);
         if let Some(due_at) = stream.due_at(Instant::now()) {
             self.deadlines.push(due_at, id);
         }
-        self.seldom.woke.store(true, Ordering::SeqCst);
+        self.timer_waker.mark();
         self.streams.insert(id, stream);
         let streams = &self.streams;
-        self.deadlines.tidy(streams.len(), |owner| owner == CONNECTION || streams.contains_key(&owner));
+        self.deadlines.remove_dead(streams.len(), |owner| owner == CONNECTION || streams.contains_key(&owner));
     }
 
     fn finish(&mut self, id: u32, end: StreamEnd) {
@@ -249,33 +260,33 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
     }
 
-    /// Gives each stream that has something its turn.
+    /// Gives the woken streams their turns, until the budget is used up.
     fn send(&mut self, budget: &mut usize) {
         let blocked = self.flusher.is_blocked();
-        self.line.rung(&mut self.rung);
-        for id in self.rung.drain(..) {
+        self.line.rung(&mut self.woken);
+        for id in self.woken.drain(..) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if !std::mem::replace(&mut stream.queued, true) {
-                self.queue.push(id);
+                self.ready.push(id);
             }
-            // Its turn may be long in coming.
+            // Its turn may be far away, so a reset is noticed here.
             if blocked && stream.is_gone() {
                 self.streams.remove(&id);
             }
         }
-        if blocked || self.queue.is_empty() {
+        if blocked || self.ready.is_empty() {
             return;
         }
         let now = Instant::now();
-        while *budget > 0 && !self.queue.is_empty() {
-            let mut round = std::mem::take(&mut self.queue).into_iter();
+        while *budget > 0 && !self.ready.is_empty() {
+            let mut round = std::mem::take(&mut self.ready).into_iter();
             for id in &mut round {
                 let Some(stream) = self.streams.get_mut(&id) else { continue };
                 stream.queued = false;
                 match stream.turn(now, budget) {
                     Turn::More => {
                         stream.queued = true;
-                        self.queue.push(id);
+                        self.ready.push(id);
                     }
                     Turn::Waits => {}
                     Turn::Ended(end) => self.finish(id, end),
@@ -285,12 +296,12 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                     break;
                 }
             }
-            // Who had no turn is the next to have one.
-            self.queue.insert_many(0, round);
+            // Streams that had no turn are first in the next pass.
+            self.ready.insert_many(0, round);
         }
     }
 
-    /// Lets HTTP/2 read, and write what it was handed; tells how many requests came, or that the connection has ended.
+    /// Lets h2 read from the socket and write frames. Returns the number of new requests, or the end of the connection.
     fn poll_http2(&mut self, cx: &mut Context<'_>) -> Result<usize, ConnectionEnd> {
         let mut accepted = 0;
         let result = loop {
@@ -305,34 +316,36 @@ impl<C: Catalog, T: Io> Connection<C, T> {
                     }
                 }
                 Poll::Ready(Some(Err(error))) if !error.is_io() => {
-                    tracing::debug!(%error, peer = ?self.peer.address, "a connection broke the protocol");
+                    tracing::debug!(%error, peer = ?self.client.address, "a client violated the HTTP/2 protocol");
                     break Err(ConnectionEnd::Error);
                 }
                 Poll::Ready(_) if self.drain.is_none() => break Err(ConnectionEnd::Draining),
                 Poll::Ready(_) => break Err(ConnectionEnd::Closed),
             }
         };
-        if self.flusher.heard()
+        if self.flusher.take_received()
             && let Some(keepalive) = &mut self.keepalive
         {
-            keepalive.heard(Instant::now(), cx);
+            keepalive.received(Instant::now(), cx);
         }
         result
     }
 
-    /// Begins to answer a request.
+    /// Starts the task that answers a request.
     fn answer(&mut self, mut request: Request<RecvStream>, respond: SendResponse<Payload>) {
+        let services = self.services.clone();
         if call::is_grpc(&request) && request.uri().path() == WATCH {
-            self.requests.spawn(open(self.server.clone(), self.line.clone(), request, respond));
-        } else if http::is_kubernetes(&request) {
-            request.extensions_mut().insert(self.peer);
-            let bell = Bell::new(&self.line, respond.stream_id().as_u32());
-            self.requests.spawn(answer(self.server.clone(), bell, request, respond));
-        } else {
-            request.extensions_mut().insert(self.peer);
-            let stall_timeout = self.server.options.snapshot_stall_timeout;
-            let answered = bridge::serve(request, respond, self.server.router.clone(), stall_timeout);
+            self.requests.spawn(requests::open_grpc_watch(services, self.line.clone(), request, respond));
+            return;
+        }
+        request.extensions_mut().insert(self.client);
+        if call::is_any_grpc(request.headers()) {
+            let stall_timeout = services.options.snapshot_stall_timeout;
+            let answered = respond::serve_router(request, respond, services.router.clone(), stall_timeout);
             self.requests.spawn(answered.map(|()| None));
+        } else {
+            let bell = Bell::new(&self.line, respond.stream_id().as_u32());
+            self.requests.spawn(requests::answer_kube(services, bell, request, respond));
         }
     }
 }
@@ -342,99 +355,5 @@ impl<C: Catalog, T: Io> Future for Connection<C, T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.get_mut().poll_pass(cx)
-    }
-}
-
-/// Opens the watch that a request asks for; a refusal is its whole response.
-async fn open<C: Catalog>(
-    server: Arc<Server<C>>,
-    line: Arc<Line>,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Payload>,
-) -> Option<Begun> {
-    let (head, mut body) = request.into_parts();
-    let deadline_at = call::deadline_at(&head.headers);
-    let bell = Bell::new(&line, respond.stream_id().as_u32());
-    let opening = pin!(async {
-        let Some(message) = call::message(&head.headers, &mut body, server.options.message_bytes_max).await? else {
-            return Ok(None);
-        };
-        let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
-        server.service.open(request, bell).await.map(Some)
-    });
-    let opened = tokio::select! {
-        biased;
-        opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
-    };
-    match opened {
-        Ok(opened) => opened.map(|opened| Begun { opened, respond, deadline_at }),
-        Err(status) => {
-            // Fails where the stream is gone.
-            let _ = respond.send_response(status.into_http(), true);
-            None
-        }
-    }
-}
-
-/// Answers a request of the Kubernetes API: a watch begins, all else is its whole response.
-async fn answer<C: Catalog>(
-    server: Arc<Server<C>>,
-    bell: Bell,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Payload>,
-) -> Option<Begun> {
-    let request = request.map(|body| axum::body::Body::new(bridge::RequestBody::from(body)));
-    let answering = Box::pin(server.front.answer(request, bell));
-    let answer = tokio::select! {
-        biased;
-        answer = answering => answer,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
-    };
-    match answer {
-        http::Answer::Watch(opened) => Some(Begun { opened, respond, deadline_at: None }),
-        http::Answer::Read(response) => {
-            let stall_timeout = Some(server.options.snapshot_stall_timeout);
-            bridge::respond(response, respond, (None, stall_timeout), Speech::Http(Media::Json)).await;
-            None
-        }
-        http::Answer::PassedOn(response) => {
-            bridge::respond(response, respond, (None, None), Speech::Http(Media::Json)).await;
-            None
-        }
-    }
-}
-
-/// How HTTP/2 and the socket wake the connection's task.
-struct Alarm {
-    line: Arc<Line>,
-    quiet: AtomicBool,
-}
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        // What comes from elsewhere in a quiet moment is not lost: HTTP/2 is polled after it.
-        if !self.quiet.load(Ordering::SeqCst) {
-            self.line.wake();
-        }
-    }
-}
-
-/// How the timer and the signal to drain wake it. They lie in memory that an ordinary pass does not touch: with a thousand connections
-/// that is a good part of what a pass costs.
-struct Seldom {
-    line: Arc<Line>,
-    /// Since they were last looked at, or there is something new to look at.
-    woke: AtomicBool,
-}
-
-impl Wake for Seldom {
-    fn wake(self: Arc<Self>) {
-        self.woke.store(true, Ordering::SeqCst);
-        self.line.wake();
     }
 }

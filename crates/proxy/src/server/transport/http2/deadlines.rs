@@ -1,7 +1,7 @@
-//! The deadlines of everything on one connection, behind one timer.
+//! The deadlines of all streams of one connection, behind one timer.
 //!
-//! A timer per stream would be set anew with every message. Here an entry stays as it was made; when it comes up, its owner looks
-//! whether it is really due, and else comes back later.
+//! A timer per stream would be reset with every message. Here an entry is never moved: when it expires, its owner checks
+//! whether something is really due, and otherwise adds a later entry.
 
 use std::{
     cmp::Reverse,
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Deadlines, by a number of their owner.
+/// Deadlines, each with the number of its owner.
 #[derive(Default)]
 pub struct Deadlines {
     heap: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -26,7 +26,7 @@ impl Deadlines {
         self.heap.push(Reverse((at, owner)));
     }
 
-    /// The owner of the next entry whose time has come. Otherwise the task is woken when it has.
+    /// Returns the owner of the next expired entry. `Pending` wakes the task when one expires.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<u32> {
         let Some(Reverse((first, owner))) = self.heap.peek().copied() else { return Poll::Pending };
         while first > Instant::now() {
@@ -42,8 +42,8 @@ impl Deadlines {
         Poll::Ready(owner)
     }
 
-    /// Drops the entries of owners that are gone, when they are most of all.
-    pub fn tidy(&mut self, live: usize, is_live: impl Fn(u32) -> bool) {
+    /// Drops the entries of owners that are gone, once those are the majority.
+    pub fn remove_dead(&mut self, live: usize, is_live: impl Fn(u32) -> bool) {
         if self.heap.len() > 2 * live + 16 {
             self.heap.retain(|Reverse((_, owner))| is_live(*owner));
             self.heap.shrink_to_fit();
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn owners_come_up_in_the_order_of_their_time() {
+    async fn owners_are_returned_in_the_order_of_their_deadlines() {
         let (start, mut deadlines) = (Instant::now(), Deadlines::default());
         for (seconds, owner) in [(30, 1), (10, 2), (20, 3)] {
             deadlines.push(start + Duration::from_secs(seconds), owner);
@@ -67,7 +67,7 @@ mod tests {
             assert_eq!(poll_fn(|cx| deadlines.poll_next(cx)).await, owner);
             assert_eq!(start.elapsed().as_secs(), seconds);
         }
-        // One that is earlier than what the timer was set to.
+        // Earlier than the deadline that the timer was set to.
         deadlines.push(start + Duration::from_secs(25), 4);
         assert_eq!(poll_fn(|cx| deadlines.poll_next(cx)).await, 4);
         assert_eq!(poll_fn(|cx| deadlines.poll_next(cx)).await, 1);
@@ -75,11 +75,11 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_gone_are_forgotten() {
+    fn entries_of_dead_owners_are_removed() {
         let mut deadlines = Deadlines::default();
         for owner in 0..1000 {
             deadlines.push(Instant::now(), owner);
-            deadlines.tidy(1, |live| live == owner);
+            deadlines.remove_dead(1, |live| live == owner);
         }
         assert!(deadlines.heap.len() <= 18);
     }

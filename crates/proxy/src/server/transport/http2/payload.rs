@@ -1,4 +1,4 @@
-//! What the frames of a response are made of.
+//! The data of HTTP/2 responses.
 
 use std::io::IoSlice;
 
@@ -6,11 +6,11 @@ use bytes::{Buf, Bytes};
 
 use crate::fanout::Pieces;
 
-/// The data of a stream.
+/// A part of the data of a stream.
 pub enum Payload {
-    /// A watch's ready messages, shared with every subscriber they go to.
+    /// Encoded messages of a watch, shared with all its subscribers.
     Pieces(Pieces),
-    /// A part of any other response.
+    /// Part of any other response.
     Bytes(Bytes),
 }
 

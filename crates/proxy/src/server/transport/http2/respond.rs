@@ -1,8 +1,9 @@
-//! Carries a request that is no watch between HTTP/2 and the router: lists, gets, health, reflection.
+//! Answers HTTP/2 requests other than watches: passes them to the router (gRPC lists, gets, health, reflection), and sends whole
+//! responses.
 //!
-//! Each runs as a task of its own, so that nothing it does holds up the watches on its connection. The response waits for the peer's
-//! windows: what it has not room for is not asked of the service. It does not wait for ever: a list that nobody reads pins state, and takes
-//! the place of others at the gate.
+//! Each runs as its own task, so it never delays the watches of its connection. A response body is polled only as far as the
+//! client's window allows. The hazard is a list that is not read: it pins a snapshot and occupies the snapshot gate, so it is
+//! ended after a stall timeout.
 
 use std::{
     future::poll_fn,
@@ -19,8 +20,14 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, timeout_at};
 use tower::Service;
 
-use super::{call, limits::BATCH_BYTES_MAX, payload::Payload, reader::Speech, stall::Progress, status};
-use crate::fanout::StreamEnd;
+use super::payload::Payload;
+use crate::{
+    fanout::StreamEnd,
+    server::{
+        grpc::{call, status},
+        transport::{limits::BATCH_BYTES_MAX, read_progress::ReadProgress},
+    },
+};
 
 /// The body of a request.
 pub struct RequestBody(RecvStream);
@@ -38,7 +45,7 @@ impl Body for RequestBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
         match ready!(self.0.poll_data(cx)) {
             Some(Ok(data)) => {
-                // Fails only when the stream is gone, which the next read tells.
+                // Fails only if the stream is gone, which the next read reports.
                 let _ = self.0.flow_control().release_capacity(data.len());
                 Poll::Ready(Some(Ok(Frame::data(data))))
             }
@@ -52,18 +59,36 @@ impl Body for RequestBody {
     }
 }
 
-/// Why a response is not sent to its end.
-enum Broken {
-    /// The stream is gone.
+/// Why a response was not sent completely.
+enum SendError {
+    /// The client has reset the stream.
     Gone,
-    /// The service has failed.
+    /// The body has failed.
     Failed(axum::Error),
-    /// The caller has read too little for too long.
+    /// The client has read too little in a stall timeout.
     Stalled,
 }
 
-/// Answers a request, until the response is handed over, the caller has gone away, or has read too little in `stall_timeout`.
-pub async fn serve(
+/// Limits of a response.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ResponseLimits {
+    /// The deadline of the call.
+    pub deadline_at: Option<Instant>,
+    /// Ends the response if the client reads too little in this time; `None` if it may be read at any pace.
+    pub stall_timeout: Option<Duration>,
+}
+
+/// How a response that is cut short says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCutOff {
+    /// A gRPC status in the trailers.
+    GrpcStatus,
+    /// A stream reset: without trailers there is no other way.
+    Reset,
+}
+
+/// Passes a gRPC request to the router and sends its response, unless the client goes away or stalls.
+pub async fn serve_router(
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
     mut router: Router,
@@ -81,15 +106,16 @@ pub async fn serve(
         Some(Ok(response)) => response,
         None => status::deadline_exceeded().into_http(),
     };
-    self::respond(response, respond, (deadline_at, Some(stall_timeout)), Speech::Grpc).await;
+    let limits = ResponseLimits { deadline_at, stall_timeout: Some(stall_timeout) };
+    self::respond(response, respond, limits, OnCutOff::GrpcStatus).await;
 }
 
-/// Sends a whole response, until its deadline, until the caller has gone away, or has read too little in the second of the times.
+/// Sends a whole response within its limits, unless the client goes away.
 pub async fn respond(
     response: Response<axum::body::Body>,
     mut respond: SendResponse<Payload>,
-    (deadline_at, stall_timeout): (Option<Instant>, Option<Duration>),
-    speech: Speech,
+    ResponseLimits { deadline_at, stall_timeout }: ResponseLimits,
+    on_cut_off: OnCutOff,
 ) {
     let (parts, body) = response.into_parts();
     let ended = body.is_end_stream();
@@ -97,75 +123,74 @@ pub async fn respond(
     if ended {
         return;
     }
-    match call::within(deadline_at, Box::pin(pump(body, &mut send, stall_timeout))).await {
-        Some(Ok(()) | Err(Broken::Gone)) => {}
-        Some(Err(Broken::Failed(error))) => {
-            tracing::debug!(%error, "a response broke off");
+    match call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout))).await {
+        Some(Ok(()) | Err(SendError::Gone)) => {}
+        Some(Err(SendError::Failed(error))) => {
+            tracing::debug!(%error, "the body of a response failed");
             send.send_reset(Reason::INTERNAL_ERROR);
         }
-        // Whatever came is not all, and without trailers there is no other way to say so.
-        Some(Err(Broken::Stalled)) if speech != Speech::Grpc => send.send_reset(Reason::CANCEL),
-        Some(Err(Broken::Stalled)) => {
+        Some(Err(SendError::Stalled)) if on_cut_off == OnCutOff::Reset => send.send_reset(Reason::CANCEL),
+        Some(Err(SendError::Stalled)) => {
             let stall_timeout = stall_timeout.unwrap_or_default();
             let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
-            // Fails where the stream is gone.
+            // Fails only if the stream is gone.
             let _ = send.send_trailers(status::trailers(end));
         }
         None => {
-            // Fails where the stream is gone.
+            // Fails only if the stream is gone.
             let _ = send.send_trailers(status::trailers(Some(status::deadline_exceeded())));
         }
     }
 }
 
 /// Sends a body.
-async fn pump(
+async fn send_body(
     mut body: axum::body::Body,
     send: &mut SendStream<Payload>,
     stall_timeout: Option<Duration>,
-) -> Result<(), Broken> {
-    let mut progress = stall_timeout.map(Progress::new);
+) -> Result<(), SendError> {
+    let mut progress = stall_timeout.map(ReadProgress::new);
     loop {
         let frame = tokio::select! {
             biased;
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
-            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(Broken::Gone),
+            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(SendError::Gone),
         };
-        let Some(frame) = frame.transpose().map_err(Broken::Failed)? else {
-            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| Broken::Gone);
+        let Some(frame) = frame.transpose().map_err(SendError::Failed)? else {
+            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| SendError::Gone);
         };
         match frame.into_data() {
             Ok(data) => send_data(data, send, progress.as_mut()).await?,
             Err(frame) => {
                 let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
-                return send.send_trailers(trailers).map_err(|_| Broken::Gone);
+                return send.send_trailers(trailers).map_err(|_| SendError::Gone);
             }
         }
-        // A peer with large windows could otherwise keep this thread to itself.
+        // A client with large windows would otherwise occupy this thread.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// Sends data as the peer has room for it.
+/// Sends data as far as the client's window allows.
 async fn send_data(
     mut data: Bytes,
     send: &mut SendStream<Payload>,
-    mut progress: Option<&mut Progress>,
-) -> Result<(), Broken> {
+    mut progress: Option<&mut ReadProgress>,
+) -> Result<(), SendError> {
     while !data.is_empty() {
         send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
         let mut room = send.capacity();
         if room == 0 {
             let has_room = poll_fn(|cx| send.poll_capacity(cx));
             let has_room = match &mut progress {
-                Some(progress) => timeout_at(progress.due_at(), has_room).await.map_err(|_| Broken::Stalled)?,
+                Some(progress) => timeout_at(progress.due_at(), has_room).await.map_err(|_| SendError::Stalled)?,
                 None => has_room.await,
             };
-            room = has_room.and_then(Result::ok).ok_or(Broken::Gone)?;
+            room = has_room.and_then(Result::ok).ok_or(SendError::Gone)?;
         }
         let part = data.split_to(room.min(data.len()));
-        progress.iter_mut().for_each(|progress| progress.took(part.len()));
-        send.send_data(Payload::Bytes(part), false).map_err(|_| Broken::Gone)?;
+        progress.iter_mut().for_each(|progress| progress.advanced(part.len()));
+        send.send_data(Payload::Bytes(part), false).map_err(|_| SendError::Gone)?;
     }
     Ok(())
 }
@@ -176,20 +201,20 @@ mod tests {
     use tokio::{io::duplex, time::sleep};
 
     use super::*;
-    use crate::server::limits::PROGRESS_BYTES_MIN;
-    use kubefan_model::Media;
+    use crate::server::transport::limits::PROGRESS_BYTES_MIN;
 
     const STALL: Duration = Duration::from_secs(30);
     const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
 
-    /// How much one reads of a long answer who takes a window of it ten times per stall timeout.
-    async fn read_by_one_with(window_bytes: usize) -> usize {
+    /// The bytes of a long answer that a client gets that reads one window of it ten times per stall timeout.
+    async fn bytes_read_with_window(window_bytes: usize) -> usize {
         let (near, far) = duplex(64 << 10);
         tokio::spawn(async move {
             let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
             while let Some(Ok((_, send))) = http2.accept().await {
                 let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
-                tokio::spawn(respond(answer, send, (None, Some(STALL)), Speech::Http(Media::Json)));
+                let limits = ResponseLimits { stall_timeout: Some(STALL), ..ResponseLimits::default() };
+                tokio::spawn(respond(answer, send, limits, OnCutOff::Reset));
             }
         });
         let mut client = h2::client::Builder::new();
@@ -208,9 +233,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_small_window_is_served_and_one_that_only_keeps_a_place_is_not() {
-        assert_eq!(read_by_one_with(PROGRESS_BYTES_MIN / 8).await, ANSWER_BYTES);
-        let read = read_by_one_with(8).await;
+    async fn a_slow_client_is_served_and_one_that_reads_next_to_nothing_is_not() {
+        assert_eq!(bytes_read_with_window(PROGRESS_BYTES_MIN / 8).await, ANSWER_BYTES);
+        let read = bytes_read_with_window(8).await;
         assert!(read < PROGRESS_BYTES_MIN, "{read} bytes");
     }
 }

@@ -1,7 +1,7 @@
-//! One watch on a connection: its subscription, the HTTP/2 stream that it is sent on, its clocks, and how it ends.
+//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and how it ends.
 //!
-//! Nothing is taken from the subscription that HTTP/2 has no window for, so a subscriber that does not read keeps its place and pins
-//! next to nothing. Dropping a stream ends its subscription at once, which is how a subscriber that went away is noticed.
+//! Bytes are taken from the subscription only as far as the HTTP/2 window allows, so a subscriber that does not read keeps its cursor
+//! and pins almost nothing. Dropping a stream ends its subscription at once.
 
 use std::{
     sync::{
@@ -16,38 +16,42 @@ use bytes::{Buf, Bytes};
 use h2::SendStream;
 use tokio::time::Instant;
 
-use super::{
-    clocks::{Clocks, Tick},
-    http,
-    limits::BATCH_BYTES_MAX,
-    payload::Payload,
-    reader::{Opened, Speech},
-    status,
+use super::payload::Payload;
+use crate::{
+    fanout::{Line, StreamEnd},
+    server::{
+        grpc::status,
+        kube,
+        transport::{
+            limits::BATCH_BYTES_MAX,
+            watch_timers::{Due, WatchTimers},
+        },
+        watch::{OpenedWatch, WatchProtocol},
+    },
 };
-use crate::fanout::{Line, StreamEnd};
 use kubefan_common::planted::{self, Bug};
 
-/// The longest bookmark: a version of 20 digits, and what is around it; over HTTP names too.
+/// The longest bookmark, in bytes: a version of 20 digits and its message; an event of a Kubernetes watch also contains names.
 const BOOKMARK_BYTES_MAX: usize = 40;
 const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
 
 /// A watch that is being sent.
 pub struct WatchStream {
-    opened: Opened,
+    opened: OpenedWatch,
     send: SendStream<Payload>,
-    notice: Arc<Notice>,
-    clocks: Clocks,
-    /// Whether it waits for a window.
+    waker: Arc<Http2Waker>,
+    timers: WatchTimers,
+    /// Whether it waits for the client's window.
     stalled: bool,
-    /// Whether it is in the connection's queue already.
+    /// Whether it is in the connection's ready queue.
     pub queued: bool,
 }
 
-/// What a turn of a stream came to.
+/// The result of a stream's turn.
 pub enum Turn {
     /// There may be more to send.
     More,
-    /// There is nothing to send now, or no room for it; the line rings when that changes.
+    /// There is nothing to send, or no window for it. The connection is woken when that changes.
     Waits,
     /// The subscription has ended.
     Ended(StreamEnd),
@@ -56,67 +60,68 @@ pub enum Turn {
 }
 
 impl WatchStream {
-    /// A stream that has sent its headers.
+    /// A watch on a stream whose headers were sent.
     pub fn new(
-        opened: Opened,
+        opened: OpenedWatch,
         send: SendStream<Payload>,
         line: &Arc<Line>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
         let id = send.stream_id().as_u32();
-        let notice = Arc::new(Notice { line: line.clone(), stream: id, ..Notice::default() });
-        let tells_end = opened.speech != Speech::Grpc;
-        let clocks = Clocks::new(opened.bookmark_interval, opened.timeout_at, deadline_at, stall_timeout, tells_end);
+        let waker = Arc::new(Http2Waker { line: line.clone(), stream: id, ..Http2Waker::default() });
+        let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
+        let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
+        let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
         let (stalled, queued) = (false, false);
-        Self { opened, send, notice, clocks, stalled, queued }
+        Self { opened, send, waker, timers, stalled, queued }
     }
 
-    /// Sends a batch, as far as there is something and HTTP/2 has room for it; takes what it sent from `budget`.
+    /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`.
     pub fn turn(&mut self, now: Instant, budget: &mut usize) -> Turn {
-        // HTTP/2 tells us of the room that we are just asking for; we see it anyway.
-        self.notice.quiet.store(true, Ordering::Relaxed);
+        // h2 would wake us for the window that is requested here, which is read below anyway.
+        self.waker.muted.store(true, Ordering::Relaxed);
         let turn = self.send_batch(now, budget);
-        self.notice.quiet.store(false, Ordering::Relaxed);
+        self.waker.muted.store(false, Ordering::Relaxed);
         match turn {
             Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
-            // Room that came from another task while it was quiet here.
+            // Window that another task added while the waker was muted.
             Turn::Waits if self.stalled && self.send.capacity() > 0 => Turn::More,
             turn => turn,
         }
     }
 
-    /// Whether the subscriber has gone away; if not, the line rings when it has.
+    /// Whether the subscriber has gone away. If not, the connection is woken when it does.
     pub fn is_gone(&mut self) -> bool {
-        let listens = self.notice.listens.swap(true, Ordering::Relaxed);
-        !listens && {
-            let waker = Waker::from(self.notice.clone());
+        let registered = self.waker.registered.swap(true, Ordering::Relaxed);
+        !registered && {
+            let waker = Waker::from(self.waker.clone());
             self.send.poll_reset(&mut Context::from_waker(&waker)).is_ready()
         }
     }
 
     fn send_batch(&mut self, now: Instant, budget: &mut usize) -> Turn {
         self.send.reserve_capacity(BATCH_BYTES_MAX);
-        let mut room = self.send.capacity();
-        self.stalled = room == 0;
+        let mut window = self.send.capacity();
+        self.stalled = window == 0;
         if self.stalled {
-            // What was reserved is waited for.
+            // h2 wakes the stream once the reserved window is there.
             return Turn::Waits;
         }
         let turn = loop {
-            if room == 0 {
+            if window == 0 {
                 break Turn::More;
             }
-            match self.opened.subscription.take(room) {
+            match self.opened.subscription.take(window) {
                 Ok(Some(pieces)) => {
                     let sent = pieces.remaining();
                     if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
                         break Turn::Gone;
                     }
                     let in_prelude = self.opened.subscription.in_prelude();
-                    self.clocks.sent(now, sent, in_prelude);
-                    room = room.saturating_sub(sent);
-                    // A batch of a snapshot is this connection's own memory; one of the log is shared.
+                    self.timers.sent(now, sent, in_prelude);
+                    window = window.saturating_sub(sent);
+                    // A batch of the backlog is memory of this connection; a batch of the log is shared.
                     let weight = if in_prelude { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
@@ -124,28 +129,28 @@ impl WatchStream {
                 Err(end) => break Turn::Ended(end),
             }
         };
-        // Room that is not used would be missing elsewhere: the connection's window is for all its streams.
+        // Unused window is returned: all streams share the connection's window.
         self.send.reserve_capacity(0);
         turn
     }
 
-    /// When it must be looked at, whatever happens; `None`: never.
+    /// When [`Self::tick`] must be called next; `None` if no timer runs.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        self.clocks.due_at(now, self.opened.subscription.in_prelude())
+        self.timers.due_at(now, self.opened.subscription.in_prelude())
     }
 
-    /// Looks at its clocks; tells if it ends.
+    /// Does what is due. Returns a reason if the watch ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
-        match self.clocks.tick(now, self.opened.subscription.in_prelude()) {
-            Tick::Nothing => {}
-            Tick::End(end) => return Some(end),
-            Tick::Bookmark => {
-                // One that waits for a window would find a bookmark after each of its intervals.
-                let has_room = !self.stalled && self.has_room_for_bookmark();
-                if (has_room || planted::is(Bug::EarlyBookmark))
+        match self.timers.tick(now, self.opened.subscription.in_prelude()) {
+            Due::Nothing => {}
+            Due::End(end) => return Some(end),
+            Due::Bookmark => {
+                // A stalled stream would otherwise collect a bookmark per interval.
+                let has_window = !self.stalled && self.has_window_for_bookmark();
+                if (has_window || planted::is(Bug::EarlyBookmark))
                     && let Some(bookmark) = self.opened.subscription.bookmark()
                 {
-                    // Fails where the stream is gone, which its notice tells.
+                    // Fails only if the stream is gone, which its waker reports.
                     let _ = self.send.send_data(Payload::Pieces(bookmark), false);
                 }
             }
@@ -153,48 +158,49 @@ impl WatchStream {
         None
     }
 
-    fn has_room_for_bookmark(&mut self) -> bool {
-        let bytes_max = match self.opened.speech {
-            Speech::Grpc => BOOKMARK_BYTES_MAX,
-            Speech::Http(_) => BOOKMARK_EVENT_BYTES_MAX,
+    fn has_window_for_bookmark(&mut self) -> bool {
+        let bytes_max = match self.opened.protocol {
+            WatchProtocol::Grpc => BOOKMARK_BYTES_MAX,
+            WatchProtocol::Kube(_) => BOOKMARK_EVENT_BYTES_MAX,
         };
         self.send.reserve_capacity(bytes_max);
-        let has_room = self.send.capacity() >= bytes_max;
+        let has_window = self.send.capacity() >= bytes_max;
         self.send.reserve_capacity(0);
-        has_room
+        has_window
     }
 
-    /// Ends it: the subscriber is told why, after what is still on its way to it.
+    /// Ends the watch. The subscriber gets the reason after all bytes that were sent before.
     pub fn finish(mut self, end: StreamEnd) {
-        // Both fail where the stream is gone.
-        let _ = match self.opened.speech {
-            Speech::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
-            Speech::Http(media) => {
-                let word = http::status::last_word(&end).map_or_else(Bytes::new, |failure| failure.event(media));
-                self.send.send_data(Payload::Bytes(word), true)
+        // Both fail only if the stream is gone.
+        let _ = match self.opened.protocol {
+            WatchProtocol::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
+            WatchProtocol::Kube(media) => {
+                let error = kube::status::watch_error(&end).map_or_else(Bytes::new, |failure| failure.event(media));
+                self.send.send_data(Payload::Bytes(error), true)
             }
         };
         self.opened.subscription.ended(end);
     }
 }
 
-/// How HTTP/2 tells that a stream was reset or has room again: as the subscription does, on the line.
+/// Wakes the connection for its stream when h2 reports a reset or a larger window, as the subscription does for new events.
 #[derive(Default)]
-struct Notice {
+struct Http2Waker {
     line: Arc<Line>,
     stream: u32,
-    listens: AtomicBool,
-    quiet: AtomicBool,
+    /// Whether h2 has this waker for resets.
+    registered: AtomicBool,
+    muted: AtomicBool,
 }
 
-impl Wake for Notice {
+impl Wake for Http2Waker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.listens.store(false, Ordering::Relaxed);
-        if !self.quiet.load(Ordering::Relaxed) {
+        self.registered.store(false, Ordering::Relaxed);
+        if !self.muted.load(Ordering::Relaxed) {
             self.line.ring(self.stream);
         }
     }

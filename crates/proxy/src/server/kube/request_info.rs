@@ -1,43 +1,67 @@
-//! What a request does, by the apiserver's own verbs: the label of a metric, so there are few of them whatever callers send.
+//! The path, the query and the verb of a request, each parsed once (`RequestInfo` in the apiserver's `requestinfo.go`).
+//!
+//! Verbs are labels of metrics, so there is a fixed number of them, whatever callers send.
 
-use http::{Method, Request};
+use http::{HeaderMap, Method, Uri};
 
-use super::{hop_by_hop, options::truth, path::Path};
+use super::{
+    hop_by_hop,
+    path::Path,
+    query::{Query, is_true},
+};
 
-/// The verb of a request.
-pub fn of<B>(request: &Request<B>) -> &'static str {
-    let (method, uri) = (request.method(), request.uri());
-    if hop_by_hop::upgrade(request.headers()).is_some() {
-        return "connect";
+/// What a request asks for.
+pub struct RequestInfo<'a> {
+    /// `None` if the path names nothing that can be cached.
+    pub path: Option<Path>,
+    /// The query.
+    pub query: Query<'a>,
+    /// The apiserver's verb; `connect` for every upgrade, `other` for unknown methods.
+    pub verb: &'static str,
+    /// Whether it is a watch, including one over a websocket.
+    pub is_watch: bool,
+}
+
+impl<'a> RequestInfo<'a> {
+    /// Parses a request.
+    pub fn new(method: &Method, uri: &'a Uri, headers: &HeaderMap) -> Self {
+        let (path, query) = (Path::parse(uri.path()), Query::parse(uri.query().unwrap_or_default()));
+        let is_read = matches!(*method, Method::GET | Method::HEAD);
+        let is_watch = is_read && path.as_ref().is_some_and(|path| is_watch(path, &query));
+        let verb = match hop_by_hop::upgrade(headers) {
+            Some(_) => "connect",
+            None => verb(method, path.as_ref(), is_watch),
+        };
+        Self { path, query, verb, is_watch }
     }
-    let is_collection = || Path::parse(uri.path()).is_some_and(|path| path.name.is_empty());
+}
+
+fn is_watch(path: &Path, query: &Query<'_>) -> bool {
+    path.is_watch || (path.name.is_empty() && query.first("watch").is_some_and(is_true))
+}
+
+fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static str {
+    let is_collection = path.is_some_and(|path| path.name.is_empty());
     match *method {
-        _ if is_watch(request) => "watch",
-        Method::GET | Method::HEAD if is_collection() => "list",
+        _ if is_watch => "watch",
+        Method::GET | Method::HEAD if is_collection => "list",
         Method::GET | Method::HEAD => "get",
         Method::POST => "create",
         Method::PUT => "update",
         Method::PATCH => "patch",
-        Method::DELETE if is_collection() => "deletecollection",
+        Method::DELETE if is_collection => "deletecollection",
         Method::DELETE => "delete",
         _ => "other",
     }
 }
 
-/// Whether a request is a watch, over a websocket as well.
-pub fn is_watch<B>(request: &Request<B>) -> bool {
-    let (method, uri) = (request.method(), request.uri());
-    matches!(*method, Method::GET | Method::HEAD) && watches(uri.path(), uri.query().unwrap_or_default())
-}
-
-/// Whether a request of this verb lasts for as long as its caller likes (`BasicLongRunningRequestCheck` of the apiserver, as kube-apiserver
-/// sets it up).
+/// Whether a request lasts as long as its caller likes (`BasicLongRunningRequestCheck`, as kube-apiserver configures it).
 pub fn is_long_running(verb: &str, path: &str) -> bool {
     matches!(verb, "watch" | "connect")
         || matches!(subresource(path), Some("attach" | "exec" | "log" | "portforward" | "proxy"))
 }
 
-/// What follows the name of an object.
+/// The path segment after the name of an object.
 fn subresource(path: &str) -> Option<&str> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let above = match parts.next()? {
@@ -55,19 +79,12 @@ fn subresource(path: &str) -> Option<&str> {
     }
 }
 
-fn watches(path: &str, query: &str) -> bool {
-    let asks = form_urlencoded::parse(query.as_bytes())
-        .find(|(name, _)| name == "watch")
-        .is_some_and(|(_, value)| truth(&value));
-    Path::parse(path).is_some_and(|path| path.is_watch || (asks && path.name.is_empty()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts_is_told_by_verb_and_subresource() {
+    fn long_running_requests_are_known_by_verb_and_subresource() {
         for (verb, path, lasts) in [
             ("watch", "/api/v1/pods", true),
             ("connect", "/apis/x/v1/things", true),
@@ -86,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn verbs_are_the_apiservers() {
+    fn verbs_match_the_apiservers() {
         for (method, uri, verb) in [
             ("GET", "/api/v1/pods", "list"),
             ("GET", "/api/v1/pods?watch=1", "watch"),
@@ -104,8 +121,8 @@ mod tests {
             ("DELETE", "/api/v1/namespaces/a/pods", "deletecollection"),
             ("OPTIONS", "/", "other"),
         ] {
-            let request = Request::builder().method(method).uri(uri).body(()).unwrap();
-            assert_eq!(of(&request), verb, "{method} {uri}");
+            let (known, parsed) = (method.parse().unwrap(), uri.parse().unwrap());
+            assert_eq!(RequestInfo::new(&known, &parsed, &HeaderMap::new()).verb, verb, "{method} {uri}");
         }
     }
 }
