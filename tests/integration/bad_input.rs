@@ -333,7 +333,7 @@ async fn what_is_no_grpc_disturbs_nobody() {
             .await
             .unwrap();
         let status = Status::from_header_map(answer.headers()).unwrap();
-        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
+        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be decoded");
     }
     good.goes_on(&simulated).await;
     assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());

@@ -224,7 +224,7 @@ async fn a_client_certificate_is_told_why_it_goes_no_further() {
     assert_eq!(code, StatusCode::UNAUTHORIZED);
     assert_eq!(status["reason"], "Unauthorized");
     let message = status["message"].as_str().unwrap();
-    assert!(message.contains("client certificate cannot be passed on") && message.contains("token"), "{message}");
+    assert!(message.contains("client certificate cannot be forwarded") && message.contains("token"), "{message}");
     // A token beside it is enough, and who has none of both is for the apiserver to judge.
     let admin = format!("Bearer {}", api.admin_token());
     let got = whoami(&client, &secure.url(), &[("authorization", &admin)]).await;

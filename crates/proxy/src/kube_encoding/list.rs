@@ -1,4 +1,5 @@
-//! Lists and single objects: the bytes around the items of a list and between them, in each encoding.
+//! Lists and single objects: the bytes around the items of a list and between them, in each
+//! encoding.
 
 use std::sync::Arc;
 
@@ -40,7 +41,8 @@ pub struct ListedResource<'a> {
 /// How items are written in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Style {
-    /// JSON without `kind` and `apiVersion`, as in lists of built-in types: the prefix that is cut off each item.
+    /// JSON without `kind` and `apiVersion`, as in lists of built-in types: the prefix that is cut
+    /// off each item.
     Typed(String),
     /// JSON, unchanged.
     Whole,
@@ -75,7 +77,8 @@ impl ListEncoder {
                 let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
                 let is_typed = match sample {
                     Some(object) => object.bytes().starts_with(head.as_bytes()),
-                    // With no object to look at, guess: only custom resources have groups outside k8s.io.
+                    // With no object to look at, guess: only custom resources have groups outside
+                    // k8s.io.
                     None => !gvr.group.contains('.') || gvr.group.ends_with(".k8s.io"),
                 };
                 if is_typed { Style::Typed(head) } else { Style::Whole }
@@ -103,7 +106,8 @@ impl ListEncoder {
     /// The head and the tail of the list. `items_len` is the total length of the items if
     /// [`Self::needs_items_len`]; `is_empty` means that there are no items.
     ///
-    /// Fields are in the apiserver's order: declaration order for typed lists, by name for all others.
+    /// Fields are in the apiserver's order: declaration order for typed lists, by name for all
+    /// others.
     pub fn head_and_tail(&self, meta: &ListMeta, items_len: usize, is_empty: bool) -> (Bytes, Bytes) {
         let ListMeta { version, continues, remaining } = meta;
         let Self { list_kind, api_version, .. } = self;
@@ -163,7 +167,8 @@ impl ListEncoder {
         }
     }
 
-    /// An item's protobuf message. It is always there, because the object was parsed before it was cached.
+    /// An item's protobuf message. It is always there, because the object was parsed before it was
+    /// cached.
     fn message(&self, object: &Object) -> Bytes {
         let bytes = object.bytes();
         let message = match self.format.projection().is_identity() {
@@ -174,8 +179,8 @@ impl ListEncoder {
     }
 }
 
-/// The start of a Table with its columns. `meta` follows the quote that opens the resource version; `rows` starts the
-/// rows.
+/// The start of a Table with its columns. `meta` follows the quote that opens the resource version;
+/// `rows` starts the rows.
 fn table_head(tables: &Tables, meta: &str, rows: &str) -> String {
     let definitions = tables.definitions();
     let definitions = String::from_utf8_lossy(&definitions);

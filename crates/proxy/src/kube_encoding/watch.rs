@@ -1,8 +1,9 @@
-//! Events of a Kubernetes watch over HTTP: lines of JSON (`{"type":…,"object":…}`, where the object may be a Table of
-//! one row), or protobuf messages with a length prefix (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
+//! Events of a Kubernetes watch over HTTP: lines of JSON (`{"type":…,"object":…}`, where the object
+//! may be a Table of one row), or protobuf messages with a length prefix
+//! (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
 //!
-//! An event is written as a head, the object's bytes and a tail, so that the object's bytes can be shared with the
-//! cache, as in a gRPC frame.
+//! An event is written as a head, the object's bytes and a tail, so that the object's bytes can be
+//! shared with the cache, as in a gRPC frame.
 
 use std::sync::Arc;
 
@@ -49,7 +50,8 @@ impl TypeMeta {
     }
 }
 
-/// Writes the head of an event whose object has `object_len` bytes; `version` is the version of the change.
+/// Writes the head of an event whose object has `object_len` bytes; `version` is the version of the
+/// change.
 pub fn put_head(media: Media, kind: EventType, version: &str, object_len: usize, out: &mut BytesMut) {
     if media == Media::Protobuf {
         return protobuf::put_watch_frame_head(kind.as_str(), object_len, out);
@@ -88,8 +90,9 @@ pub fn put_tail(media: Media, out: &mut BytesMut) {
     }
 }
 
-/// Writes a bookmark: every change up to its version was sent. The bookmark that ends the initial events carries the
-/// annotation `k8s.io/initial-events-end` (API concepts page, "Streaming lists"); informers wait for it.
+/// Writes a bookmark: every change up to its version was sent. The bookmark that ends the initial
+/// events carries the annotation `k8s.io/initial-events-end` (API concepts page, "Streaming
+/// lists"); informers wait for it.
 pub fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
     let TypeMeta { kind, api_version, tables } = of;
     if let Some((tables, include)) = tables {

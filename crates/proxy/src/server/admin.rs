@@ -1,4 +1,5 @@
-//! The admin port: liveness, readiness, metrics, and a status page. It never shows an object and never sends a request upstream.
+//! The admin port: liveness, readiness, metrics, and a status page. It never shows an object and
+//! never sends a request upstream.
 
 use std::sync::Arc;
 

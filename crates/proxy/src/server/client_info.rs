@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 pub struct ClientInfo {
     /// `None` for a Unix socket.
     pub address: Option<SocketAddr>,
-    /// Whether the client presented a TLS certificate. The certificate was not verified, so it proves no identity.
+    /// Whether the client presented a TLS certificate. The certificate was not verified, so it
+    /// proves no identity.
     pub has_certificate: bool,
 }

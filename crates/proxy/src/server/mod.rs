@@ -1,8 +1,10 @@
 //! The data port and the admin port: everything that subscribers and operators connect to.
 //!
-//! Caches are reached only through the trait [`crate::fanout::Catalog`]. From top to bottom, each part uses only those below it:
+//! Caches are reached only through the trait [`crate::fanout::Catalog`]. From top to bottom, each
+//! part uses only those below it:
 //!
-//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and how watches are sent on them.
+//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and how watches are sent on
+//!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`select`], [`watch`] and [`client_info`]: the types they share.

@@ -1,8 +1,8 @@
-//! Reads and subscriptions, for both APIs of the data port: find the cache, enforce the admission limits, and resume a
-//! watch from the version that its client has reached.
+//! Reads and subscriptions, for both APIs of the data port: find the cache, enforce the admission
+//! limits, and resume a watch from the version that its client has reached.
 //!
-//! The hazard is a crowd of clients after a restart. They wait here for the first list, with limits, instead of
-//! asking the apiserver one by one.
+//! The hazard is a crowd of clients after a restart. They wait here for the first list, with
+//! limits, instead of asking the apiserver one by one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -64,7 +64,8 @@ impl<C: Catalog> Reader<C> {
     /// Starts the cache of a target in an encoding, if that is allowed, without waiting for it.
     pub fn start_cache(&self, target: v1alpha1::Target, media: Media) {
         let catalog = self.catalog.clone();
-        // Later requests find the cache started, so there are few of these tasks, and none waits longer than a read would.
+        // Later requests find the cache started, so there are few of these tasks, and none waits
+        // longer than a read would.
         tokio::spawn(async move {
             let found = select::select(&*catalog, Some(target), media).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
@@ -87,7 +88,8 @@ impl<C: Catalog> Reader<C> {
         }
     }
 
-    /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is read.
+    /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
+    /// read.
     pub fn admit_stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         self.subscribers.clone().try_acquire_owned().map_err(|_| {
             let limit = self.subscribers_max;
@@ -95,8 +97,8 @@ impl<C: Catalog> Reader<C> {
         })
     }
 
-    /// A permit for one read over HTTP, kept until the response has ended. Reads have a limit of their own, so that a crowd of
-    /// them does not block watches.
+    /// A permit for one read over HTTP, kept until the response has ended. Reads have a limit of
+    /// their own, so that a crowd of them does not block watches.
     pub fn admit_read(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         self.reads.clone().try_acquire_owned().map_err(|_| {
             let limit = self.reads_max;
@@ -106,7 +108,8 @@ impl<C: Catalog> Reader<C> {
         })
     }
 
-    /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon as it starts.
+    /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon
+    /// as it starts.
     pub async fn select_synced(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
         let mut changes = self.catalog.changes();
         let limit = Instant::now() + SYNC_TIMEOUT;
@@ -145,7 +148,8 @@ impl<C: Catalog> Reader<C> {
         }
     }
 
-    /// Goes on from a version by the first way that there is: what the cache holds, what upstream tells again, or from the start.
+    /// Goes on from a version by the first way that there is: what the cache holds, what upstream
+    /// tells again, or from the start.
     async fn resume(
         &self,
         served: &Served,
@@ -158,7 +162,8 @@ impl<C: Catalog> Reader<C> {
         if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
             return start_over(hub, selection, format, (terms, version), bell, rewritten).await;
         }
-        // What was there before tells whether an object enters or leaves, and whether what is sent of it has changed.
+        // What was there before tells whether an object enters or leaves, and whether what is sent
+        // of it has changed.
         let compares = selection.can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
         let mut tries = 0;
@@ -190,10 +195,11 @@ impl<C: Catalog> Reader<C> {
         start_over(hub, selection, format, (terms, version), bell, expired.into()).await
     }
 
-    /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to another history: to another
-    /// cluster, or beyond what upstream says this cluster has reached.
+    /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to
+    /// another history: to another cluster, or beyond what upstream says this cluster has reached.
     ///
-    /// `None` also if the cache only lags, or if upstream could not be asked: then the hub refuses the version and counts that.
+    /// `None` also if the cache only lags, or if upstream could not be asked: then the hub refuses
+    /// the version and counts that.
     async fn other_history(&self, served: &Served, cluster: &str, version: ResourceVersion) -> Option<Refusal> {
         if let Some(known) = served.hub.cluster()
             && !cluster.is_empty()

@@ -1,6 +1,8 @@
-//! From a target to the cache that holds it and the objects it selects. Every error names the field at fault.
+//! From a target to the cache that holds it and the objects it selects. Every error names the field
+//! at fault.
 //!
-//! The hazard is a name that means something else in a path upstream, so names are checked before any lookup.
+//! The hazard is a name that means something else in a path upstream, so names are checked before
+//! any lookup.
 
 use crate::fanout::{Catalog, Refusal, Served};
 use kubefan_common::proto::v1alpha1::Target;

@@ -26,7 +26,8 @@ pub struct OpenedWatch {
 pub enum WatchProtocol {
     /// gRPC: the reason for the end is in the trailers.
     Grpc,
-    /// A Kubernetes watch in this encoding: the reason is an ERROR event, if there is one. There are no trailers.
+    /// A Kubernetes watch in this encoding: the reason is an ERROR event, if there is one. There
+    /// are no trailers.
     Kube(Media),
 }
 

@@ -1,4 +1,5 @@
-//! Reads a gRPC call: its content type, its deadline, and the single message of its request (gRPC's `PROTOCOL-HTTP2.md`).
+//! Reads a gRPC call: its content type, its deadline, and the single message of its request (gRPC's
+//! `PROTOCOL-HTTP2.md`).
 
 use std::{future::Future, time::Duration};
 
@@ -10,7 +11,8 @@ use tonic::Status;
 
 use super::status;
 
-/// The length of a message's prefix, in bytes: a compression flag, and the message length as four bytes.
+/// The length of a message's prefix, in bytes: a compression flag, and the message length as four
+/// bytes.
 const PREFIX_BYTES: usize = 5;
 
 /// The content type of a gRPC response.
@@ -57,8 +59,8 @@ pub fn deadline_at(headers: &HeaderMap) -> Option<Instant> {
     timeout(headers).and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// Waits for a future, at most until the deadline. The future is passed pinned, because a future moved into another one takes its
-/// space twice.
+/// Waits for a future, at most until the deadline. The future is passed pinned, because a future
+/// moved into another one takes its space twice.
 pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) -> Option<F::Output> {
     match deadline_at {
         Some(deadline_at) => tokio::time::timeout_at(deadline_at, future).await.ok(),
@@ -66,7 +68,8 @@ pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) 
     }
 }
 
-/// Reads the single message of a request, at most `bytes_max` bytes. `None` if the caller went away.
+/// Reads the single message of a request, at most `bytes_max` bytes. `None` if the caller went
+/// away.
 pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     let encoding = headers.get("grpc-encoding").map_or(&b"identity"[..], |value| value.as_bytes());
     if encoding != b"identity" {
@@ -90,7 +93,8 @@ pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usiz
     }
 }
 
-/// Takes the single message of a request, at most `bytes_max` bytes, from `buffer`. `None` until all of it has arrived.
+/// Takes the single message of a request, at most `bytes_max` bytes, from `buffer`. `None` until
+/// all of it has arrived.
 pub fn take_message(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     let Some((flag, prefix)) = buffer.first_chunk::<PREFIX_BYTES>().map(|prefix| (prefix[0], &prefix[1..])) else {
         return Ok(None);

@@ -1,8 +1,10 @@
-//! `grpc.health.v1`: the overall health (under the empty name and the service's name), and the health of each resource.
+//! `grpc.health.v1`: the overall health (under the empty name and the service's name), and the
+//! health of each resource.
 //!
-//! A resource has an entry for its configured name and one for its full name (`po`, `pods`, `deployments.apps`); with
-//! `--namespace` also one for each namespace (`pods/my-namespace`). It is SERVING once it is synced, and stays SERVING
-//! during an upstream outage, because it is still served from the cache.
+//! A resource has an entry for its configured name and one for its full name (`po`, `pods`,
+//! `deployments.apps`); with `--namespace` also one for each namespace (`pods/my-namespace`). It is
+//! SERVING once it is synced, and stays SERVING during an upstream outage, because it is still
+//! served from the cache.
 
 use std::collections::HashMap;
 
@@ -15,8 +17,9 @@ use kubefan_common::sync::watch;
 /// The overall health, and the health of each resource by name.
 pub type Health = (bool, HashMap<String, bool>);
 
-/// Updates the reporter after each change, until `drain` is cancelled. Then it reports NOT_SERVING and removes every entry, which
-/// ends the health watches; open streams would delay the shutdown of the server.
+/// Updates the reporter after each change, until `drain` is cancelled. Then it reports NOT_SERVING
+/// and removes every entry, which ends the health watches; open streams would delay the shutdown of
+/// the server.
 pub async fn follow(
     mut changes: watch::Receiver<u64>,
     health: impl Fn() -> Health,

@@ -28,7 +28,8 @@ pub fn timeout(seconds: i64) -> Result<Option<Duration>, Refusal> {
     }
 }
 
-/// The time without events after which a bookmark is sent. The default is 60 s, the minimum 1 s, the maximum 24 h.
+/// The time without events after which a bookmark is sent. The default is 60 s, the minimum 1 s,
+/// the maximum 24 h.
 pub fn bookmark_interval(interval: Option<prost_types::Duration>) -> Result<Duration, Refusal> {
     const DEFAULT: Duration = Duration::from_secs(60);
     const LEAST: Duration = Duration::from_secs(1);
@@ -53,8 +54,8 @@ pub fn watch_format(request: &WatchRequest) -> Result<Format, Refusal> {
         .map_err(|error| Refusal::Invalid { field: "projection.only_changes", message: error.to_string() })
 }
 
-/// Whether deltas may be sent from the start of the watch, because the client still has the objects of the version that it
-/// resumes from.
+/// Whether deltas may be sent from the start of the watch, because the client still has the objects
+/// of the version that it resumes from.
 pub fn state_kept(request: &WatchRequest) -> Result<bool, Refusal> {
     let invalid = |message: &str| Err(Refusal::Invalid { field: "state_kept", message: message.to_owned() });
     if !request.state_kept {

@@ -1,7 +1,7 @@
 //! `kubefan.v1alpha1.WatchService`, served from a [`Catalog`].
 //!
-//! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a gRPC library in between
-//! costs more per message than the socket does.
+//! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a
+//! gRPC library in between costs more per message than the socket does.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -56,11 +56,11 @@ impl<C: Catalog> Service<C> {
         self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
     }
 
-    /// Opens a watch. It wakes `bell` when it has something to send.
+    /// Opens a watch. It wakes `stream_waker` when it has something to send.
     ///
     /// # Errors
     /// The status that refuses the request.
-    pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<OpenedWatch, Status> {
+    pub async fn open(&self, request: WatchRequest, stream_waker: Bell) -> Result<OpenedWatch, Status> {
         let (reader, mut counted) = (&self.reader, self.count(WATCH));
         let open = async {
             let permit = reader.admit_stream()?;
@@ -80,7 +80,7 @@ impl<C: Catalog> Service<C> {
                 (Some(version), true) => Start::Kept(version),
             };
             let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
-            let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
+            let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
             Ok(OpenedWatch {
@@ -198,7 +198,8 @@ impl<C: Catalog> WatchService for Service<C> {
         &self,
         _request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
-        // A resource may also be cached in other encodings, for the Kubernetes API. gRPC serves only the JSON cache.
+        // A resource may also be cached in other encodings, for the Kubernetes API. gRPC serves
+        // only the JSON cache.
         let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
         Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
     }

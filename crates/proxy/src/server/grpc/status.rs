@@ -1,7 +1,8 @@
 //! Maps refusals and stream ends to gRPC status codes. No other file does.
 //!
-//! Every error carries an ErrorInfo (domain `kubefan.dev`, a stable reason). A temporary error also carries a RetryInfo, and an
-//! invalid argument a BadRequest that names the field (google.rpc `error_details.proto`).
+//! Every error carries an ErrorInfo (domain `kubefan.dev`, a stable reason). A temporary error also
+//! carries a RetryInfo, and an invalid argument a BadRequest that names the field (google.rpc
+//! `error_details.proto`).
 
 use std::{collections::HashMap, time::Duration};
 
@@ -83,8 +84,9 @@ pub fn ended(end: &StreamEnd) -> Option<Status> {
     }
 }
 
-/// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library reports a request that is too long as
-/// OUT_OF_RANGE, which in kubefan's API means that a resource version is too old.
+/// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library
+/// reports a request that is too long as OUT_OF_RANGE, which in kubefan's API means that a resource
+/// version is too old.
 pub fn replace_library_status<B: Default>(response: http::Response<B>) -> http::Response<B> {
     // Present if the response consists of a status only.
     let Some(status) = response.extensions().get::<Status>() else { return response };
@@ -161,7 +163,8 @@ fn too_old(expired: &Expired) -> Status {
     Status::with_error_details(Code::OutOfRange, expired.to_string(), details)
 }
 
-/// The longest message, in bytes. Messages quote the request, and a status is sent in headers, which clients limit to a few KiB.
+/// The longest message, in bytes. Messages quote the request, and a status is sent in headers,
+/// which clients limit to a few KiB.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
 fn shortened(mut message: String) -> String {

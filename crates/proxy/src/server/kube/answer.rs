@@ -10,7 +10,8 @@ use kubefan_model::Media;
 pub enum Answer {
     /// A watch that was opened. The transport sends it.
     Watch(OpenedWatch),
-    /// A whole response. The client must read it without long pauses, because it pins a snapshot or a place among forwarded requests.
+    /// A whole response. The client must read it without long pauses, because it pins a snapshot or
+    /// a place among forwarded requests.
     Response(Response<Body>),
     /// A forwarded response that the client may read at any pace: a watch, a log, a session.
     Forwarded(Response<Body>),

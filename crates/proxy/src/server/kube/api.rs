@@ -34,7 +34,8 @@ use crate::{
 };
 use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
 
-/// The most trailing segments of a path that are cut off to find the resource that it names, for metrics.
+/// The most trailing segments of a path that are cut off to find the resource that it names, for
+/// metrics.
 const SUBPATH_PARTS_MAX: usize = 3;
 
 /// The Kubernetes API.
@@ -51,7 +52,8 @@ pub struct KubeApi<C> {
 /// Options of the Kubernetes API.
 #[derive(Debug, Clone)]
 pub struct KubeApiOptions {
-    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness proof.
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
     pub consistent_list_bytes_min: usize,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
@@ -68,7 +70,8 @@ enum ReadRequest {
 }
 
 impl<C: Catalog> KubeApi<C> {
-    /// An API that reads from `reader`, and forwards everything else to `forwarder`, if there is one.
+    /// An API that reads from `reader`, and forwards everything else to `forwarder`, if there is
+    /// one.
     pub fn new(
         reader: Arc<Reader<C>>,
         forwarder: Option<Arc<Forwarder>>,
@@ -82,8 +85,8 @@ impl<C: Catalog> KubeApi<C> {
         Self { reads, pages, timeouts, forwarder, is_guarded, metrics }
     }
 
-    /// Answers a request. A watch wakes `bell` when it has something to send.
-    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+    /// Answers a request. A watch wakes `stream_waker` when it has something to send.
+    pub async fn answer(&self, request: Request<Body>, stream_waker: Bell) -> Answer {
         let uri = request.uri().clone();
         let info = RequestInfo::new(request.method(), &uri, request.headers());
         let verb = info.verb;
@@ -94,7 +97,8 @@ impl<C: Catalog> KubeApi<C> {
         let answer = match guarded {
             Err(failure) => Answer::Response(failure.response(Media::Json)),
             Ok(()) => {
-                // A watch that still waits for a proof or for upstream would end as soon as it was opened.
+                // A watch that still waits for a proof or for upstream would end as soon as it was
+                // opened.
                 let drained = async {
                     match info.is_watch {
                         true => self.reads.reader.drain().cancelled().await,
@@ -103,7 +107,7 @@ impl<C: Catalog> KubeApi<C> {
                 };
                 tokio::select! {
                     biased;
-                    answer = self.answer_guarded(request, &info, bell) => answer,
+                    answer = self.answer_guarded(request, &info, stream_waker) => answer,
                     () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(Media::Json)),
                 }
             }
@@ -120,7 +124,8 @@ impl<C: Catalog> KubeApi<C> {
             Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
                 Answer::Response(response.map(|_| Body::empty()))
             }
-            // A drain ends forwarded watches, because their clients reconnect to another replica. Logs and sessions could not be resumed.
+            // A drain ends forwarded watches, because their clients reconnect to another replica.
+            // Logs and sessions could not be resumed.
             Answer::Forwarded(response) if verb == "watch" => {
                 let drain = self.reads.reader.drain().clone().cancelled_owned();
                 let until = |body: Body| Body::from_stream(body.into_data_stream().take_until(drain));
@@ -135,9 +140,9 @@ impl<C: Catalog> KubeApi<C> {
     }
 
     /// Answers a request that the guard let through.
-    async fn answer_guarded(&self, request: Request<Body>, info: &RequestInfo<'_>, bell: Bell) -> Answer {
+    async fn answer_guarded(&self, request: Request<Body>, info: &RequestInfo<'_>, stream_waker: Bell) -> Answer {
         let (parts, body) = request.into_parts();
-        let failure = match self.read(&parts, info, bell).await {
+        let failure = match self.read(&parts, info, stream_waker).await {
             Ok(answer) => return answer,
             Err(ReadError::Final(failure)) => return Answer::Response(refusal_from_cache(&parts, &failure)),
             Err(ReadError::Upstream(failure)) => failure,
@@ -151,7 +156,7 @@ impl<C: Catalog> KubeApi<C> {
     }
 
     /// Reads from a cache.
-    async fn read(&self, request: &Parts, info: &RequestInfo<'_>, bell: Bell) -> Result<Answer, ReadError> {
+    async fn read(&self, request: &Parts, info: &RequestInfo<'_>, stream_waker: Bell) -> Result<Answer, ReadError> {
         let (reads, uri) = (&self.reads, &request.uri);
         let not_served = || {
             let because = "and passthrough to the apiserver is off (--passthrough=off)";
@@ -213,7 +218,7 @@ impl<C: Catalog> KubeApi<C> {
         let read = ResolvedRead { path, selected, format };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
-                watch::open(reads, &self.timeouts, read, options, bell).await
+                watch::open(reads, &self.timeouts, read, options, stream_waker).await
             }
             ReadRequest::Collection(Options::List(options)) => {
                 list(reads, &self.pages, read, options, permit).await.map(Answer::Response)
@@ -230,7 +235,8 @@ impl<C: Catalog> KubeApi<C> {
         Ok(Answer::Response(response))
     }
 
-    /// The label of a resource in metrics: its name if it is cached, so that callers cannot create labels.
+    /// The label of a resource in metrics: its name if it is cached, so that callers cannot create
+    /// labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
         let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
         let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));

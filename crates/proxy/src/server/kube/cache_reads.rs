@@ -1,6 +1,7 @@
 //! Finds the cache for a read, and waits until it is as fresh as the request demands.
 //!
-//! The hazard is a stale or partial answer. A cache that cannot prove its freshness in time does not answer.
+//! The hazard is a stale or partial answer. A cache that cannot prove its freshness in time does
+//! not answer.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ pub struct CacheReads<C> {
     pub reader: Arc<Reader<C>>,
     /// Whether passthrough is on, so that upstream can answer instead.
     pub has_upstream: bool,
-    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness proof.
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
     pub consistent_list_bytes_min: usize,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
@@ -40,9 +42,11 @@ pub struct ResolvedRead<'a> {
 /// How a read treats a cache that does not exist or is not synced.
 #[derive(Clone, Copy)]
 pub struct SelectOptions {
-    /// A watch starts the cache, because it will go on using it. Other reads start it only if passthrough is off.
+    /// A watch starts the cache, because it will go on using it. Other reads start it only if
+    /// passthrough is off.
     pub is_watch: bool,
-    /// Whether the read waits for the first list: it accepts any state, or its client would only retry.
+    /// Whether the read waits for the first list: it accepts any state, or its client would only
+    /// retry.
     pub waits_for_sync: bool,
 }
 
@@ -52,7 +56,8 @@ impl<C: Catalog> CacheReads<C> {
         self.reader.catalog().holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
     }
 
-    /// What a path and selectors select, in the first of the formats. If passthrough is off, in the first format that can be made here.
+    /// What a path and selectors select, in the first of the formats. If passthrough is off, in the
+    /// first format that can be made here.
     pub async fn select(
         &self,
         path: &Path,
@@ -77,8 +82,8 @@ impl<C: Catalog> CacheReads<C> {
         Err(ReadError::Upstream(first.unwrap_or_else(negotiate::not_acceptable)))
     }
 
-    /// What a path and selectors select in one encoding, if the cache serves it. With passthrough, only a watch starts the cache of a
-    /// resource: upstream answers a single list or get sooner.
+    /// What a path and selectors select in one encoding, if the cache serves it. With passthrough,
+    /// only a watch starts the cache of a resource: upstream answers a single list or get sooner.
     async fn select_in(
         &self,
         media: Media,
@@ -99,14 +104,16 @@ impl<C: Catalog> CacheReads<C> {
             label_selector: label_selector.to_owned(),
             field_selector: field_selector.to_owned(),
         };
-        // A consistent read does not wait while the cache in this encoding starts; the next one will find it.
+        // A consistent read does not wait while the cache in this encoding starts; the next one
+        // will find it.
         if !waits_for_sync && self.has_upstream && media != Media::Json && !is_cached(media) {
             self.reader.start_cache(target, media);
             let message = format!("{} is not cached as {}", path.resource, media.as_str());
             return Err(ReadError::Upstream(Failure::not_served(message)));
         }
-        // Clients reconnect to a replica as soon as it starts, and must not all turn to upstream: they wait for the first list, and get a 429
-        // if it takes too long, as from an apiserver that has restarted.
+        // Clients reconnect to a replica as soon as it starts, and must not all turn to upstream:
+        // they wait for the first list, and get a 429 if it takes too long, as from an apiserver
+        // that has restarted.
         let selected = match waits_for_sync {
             true => self.reader.select_synced(Some(target), media).await,
             false => self.reader.select(Some(target), media).await,
@@ -148,8 +155,9 @@ impl<C: Catalog> CacheReads<C> {
         Ok(())
     }
 
-    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last change, below the versions that upstream
-    /// assigns to changes of other resources, until a proof advances it.
+    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
+    /// change, below the versions that upstream assigns to changes of other resources, until a
+    /// proof advances it.
     async fn wait_for_version(&self, served: &Served, version: ResourceVersion) -> Result<(), ReadError> {
         let mut proved = false;
         let proof = async {

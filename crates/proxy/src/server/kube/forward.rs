@@ -1,9 +1,10 @@
-//! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are streamed unchanged; only headers that name
-//! the client are added.
+//! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are
+//! streamed unchanged; only headers that name the client are added.
 //!
-//! The hazard is that kubefan stands where the apiserver stood. So callers never act with kubefan's credentials by accident
-//! (`upstream::passthrough` ensures that), a client certificate, which cannot be forwarded, is refused and not silently dropped, and no
-//! caller can use up the capacity of all others.
+//! The hazard is that kubefan stands where the apiserver stood. So callers never act with kubefan's
+//! credentials by accident (`upstream::passthrough` ensures that), a client certificate, which
+//! cannot be forwarded, is refused and not silently dropped, and no caller can use up the capacity
+//! of all others.
 
 use std::sync::Arc;
 
@@ -52,14 +53,15 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`. `number` must be unique among all instances of
-    /// kubefan.
+    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`.
+    /// `number` must be unique among all instances of kubefan.
     pub fn new(upstream: Passthrough, upgrades: bool, number: u64, metrics: Arc<Metrics>) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
         Self { upstream, upgrades, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
-    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why there is none.
+    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
+    /// there is none.
     pub async fn forward(&self, request: Request<Body>, verb: &'static str, client: ClientInfo) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
         let place = match self.admit(&request, verb, client, upgrade.is_some()) {
@@ -147,8 +149,8 @@ impl Forwarder {
     }
 }
 
-/// The answer if there is no response from upstream. Only a request that was not sent at all gets a retriable status, because clients
-/// retry writes too.
+/// The answer if there is no response from upstream. Only a request that was not sent at all gets a
+/// retriable status, because clients retry writes too.
 fn unanswered(error: &UpstreamError) -> Failure {
     match error {
         UpstreamError::Unreachable { .. } => {
@@ -167,8 +169,8 @@ fn has_token(headers: &HeaderMap) -> bool {
         || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
 }
 
-/// Whether a request comes from a program on this machine, and not from a web page in a browser, which would act as kubefan. A page can
-/// name any host that resolves to a loopback address.
+/// Whether a request comes from a program on this machine, and not from a web page in a browser,
+/// which would act as kubefan. A page can name any host that resolves to a loopback address.
 fn is_local(request: &Request<Body>, client: ClientInfo) -> bool {
     client.address.is_none()
         || host(request).is_some_and(is_loopback) && text(request, &header::ORIGIN).is_none_or(is_loopback)

@@ -1,8 +1,9 @@
 //! Refuses requests that a browser could be tricked into sending.
 //!
-//! The hazard is DNS rebinding. On a loopback address without TLS, a web page could read the cache: its host name suddenly resolves to
-//! 127.0.0.1, which makes kubefan part of the page's site. Such a request names a host that is neither an address nor `localhost`, or has
-//! the origin of a page from one. `kubectl proxy` uses the same criterion (`--accept-hosts`).
+//! The hazard is DNS rebinding. On a loopback address without TLS, a web page could read the cache:
+//! its host name suddenly resolves to 127.0.0.1, which makes kubefan part of the page's site. Such
+//! a request names a host that is neither an address nor `localhost`, or has the origin of a page
+//! from one. `kubectl proxy` uses the same criterion (`--accept-hosts`).
 
 use http::{Request, header};
 

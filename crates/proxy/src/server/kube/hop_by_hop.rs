@@ -1,7 +1,7 @@
 //! Headers that belong to a connection and not to the message (RFC 9110, section 7.6.1).
 //!
-//! The hazard: if they were forwarded, one side could control the other side's connection, smuggle a second request, or
-//! switch protocols unnoticed.
+//! The hazard: if they were forwarded, one side could control the other side's connection, smuggle
+//! a second request, or switch protocols unnoticed.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -26,8 +26,8 @@ pub fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that a request wants to upgrade to, if it is one of exec, attach, port-forward or websocket watches. A server may ignore
-/// all others, such as h2c.
+/// The protocol that a request wants to upgrade to, if it is one of exec, attach, port-forward or
+/// websocket watches. A server may ignore all others, such as h2c.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     if !tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
         return None;

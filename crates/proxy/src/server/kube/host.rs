@@ -19,7 +19,8 @@ pub fn is_loopback(host: &str) -> bool {
     matches!(parse(host), Some(Host::Localhost)) || matches!(parse(host), Some(Host::Address(ip)) if ip.is_loopback())
 }
 
-/// Whether a host is `localhost` or an address. Unlike other names, DNS cannot resolve those to something else.
+/// Whether a host is `localhost` or an address. Unlike other names, DNS cannot resolve those to
+/// something else.
 pub fn is_localhost_or_address(host: &str) -> bool {
     parse(host).is_some()
 }

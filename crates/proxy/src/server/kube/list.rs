@@ -1,7 +1,7 @@
 //! Lists over HTTP, streamed from a snapshot.
 //!
-//! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its snapshot while it waits for the snapshot
-//! gate.
+//! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its
+//! snapshot while it waits for the snapshot gate.
 
 use std::sync::Arc;
 
@@ -143,7 +143,8 @@ async fn items_len(encoder: &ListEncoder, objects: impl Iterator<Item = &Arc<Obj
     sum
 }
 
-/// How long a consistent list waits for a freshness proof: until the next bookmark if the list would cost upstream a lot.
+/// How long a consistent list waits for a freshness proof: until the next bookmark if the list
+/// would cost upstream a lot.
 fn patience(hub: &Hub, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> Patience {
     match hub.state() {
         Some((store, _)) if is_large(&store, selection, limit, bytes_min) => Patience::Bookmark,

@@ -1,7 +1,7 @@
 //! Caches that are narrowed by `--upstream-field-selector`: which requests they can answer.
 //!
-//! The hazard is a list that silently lacks objects, and a 404 for an object that exists. So a narrowed cache answers only requests for
-//! objects that its selector covers.
+//! The hazard is a list that silently lacks objects, and a 404 for an object that exists. So a
+//! narrowed cache answers only requests for objects that its selector covers.
 
 use super::{path::Path, read_error::ReadError, status::Failure};
 use kubefan_model::{

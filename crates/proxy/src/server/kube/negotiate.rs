@@ -1,8 +1,11 @@
-//! Content negotiation: the form of the objects in a response (`negotiation.NegotiateMediaTypeOptions` in the apiserver).
+//! Content negotiation: the form of the objects in a response
+//! (`negotiation.NegotiateMediaTypeOptions` in the apiserver).
 //!
-//! The first clause of `Accept` that the apiserver could serve decides. If kubefan can make that form, the cache answers; otherwise
-//! upstream does, also with a 406, because that lists the media types. The hazard: in the apiserver two libraries parse the header
-//! one after the other, each in its own way. Any third way would answer requests that the apiserver refuses, so both are copied here.
+//! The first clause of `Accept` that the apiserver could serve decides. If kubefan can make that
+//! form, the cache answers; otherwise upstream does, also with a 406, because that lists the media
+//! types. The hazard: in the apiserver two libraries parse the header one after the other, each in
+//! its own way. Any third way would answer requests that the apiserver refuses, so both are copied
+//! here.
 
 use http::{HeaderMap, header};
 
@@ -27,7 +30,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// The format that makes it, if kubefan can. `include`: how much of its object each row of a Table has; `None` if that is invalid.
+    /// The format that makes it, if kubefan can. `include`: how much of its object each row of a
+    /// Table has; `None` if that is invalid.
     pub fn format(self, include: Option<Include>) -> Option<Format> {
         match self {
             Self::Whole(media) => Some(Format::http(media, Projection::default())),
@@ -82,8 +86,8 @@ impl<'a> Clause<'a> {
         Some(Self { kind: kind.trim_matches(' '), subtype: subtype.trim_matches(' '), params, quality })
     }
 
-    /// Whether it sorts before another clause. This is not a consistent order: a specific type sorts before a wildcard whatever their
-    /// qualities.
+    /// Whether it sorts before another clause. This is not a consistent order: a specific type
+    /// sorts before a wildcard whatever their qualities.
     fn is_before(&self, other: &Self) -> bool {
         self.quality > other.quality
             || (self.kind != "*" && other.kind == "*")
@@ -121,7 +125,8 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// Whether the apiserver's router accepts the header for JSON or protobuf (`Route.matchesAccept` of go-restful).
+/// Whether the apiserver's router accepts the header for JSON or protobuf (`Route.matchesAccept` of
+/// go-restful).
 fn is_routed(header: &str) -> bool {
     let known = [Media::Json.content_type(), Media::Protobuf.content_type(), "*/*"];
     header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
@@ -151,7 +156,8 @@ pub fn negotiate(header: &str, is_list: bool) -> Vec<Form> {
     clauses.iter().filter_map(|clause| clause.form(is_list)).collect()
 }
 
-/// The encoding of a `Status`, which has no other forms (`responsewriters.ErrorNegotiated` with `DefaultEndpointRestrictions`).
+/// The encoding of a `Status`, which has no other forms (`responsewriters.ErrorNegotiated` with
+/// `DefaultEndpointRestrictions`).
 pub fn negotiate_failure(header: Option<&str>) -> Media {
     let forms = negotiate(header.unwrap_or_default(), false);
     let whole = |form| if let Form::Whole(media) = form { Some(media) } else { None };

@@ -230,7 +230,8 @@ impl<'a> Raw<'a> {
             (None, _) if self.version.is_empty() => Freshness::Consistent,
             (None, _) => Freshness::Any,
             (Some(version), "Exact") => Freshness::Exact(version),
-            // Without resourceVersionMatch, a limit demands pages of exactly that version (the legacy behavior).
+            // Without resourceVersionMatch, a limit demands pages of exactly that version (the
+            // legacy behavior).
             (Some(version), "") if limit.is_some() => Freshness::Exact(version),
             (Some(version), _) => Freshness::NotOlderThan(version),
         };
@@ -243,7 +244,8 @@ impl<'a> Raw<'a> {
         })
     }
 
-    /// Applies the defaults of a watch without a version: it starts with the state (`SetListOptionsDefaults`).
+    /// Applies the defaults of a watch without a version: it starts with the state
+    /// (`SetListOptionsDefaults`).
     fn with_defaults(mut self) -> Self {
         let unset = self.send_initial_events.is_none() && self.version_match.is_empty();
         if unset && matches!(self.version, "" | "0") {
@@ -279,8 +281,9 @@ impl<'a> Raw<'a> {
 }
 
 impl Options {
-    /// Reads the query of a collection. `is_watch_path`: the path has the deprecated `/watch/` prefix. Such a request is a watch, but the
-    /// apiserver validates it as a list unless it also has `watch=1`.
+    /// Reads the query of a collection. `is_watch_path`: the path has the deprecated `/watch/`
+    /// prefix. Such a request is a watch, but the apiserver validates it as a list unless it also
+    /// has `watch=1`.
     ///
     /// # Errors
     /// The apiserver's answer.
@@ -304,7 +307,8 @@ impl Options {
     }
 }
 
-/// Reads the query of a get: the freshness that it demands. Other parameters have no meaning in a get.
+/// Reads the query of a get: the freshness that it demands. Other parameters have no meaning in a
+/// get.
 ///
 /// # Errors
 /// The apiserver's answer.
@@ -320,7 +324,8 @@ pub fn read_get(query: &Query<'_>) -> Result<Freshness, Failure> {
     })
 }
 
-/// Validates `timeout`, a duration in Go's syntax. Its value is ignored: a read from the cache is much faster.
+/// Validates `timeout`, a duration in Go's syntax. Its value is ignored: a read from the cache is
+/// much faster.
 fn check_timeout(timeout: &str) -> Result<(), Failure> {
     let mut rest = timeout;
     while !rest.is_empty() {

@@ -1,8 +1,9 @@
 //! Paged lists: continue tokens, and the snapshots that pages are read from.
 //!
-//! All pages of a list are read from the snapshot of the first page. A token has the apiserver's form (`storage/continue.go`): it names the
-//! version of the snapshot and the key to continue from. So a token whose snapshot was dropped, or that another server made, can be
-//! forwarded upstream unchanged.
+//! All pages of a list are read from the snapshot of the first page. A token has the apiserver's
+//! form (`storage/continue.go`): it names the version of the snapshot and the key to continue from.
+//! So a token whose snapshot was dropped, or that another server made, can be forwarded upstream
+//! unchanged.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -21,7 +22,8 @@ use kubefan_model::{ObjectKey, ResourceVersion};
 
 /// The most snapshots that are retained for paged lists.
 const SNAPSHOTS_MAX: usize = 32;
-/// How long a snapshot is retained after it was last read. (The apiserver's etcd retains them for about five minutes.)
+/// How long a snapshot is retained after it was last read. (The apiserver's etcd retains them for
+/// about five minutes.)
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(120);
 /// The only version of tokens.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
@@ -32,7 +34,8 @@ pub struct ContinueToken {
     v: String,
     /// The version of the snapshot; negative for any.
     pub rv: i64,
-    /// The key to continue from, relative to the path of the request: the last key that was read, followed by a NUL.
+    /// The key to continue from, relative to the path of the request: the last key that was read,
+    /// followed by a NUL.
     start: String,
 }
 
@@ -97,7 +100,8 @@ impl PageSnapshots {
         Some((found.store.clone(), version))
     }
 
-    /// Retains a snapshot. If there are too many, the one that was not read for the longest time is dropped.
+    /// Retains a snapshot. If there are too many, the one that was not read for the longest time is
+    /// dropped.
     pub fn retain(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
         let Some(Ahead { epoch, .. }) = hub.ahead() else { return };
         let mut live = self.live();
@@ -133,7 +137,8 @@ fn relative_key<'a>(key: &'a ObjectKey, namespace: &str) -> &'a str {
     if namespace.is_empty() { key.as_str() } else { key.name() }
 }
 
-/// The key after which a token continues. `None` if it does not continue after a key of the request's path.
+/// The key after which a token continues. `None` if it does not continue after a key of the
+/// request's path.
 pub fn last_key(token: &ContinueToken, namespace: &str, namespaced: bool) -> Option<ObjectKey> {
     let last = token.start.strip_suffix('\0')?;
     // Tokens from the apiserver's watch cache have a leading slash, tokens from etcd have none.

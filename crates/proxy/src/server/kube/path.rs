@@ -1,7 +1,7 @@
 //! Parses paths of the Kubernetes API (`RequestInfoFactory` in the apiserver's `requestinfo.go`).
 //!
-//! Only paths of collections and single objects are parsed, because only those can be cached. Subresources, discovery and
-//! unusual spellings are left to upstream.
+//! Only paths of collections and single objects are parsed, because only those can be cached.
+//! Subresources, discovery and unusual spellings are left to upstream.
 
 /// The objects that a path names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +41,8 @@ impl Path {
             return None;
         }
         let (namespace, resource, name) = match *rest {
-            // A namespace is an object too; after its name comes a collection inside it, or one of its subresources.
+            // A namespace is an object too; after its name comes a collection inside it, or one of
+            // its subresources.
             ["namespaces"] => ("", "namespaces", ""),
             ["namespaces", name] => ("", "namespaces", name),
             ["namespaces", _, "status" | "finalize"] => return None,

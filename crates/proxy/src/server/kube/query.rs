@@ -22,8 +22,8 @@ impl<'a> Query<'a> {
         Self { text, pairs: parse(text.as_bytes()).collect() }
     }
 
-    /// Checks that Go's parser would find the same parameters. Go skips parameters with invalid escapes or semicolons, so a query with
-    /// those is left to upstream.
+    /// Checks that Go's parser would find the same parameters. Go skips parameters with invalid
+    /// escapes or semicolons, so a query with those is left to upstream.
     ///
     /// # Errors
     /// 400.
@@ -46,7 +46,8 @@ impl<'a> Query<'a> {
         self.pairs.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// The first value of a parameter; if one is given more than once, the apiserver uses the first too.
+    /// The first value of a parameter; if one is given more than once, the apiserver uses the first
+    /// too.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.pairs().find(|(known, _)| *known == name).map(|(_, value)| value)
     }

@@ -24,7 +24,8 @@ impl From<Refusal> for ReadError {
             Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) | Refusal::Rewritten(_) => {
                 Self::Final(failure)
             }
-            // Upstream may have created or permitted the resource since, and reports invalid selectors in its own words.
+            // Upstream may have created or permitted the resource since, and reports invalid
+            // selectors in its own words.
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)
             }

@@ -1,4 +1,5 @@
-//! The path, the query and the verb of a request, each parsed once (`RequestInfo` in the apiserver's `requestinfo.go`).
+//! The path, the query and the verb of a request, each parsed once (`RequestInfo` in the
+//! apiserver's `requestinfo.go`).
 //!
 //! Verbs are labels of metrics, so there is a fixed number of them, whatever callers send.
 
@@ -55,7 +56,8 @@ fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static str {
     }
 }
 
-/// Whether a request lasts as long as its caller likes (`BasicLongRunningRequestCheck`, as kube-apiserver configures it).
+/// Whether a request lasts as long as its caller likes (`BasicLongRunningRequestCheck`, as
+/// kube-apiserver configures it).
 pub fn is_long_running(verb: &str, path: &str) -> bool {
     matches!(verb, "watch" | "connect")
         || matches!(subresource(path), Some("attach" | "exec" | "log" | "portforward" | "proxy"))

@@ -1,4 +1,5 @@
-//! Kubernetes' `Status`: the body of every failed request, and of a watch's ERROR event (`apimachinery/pkg/api/errors`).
+//! Kubernetes' `Status`: the body of every failed request, and of a watch's ERROR event
+//! (`apimachinery/pkg/api/errors`).
 //!
 //! Maps refusals and stream ends to HTTP status codes. No other file does.
 
@@ -148,7 +149,8 @@ impl Failure {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retriable()
     }
 
-    /// 429 until the first list is complete: the apiserver's answer while its watch cache is not ready.
+    /// 429 until the first list is complete: the apiserver's answer while its watch cache is not
+    /// ready.
     pub fn initializing() -> Self {
         Self::too_many_requests("storage is (re)initializing".to_owned())
     }
@@ -279,7 +281,8 @@ impl From<&Refusal> for Failure {
     }
 }
 
-/// The error that a watch reports before it ends. `None` if it ends silently; then its client resumes.
+/// The error that a watch reports before it ends. `None` if it ends silently; then its client
+/// resumes.
 pub fn watch_error(end: &StreamEnd) -> Option<Failure> {
     match end {
         StreamEnd::Expired(expired) => Some(Failure::watch_expired(expired)),

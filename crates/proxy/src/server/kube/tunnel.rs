@@ -1,4 +1,5 @@
-//! A connection after an upgrade (status 101): bytes are copied both ways until both sides have ended.
+//! A connection after an upgrade (status 101): bytes are copied both ways until both sides have
+//! ended.
 //!
 //! The connection's own task does that, so the connection limit and the drain still apply.
 
@@ -9,7 +10,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
-/// What an HTTP/1.1 connection does after an upgrade. Requests on connections that can be upgraded carry it in their extensions.
+/// What an HTTP/1.1 connection does after an upgrade. Requests on connections that can be upgraded
+/// carry it in their extensions.
 #[derive(Clone, Default)]
 pub struct Tunnel(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
 

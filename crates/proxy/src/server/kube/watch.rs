@@ -23,11 +23,12 @@ use kubefan_model::Media;
 
 /// A bookmark is sent after this time without events, as the apiserver does.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-/// The shortest timeout of a watch that names none (`--min-request-timeout` of the apiserver). The longest is twice as long.
+/// The shortest timeout of a watch that names none (`--min-request-timeout` of the apiserver). The
+/// longest is twice as long.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
 
-/// Timeouts for watches that name none. They are spread evenly, so that watches that start together do not end together, and move to other
-/// replicas over time.
+/// Timeouts for watches that name none. They are spread evenly, so that watches that start together
+/// do not end together, and move to other replicas over time.
 #[derive(Default)]
 pub struct DefaultTimeouts {
     watches: AtomicU32,
@@ -43,7 +44,7 @@ impl DefaultTimeouts {
     }
 }
 
-/// Opens a watch. Its subscription wakes `bell`.
+/// Opens a watch. Its subscription wakes `stream_waker`.
 ///
 /// # Errors
 /// Why it is not answered from the cache.
@@ -52,7 +53,7 @@ pub async fn open<C: Catalog>(
     timeouts: &DefaultTimeouts,
     ResolvedRead { selected, format, .. }: ResolvedRead<'_>,
     options: WatchOptions,
-    bell: Bell,
+    stream_waker: Bell,
 ) -> Result<Answer, ReadError> {
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
     let permit = reads.reader.admit_stream()?;
@@ -72,14 +73,15 @@ pub async fn open<C: Catalog>(
             reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
             Start::After(hub.snapshot()?.1)
         }
-        // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is silent until it gets there.
+        // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
+        // silent until it gets there.
         WatchStart::After(version) => match hub.head() {
             Some(head) if head < version => Start::Ahead(version),
             _ => Start::After(version),
         },
     };
     let terms = Terms { marks_end, ..start.into() };
-    let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await;
+    let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,
         Err(Refusal::Expired(expired)) => return Ok(error_event(&Failure::watch_expired(&expired), media)),

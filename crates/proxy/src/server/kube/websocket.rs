@@ -1,8 +1,10 @@
-//! Watches as websockets: each event is one message (`WatchServer.HandleWS` in the apiserver, over golang.org/x/net/websocket).
+//! Watches as websockets: each event is one message (`WatchServer.HandleWS` in the apiserver, over
+//! golang.org/x/net/websocket).
 //!
-//! The hazard is a browser: unlike other answers, web pages may read websockets of any host. So an `Origin` is required, as the apiserver
-//! does, and it must be of the requested host or of this machine, which the apiserver does not check. Messages of the client are read
-//! within small limits, for pings and the close, and discarded.
+//! The hazard is a browser: unlike other answers, web pages may read websockets of any host. So an
+//! `Origin` is required, as the apiserver does, and it must be of the requested host or of this
+//! machine, which the apiserver does not check. Messages of the client are read within small
+//! limits, for pings and the close, and discarded.
 
 use std::{iter, time::Duration};
 
@@ -32,7 +34,8 @@ use super::{
 };
 use kubefan_model::Media;
 
-/// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as well.
+/// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as
+/// well.
 const INCOMING_BYTES_MAX: usize = 64 << 10;
 /// The read buffer of a websocket, in bytes.
 const READ_BUFFER_BYTES: usize = 4 << 10;
@@ -52,11 +55,12 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Checks a request. `None` if it does not ask for a websocket, or if its connection cannot become one; only HTTP/1.1 connections can.
+    /// Checks a request. `None` if it does not ask for a websocket, or if its connection cannot
+    /// become one; only HTTP/1.1 connections can.
     ///
     /// # Errors
-    /// 400 for a handshake without a key, with another version or with several protocols; 403 for a missing or foreign origin. The apiserver
-    /// refuses the same, except foreign origins.
+    /// 400 for a handshake without a key, with another version or with several protocols; 403 for a
+    /// missing or foreign origin. The apiserver refuses the same, except foreign origins.
     pub fn from_request(headers: &HeaderMap, extensions: &Extensions) -> Result<Option<Self>, Failure> {
         let connection = extensions.get::<Tunnel>().cloned().zip(extensions.get::<OnUpgrade>().cloned());
         let is_websocket = |to: HeaderValue| to.as_bytes().eq_ignore_ascii_case(b"websocket");
@@ -79,8 +83,9 @@ impl Socket {
         Ok(Some(Self { tunnel, upgrade, accept, protocol }))
     }
 
-    /// The response that switches protocols. After it, each event of the body of `response` is sent as a message. The websocket ends with
-    /// the body, on a drain, and if a message cannot be written in `stall_timeout`.
+    /// The response that switches protocols. After it, each event of the body of `response` is sent
+    /// as a message. The websocket ends with the body, on a drain, and if a message cannot be
+    /// written in `stall_timeout`.
     pub fn upgrade(
         self,
         response: Response<Body>,
@@ -158,7 +163,8 @@ fn is_same(origin: &str, host: &str) -> bool {
         && port(origin.port_u16()) == port(host.port_u16())
 }
 
-/// Sends each event of a body as a message, until the body or the client ends. Returns the close code, unless the connection is lost.
+/// Sends each event of a body as a message, until the body or the client ends. Returns the close
+/// code, unless the connection is lost.
 async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut WebSocketStream<S>,
     mut body: Body,
@@ -187,8 +193,9 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The events of a chunk, which contains whole events only. A JSON line becomes a text message, with its line feed, as the apiserver sends
-/// it. A protobuf event becomes a binary message, without its length prefix. `None` for an invalid event.
+/// The events of a chunk, which contains whole events only. A JSON line becomes a text message,
+/// with its line feed, as the apiserver sends it. A protobuf event becomes a binary message,
+/// without its length prefix. `None` for an invalid event.
 fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Message>> {
     iter::from_fn(move || {
         if chunk.is_empty() {

@@ -79,8 +79,8 @@ impl fmt::Display for Bound {
 }
 
 impl Listener {
-    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket that a dead process left behind is
-    /// replaced; one that is in use is not.
+    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket that a
+    /// dead process left behind is replaced; one that is in use is not.
     pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
@@ -103,7 +103,8 @@ impl Listener {
                 let (stream, address) = listener.accept().await?;
                 // Events are small and must not wait for the acknowledgement of the previous one.
                 stream.set_nodelay(true)?;
-                // A client that vanished must free its place; HTTP/1.1 and tunnels have no PING to detect that.
+                // A client that vanished must free its place; HTTP/1.1 and tunnels have no PING to
+                // detect that.
                 SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
                 // Other systems have no such option; there a slow reader fills the kernel's buffer.
                 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -114,8 +115,8 @@ impl Listener {
         }
     }
 
-    /// The accepted connections. A failure to accept, such as too many open files, is logged and retried after 100 ms, because it must
-    /// not end the server.
+    /// The accepted connections. A failure to accept, such as too many open files, is logged and
+    /// retried after 100 ms, because it must not end the server.
     pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
         futures::stream::unfold(self, |listener| async {
             loop {
@@ -134,11 +135,13 @@ impl Listener {
 /// TCP probes a connection after this silence.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart every subscriber reconnects at once. A
-/// connection that finds the queue full (usually 128) is dropped, or reset when it first sends something.
+/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart
+/// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
+/// dropped, or reset when it first sends something.
 const BACKLOG: u32 = 4096;
 
-/// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address whose old connections linger.
+/// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address
+/// whose old connections linger.
 pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     #[cfg(unix)]

@@ -9,7 +9,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 
-/// An address to listen on: `127.0.0.1:7443`, `[::1]:7443`, `localhost:7443`, `:7443` (all addresses), or `unix:/path`.
+/// An address to listen on: `127.0.0.1:7443`, `[::1]:7443`, `localhost:7443`, `:7443` (all
+/// addresses), or `unix:/path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ListenAddress {
     /// TCP. With port 0 the system chooses the port.

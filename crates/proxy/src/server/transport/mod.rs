@@ -1,8 +1,10 @@
-//! Connections to the data port: accepting them, TLS, HTTP/2 and HTTP/1.1, and how watches are sent on them.
+//! Connections to the data port: accepting them, TLS, HTTP/2 and HTTP/1.1, and how watches are sent
+//! on them.
 //!
-//! [`serve`] accepts connections and detects their protocol. [`http2`] and [`http1`] each drive one connection as one task.
-//! The hazard throughout is a client that stops reading: it must pin no snapshot, hold no thread and delay no other client.
-//! [`limits`] names what one connection may take.
+//! [`serve`] accepts connections and detects their protocol. [`http2`] and [`http1`] each drive one
+//! connection as one task. The hazard throughout is a client that stops reading: it must pin no
+//! snapshot, hold no thread and delay no other client. [`limits`] names what one connection may
+//! take.
 
 pub mod http1;
 pub mod http2;

@@ -1,7 +1,9 @@
-//! Explains to a client that speaks plaintext that this port needs TLS. A TLS alert would be noise to it and name no remedy.
+//! Explains to a client that speaks plaintext that this port needs TLS. A TLS alert would be noise
+//! to it and name no remedy.
 //!
-//! HTTP/1.1 clients get the same answer as from Go's servers, and so from the apiserver (`net/http/server.go`,
-//! `tlsRecordHeaderLooksLikeHTTP`). HTTP/2 clients, such as gRPC without TLS, get a GOAWAY frame with the text.
+//! HTTP/1.1 clients get the same answer as from Go's servers, and so from the apiserver
+//! (`net/http/server.go`, `tlsRecordHeaderLooksLikeHTTP`). HTTP/2 clients, such as gRPC without
+//! TLS, get a GOAWAY frame with the text.
 
 use std::{io, time::Duration};
 
@@ -17,7 +19,8 @@ use super::preface::Rewound;
 pub const REFUSAL: &str =
     "a plaintext request was sent to an HTTPS port; use https:// (TLS), or with gRPC credentials for TLS";
 
-/// How long the rest of the request is read. A socket that is closed with unread bytes discards the answer.
+/// How long the rest of the request is read. A socket that is closed with unread bytes discards the
+/// answer.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much of the rest of the request is read, in bytes.
 const LINGER_BYTES_MAX: u64 = 64 << 10;
@@ -27,7 +30,8 @@ const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const INADEQUATE_SECURITY: u32 = 0xc;
 
-/// Whether a connection starts with plaintext HTTP. HTTP methods start with a letter; the types of TLS records are lower.
+/// Whether a connection starts with plaintext HTTP. HTTP methods start with a letter; the types of
+/// TLS records are lower.
 pub fn is_plaintext(first: &[u8]) -> bool {
     first.first().is_some_and(u8::is_ascii_alphabetic)
 }

@@ -1,4 +1,5 @@
-//! Detects HTTP/2 by the first bytes of a connection (RFC 9113, section 3.4). Those bytes are returned by the next reads.
+//! Detects HTTP/2 by the first bytes of a connection (RFC 9113, section 3.4). Those bytes are
+//! returned by the next reads.
 
 use std::{
     io::{self, IoSlice},

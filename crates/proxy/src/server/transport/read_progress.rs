@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use super::limits::PROGRESS_BYTES_MIN;
 
-/// The progress of a client with one response. Only time counts in which the server waits for the client.
+/// The progress of a client with one response. Only time counts in which the server waits for the
+/// client.
 #[derive(Debug)]
 pub struct ReadProgress {
     stall_timeout: Duration,
@@ -24,7 +25,8 @@ impl ReadProgress {
         Self { stall_timeout, bytes: 0, waited: Duration::ZERO, waiting_since: None }
     }
 
-    /// Records that the server waits for the client. Returns the time at which the client has stalled.
+    /// Records that the server waits for the client. Returns the time at which the client has
+    /// stalled.
     pub fn due_at(&mut self) -> Instant {
         *self.waiting_since.get_or_insert_with(Instant::now) + self.stall_timeout.saturating_sub(self.waited)
     }

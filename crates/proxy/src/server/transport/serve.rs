@@ -30,8 +30,9 @@ pub struct Server<C> {
 }
 
 impl<C: Catalog> Server<C> {
-    /// A server for `catalog` and the gRPC services `others` on the same port. Requests that are not served from a cache go through
-    /// `forwarder`; without one they are refused. Every stream ends when `drain` is cancelled.
+    /// A server for `catalog` and the gRPC services `others` on the same port. Requests that are
+    /// not served from a cache go through `forwarder`; without one they are refused. Every stream
+    /// ends when `drain` is cancelled.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,
@@ -44,7 +45,8 @@ impl<C: Catalog> Server<C> {
         Arc::new(Self { services, metrics })
     }
 
-    /// Serves the connections of `listener` until the drain, then waits until the last one has ended. Dropping the future ends all.
+    /// Serves the connections of `listener` until the drain, then waits until the last one has
+    /// ended. Dropping the future ends all.
     pub async fn run(self: Arc<Self>, listener: Listener, tls: Option<TlsAcceptor>) {
         let limit = self.services.options.connections_max;
         let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
@@ -75,7 +77,8 @@ impl<C: Catalog> Server<C> {
                     let client = io.connect_info();
                     let end = match tls {
                         None => server.serve(io, client).await,
-                        // Boxed, so that the memory of the handshake is freed after it. A TLS session is large.
+                        // Boxed, so that the memory of the handshake is freed after it. A TLS
+                        // session is large.
                         Some(tls) => match Box::pin(server.accept_tls(io, tls, client)).await.map(Box::new) {
                             Ok(io) => {
                                 let has_certificate = io.get_ref().1.peer_certificates().is_some();

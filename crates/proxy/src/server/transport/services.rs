@@ -1,4 +1,5 @@
-//! What all connections of the data port share: the two APIs, the router for other gRPC calls, and the options.
+//! What all connections of the data port share: the two APIs, the router for other gRPC calls, and
+//! the options.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,11 +46,13 @@ pub struct ServerOptions {
     pub keepalive_timeout: Duration,
     /// A response that pins a snapshot is ended if too little of it is read in this time.
     pub snapshot_stall_timeout: Duration,
-    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness proof.
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
     pub consistent_list_bytes_min: usize,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Whether requests that a browser could be tricked into sending are refused: for loopback addresses without TLS.
+    /// Whether requests that a browser could be tricked into sending are refused: for loopback
+    /// addresses without TLS.
     pub is_guarded: bool,
 }
 
@@ -68,8 +71,8 @@ pub struct Services<C> {
 }
 
 impl<C: Catalog> Services<C> {
-    /// The services for `catalog` and the gRPC services `others`. Requests that are not served from a cache go through `forwarder`;
-    /// without one they are refused.
+    /// The services for `catalog` and the gRPC services `others`. Requests that are not served from
+    /// a cache go through `forwarder`; without one they are refused.
     pub fn new(
         catalog: Arc<C>,
         others: Routes,

@@ -1,6 +1,7 @@
 //! TLS of the data port: reads the certificate, and reads it again after it was renewed.
 //!
-//! The hazard is a renewal that is half written. A certificate that cannot be used never replaces the one in use.
+//! The hazard is a renewal that is half written. A certificate that cannot be used never replaces
+//! the one in use.
 
 use std::{
     fmt, io,
@@ -42,11 +43,13 @@ pub struct TlsError {
     message: String,
 }
 
-/// How often the files are checked for a renewed certificate, at most. New connections use it, existing ones do not.
+/// How often the files are checked for a renewed certificate, at most. New connections use it,
+/// existing ones do not.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reads a certificate chain and its key, now and after each renewal. ALPN prefers HTTP/2 and accepts HTTP/1.1. If
-/// `requests_client_certificate`, clients are asked for a certificate but need not have one.
+/// Reads a certificate chain and its key, now and after each renewal. ALPN prefers HTTP/2 and
+/// accepts HTTP/1.1. If `requests_client_certificate`, clients are asked for a certificate but need
+/// not have one.
 pub fn read(files: &TlsFiles, requests_client_certificate: bool) -> Result<TlsAcceptor, TlsError> {
     let certificate = Arc::new(Certificate::read(files)?);
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -114,7 +117,8 @@ impl Certificate {
         Ok(Self { files: files.clone(), current: Mutex::new(current) })
     }
 
-    /// The newest usable certificate. The files are small and rarely read, so the handshake may wait for that.
+    /// The newest usable certificate. The files are small and rarely read, so the handshake may
+    /// wait for that.
     fn current(&self) -> Arc<CertifiedKey> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.looked_at.elapsed() >= RENEWAL_INTERVAL {
@@ -152,8 +156,9 @@ impl ResolvesServerCert for Certificate {
     }
 }
 
-/// Accepts any client certificate without verification: it neither grants nor denies access. kubefan only learns that the client has one, to
-/// explain to a caller that relies on it that it cannot be forwarded to the apiserver.
+/// Accepts any client certificate without verification: it neither grants nor denies access.
+/// kubefan only learns that the client has one, to explain to a caller that relies on it that it
+/// cannot be forwarded to the apiserver.
 #[derive(Debug)]
 struct AcceptUnverified;
 

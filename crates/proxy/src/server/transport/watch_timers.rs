@@ -1,7 +1,7 @@
 //! The timers of one watch: when it ends, when a bookmark is due, and when its backlog has stalled.
 //!
-//! A backlog (snapshot, catch-up or backfill) pins state, so a client must read it without long pauses. A watch that has
-//! sent its backlog pins nothing and may wait for its client forever.
+//! A backlog (snapshot, catch-up or backfill) pins state, so a client must read it without long
+//! pauses. A watch that has sent its backlog pins nothing and may wait for its client forever.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ pub enum Due {
 }
 
 impl WatchTimers {
-    /// Starts the timers. With `bookmark_before_end` a last bookmark is due shortly before the timeout.
+    /// Starts the timers. With `bookmark_before_end` a last bookmark is due shortly before the
+    /// timeout.
     pub fn new(
         bookmark_interval: Option<Duration>,
         timeout_at: Option<Instant>,
@@ -71,7 +72,8 @@ impl WatchTimers {
         }
     }
 
-    /// Records that `bytes` were sent. `in_backlog`: whether the subscription is still sending its backlog.
+    /// Records that `bytes` were sent. `in_backlog`: whether the subscription is still sending its
+    /// backlog.
     pub fn sent(&mut self, now: Instant, bytes: usize, in_backlog: bool) {
         self.last_sent = now;
         self.window_bytes += bytes;
@@ -82,8 +84,9 @@ impl WatchTimers {
         }
     }
 
-    /// When [`Self::tick`] must be called next; `None` if no timer runs. During a backlog that is at least once per bookmark interval: the end
-    /// of a backlog gives no signal, and the first bookmark must not wait for the stall timeout.
+    /// When [`Self::tick`] must be called next; `None` if no timer runs. During a backlog that is
+    /// at least once per bookmark interval: the end of a backlog gives no signal, and the first
+    /// bookmark must not wait for the stall timeout.
     pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
         let silent = match (in_backlog, self.bookmark_interval) {
             (true, interval) => {
@@ -114,7 +117,8 @@ impl WatchTimers {
             self.last_bookmark_at = None;
         }
         if ends || self.bookmark_interval.is_some_and(|interval| silence >= interval) {
-            // Even if there is no newer version to announce: the next bookmark is due one interval later.
+            // Even if there is no newer version to announce: the next bookmark is due one interval
+            // later.
             self.last_sent = now;
             return Due::Bookmark;
         }

@@ -1,6 +1,7 @@
 //! One HTTP/1.1 connection, served by hyper: the Kubernetes API and the router.
 //!
-//! The hazard is a request that an intermediary reads differently, so a request without exactly one host is refused.
+//! The hazard is a request that an intermediary reads differently, so a request without exactly one
+//! host is refused.
 
 use std::{convert::Infallible, error::Error, io, sync::Arc};
 
@@ -28,8 +29,9 @@ use crate::{
 /// The stream number of a watch: a connection has only one at a time.
 const WATCH: u32 = 1;
 
-/// Serves a connection until it ends, also after it was upgraded to another protocol. Once the drain starts, it ends after the current
-/// request. A client that reads a pinning response too slowly ends the connection.
+/// Serves a connection until it ends, also after it was upgraded to another protocol. Once the
+/// drain starts, it ends after the current request. A client that reads a pinning response too
+/// slowly ends the connection.
 pub async fn serve<C: Catalog>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: ClientInfo,
@@ -81,7 +83,8 @@ pub async fn serve<C: Catalog>(
     end
 }
 
-/// Why a connection ended. A client that goes away during a response has only closed the connection.
+/// Why a connection ended. A client that goes away during a response has only closed the
+/// connection.
 fn end_of(error: &hyper::Error) -> ConnectionEnd {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     let is_gone = |error: &io::Error| {
@@ -116,10 +119,11 @@ async fn answer<C: Catalog>(
         let message = "a request must have exactly one Host header\n";
         return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
     }
-    let line = Line::new();
-    // An invalid handshake is refused by the API. Of the requests that are answered here, only a watch can be a websocket.
+    let connection_waker = Line::new();
+    // An invalid handshake is refused by the API. Of the requests that are answered here, only a
+    // watch can be a websocket.
     let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
-    let answer = services.kube.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
+    let answer = services.kube.answer(request.map(axum::body::Body::new), Bell::new(&connection_waker, WATCH)).await;
     needs.progress(matches!(answer, Answer::Response(_)));
     // A tunnel may close one side before the other.
     needs.close_detection(match &answer {
@@ -131,7 +135,9 @@ async fn answer<C: Catalog>(
     let response = match answer {
         Answer::Forwarded(response) => return Ok(response),
         Answer::Response(response) => response,
-        Answer::Watch(opened) => WatchBody::response(opened, line, stall_timeout, services.drain.clone(), needs),
+        Answer::Watch(opened) => {
+            WatchBody::response(opened, connection_waker, stall_timeout, services.drain.clone(), needs)
+        }
     };
     Ok(match socket {
         // If the watch was refused, the response stays as it is.

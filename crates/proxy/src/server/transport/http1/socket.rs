@@ -1,9 +1,10 @@
-//! The socket of an HTTP/1.1 connection. It fails if the client stops reading a response that pins a snapshot, or closes the
-//! connection during a watch.
+//! The socket of an HTTP/1.1 connection. It fails if the client stops reading a response that pins
+//! a snapshot, or closes the connection during a watch.
 //!
-//! hyper asks a body for more only when the socket has room, so only the socket sees that the client does not read. And hyper
-//! does not look for the client's close while bytes of the client are buffered, such as the next request; nothing else would
-//! notice that a quiet watch has no reader any more.
+//! hyper asks a body for more only when the socket has room, so only the socket sees that the
+//! client does not read. And hyper does not look for the client's close while bytes of the client
+//! are buffered, such as the next request; nothing else would notice that a quiet watch has no
+//! reader any more.
 
 use std::{
     io::{self, IoSlice},
@@ -25,7 +26,8 @@ use tokio_util::io::poll_read_buf;
 
 use crate::server::transport::read_progress::ReadProgress;
 
-/// The most that is read ahead of hyper, in bytes. If a client sends more during a watch, its close is noticed with the next event.
+/// The most that is read ahead of hyper, in bytes. If a client sends more during a watch, its close
+/// is noticed with the next event.
 const READ_AHEAD_BYTES_MAX: usize = 16 << 10;
 
 /// What the response that is being sent needs from the socket; shared by both.
@@ -44,7 +46,8 @@ impl ResponseNeeds {
         self.0.progress.store(needed, Ordering::Relaxed);
     }
 
-    /// Sets whether the socket looks for the client's close, even past bytes that hyper has not read yet.
+    /// Sets whether the socket looks for the client's close, even past bytes that hyper has not
+    /// read yet.
     pub fn close_detection(&self, needed: bool) {
         self.0.close_detection.store(needed, Ordering::Relaxed);
     }
@@ -61,7 +64,8 @@ pub struct MonitoredSocket<Io> {
 }
 
 impl<Io> MonitoredSocket<Io> {
-    /// A socket that fails when its client reads too little in `stall_timeout`, if the response needs progress.
+    /// A socket that fails when its client reads too little in `stall_timeout`, if the response
+    /// needs progress.
     pub fn new(io: Io, needs: ResponseNeeds, stall_timeout: Duration) -> Self {
         let progress = ReadProgress::new(stall_timeout);
         Self { io, needs, progress, stall_timer: None, read_ahead: BytesMut::new() }

@@ -31,7 +31,7 @@ use crate::{
 pub struct WatchBody {
     /// `None` once the watch has ended.
     opened: Option<OpenedWatch>,
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -39,10 +39,10 @@ pub struct WatchBody {
 }
 
 impl WatchBody {
-    /// The response for a watch whose subscription wakes `line`.
+    /// The response for a watch whose subscription wakes `connection_waker`.
     pub fn response(
         opened: OpenedWatch,
-        line: Arc<Line>,
+        connection_waker: Arc<Line>,
         stall_timeout: Duration,
         drain: CancellationToken,
         needs: ResponseNeeds,
@@ -51,7 +51,7 @@ impl WatchBody {
         let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         let timer = Box::pin(sleep_until(Instant::now()));
         let drain = Box::pin(drain.cancelled_owned());
-        let watch = Self { opened: Some(opened), line, timers, timer, drain, needs };
+        let watch = Self { opened: Some(opened), connection_waker, timers, timer, drain, needs };
         let mut response = Response::new(axum::body::Body::new(watch));
         put_watch_headers(media, &warnings, response.headers_mut());
         response
@@ -66,8 +66,8 @@ impl WatchBody {
     }
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        self.line.register(cx.waker());
-        self.line.rung(&mut Rung::new());
+        self.connection_waker.register(cx.waker());
+        self.connection_waker.rung(&mut Rung::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
             if self.drain.as_mut().poll(cx).is_ready() {

@@ -1,14 +1,16 @@
 //! Coalesces the small writes of one pass over a connection into few large ones.
 //!
-//! The problem: h2 writes and flushes each DATA frame separately. An event for a hundred streams of one connection would cost a
-//! hundred system calls, and over TLS a hundred records.
+//! The problem: h2 writes and flushes each DATA frame separately. An event for a hundred streams of
+//! one connection would cost a hundred system calls, and over TLS a hundred records.
 //!
-//! The choice: h2 writes into a buffer, and its flushes do nothing. The task of the connection flushes the buffer once, at the end
-//! of its pass. A large write is not copied; it goes out at once in one vectored write, after the buffered bytes.
+//! The choice: h2 writes into a buffer, and its flushes do nothing. The task of the connection
+//! flushes the buffer once, at the end of its pass. A large write is not copied; it goes out at
+//! once in one vectored write, after the buffered bytes.
 //!
-//! Why not a `BufWriter`: it honors h2's flushes, it copies large writes, and it keeps its buffer while the connection is idle. Here
-//! the buffer is capped, so a socket that is not writable stops h2 early, and it is borrowed from a per-thread pool only while
-//! it has content, so ten thousand idle connections have no buffers.
+//! Why not a `BufWriter`: it honors h2's flushes, it copies large writes, and it keeps its buffer
+//! while the connection is idle. Here the buffer is capped, so a socket that is not writable stops
+//! h2 early, and it is borrowed from a per-thread pool only while it has content, so ten thousand
+//! idle connections have no buffers.
 
 use std::{
     cell::RefCell,
@@ -25,8 +27,9 @@ use crate::server::transport::limits::COALESCE_BYTES_MAX;
 /// The most slices of one vectored write, including the buffered bytes.
 const SLICES_MAX: usize = 64;
 
-/// The largest write that is buffered, in bytes: a DATA frame of 16 KiB, the most that Go clients accept, and its head. Copying it
-/// costs a third of the system call that it saves; copying more would cost as much as a system call.
+/// The largest write that is buffered, in bytes: a DATA frame of 16 KiB, the most that Go clients
+/// accept, and its head. Copying it costs a third of the system call that it saves; copying more
+/// would cost as much as a system call.
 const BUFFERED_WRITE_BYTES_MAX: usize = (16 << 10) + 9;
 
 /// The number of empty buffers in the pool of each thread.
@@ -248,7 +251,8 @@ mod tests {
     use super::*;
     use crate::server::transport::limits::BATCH_BYTES_MAX;
 
-    /// A socket that accepts as many bytes per write as its script says (`None`: it is not writable), and everything after the script's end.
+    /// A socket that accepts as many bytes per write as its script says (`None`: it is not
+    /// writable), and everything after the script's end.
     #[derive(Default)]
     struct Socket {
         script: VecDeque<Option<usize>>,

@@ -1,20 +1,24 @@
 //! The send path: one HTTP/2 connection, driven by one task in passes.
 //!
-//! The problem: an event goes to thousands of streams on thousands of connections. If each stream had a task, an event would cost a
-//! wake-up, a lock and a write per stream.
+//! The problem: an event goes to thousands of streams on thousands of connections. If each stream
+//! had a task, an event would cost a wake-up, a lock and a write per stream.
 //!
-//! The choice: one task per connection works in passes. A pass takes the streams that were woken, gives each a turn to send one batch as
-//! far as its window allows, lets h2 turn the batches into frames, and writes all frames to the socket with one flush (see
-//! [`super::coalescer`]). So an event costs a connection one wake-up and one write, however many of its streams get it. A pass has a
-//! budget, so a connection with much to send does not starve the others, and streams that had no turn come first in the next pass.
-//! While the socket is not writable, nothing is taken from any subscription: a slow client keeps its cursors and pins almost nothing.
+//! The choice: one task per connection works in passes. A pass takes the streams that were woken,
+//! gives each a turn to send one batch as far as its window allows, lets h2 turn the batches into
+//! frames, and writes all frames to the socket with one flush (see [`super::coalescer`]). So an
+//! event costs a connection one wake-up and one write, however many of its streams get it. A pass
+//! has a budget, so a connection with much to send does not starve the others, and streams that had
+//! no turn come first in the next pass. While the socket is not writable, nothing is taken from any
+//! subscription: a slow client keeps its cursors and pins almost nothing.
 //!
-//! Why h2 directly, and not tonic or hyper: they run a task or a body per stream, poll it before they know whether the window has room,
-//! and flush per frame. Their cost per message exceeds that of the system call, and they hide the window and resets, which decide here
-//! what is taken from a subscription and when it ends.
+//! Why h2 directly, and not tonic or hyper: they run a task or a body per stream, poll it before
+//! they know whether the window has room, and flush per frame. Their cost per message exceeds that
+//! of the system call, and they hide the window and resets, which decide here what is taken from a
+//! subscription and when it ends.
 //!
-//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`Line`]; h2 and the socket wake the whole task
-//! ([`IoWaker`]); the timer and the drain signal have a waker of their own ([`TimerWaker`]), because most passes need not look at them.
+//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`Line`]; h2
+//! and the socket wake the whole task ([`IoWaker`]); the timer and the drain signal have a waker of
+//! their own ([`TimerWaker`]), because most passes need not look at them.
 
 use std::{
     collections::BTreeMap,
@@ -78,7 +82,7 @@ pub struct Connection<C, T> {
     /// The same as a `Waker`.
     waker: Waker,
     timer_waker: Arc<TimerWaker>,
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     streams: BTreeMap<u32, Box<WatchStream>>,
     /// Streams that may have something to send, in the order of their turns.
     ready: Rung,
@@ -114,10 +118,10 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
         keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
-        let line = Line::new();
-        let io_waker = IoWaker::new(line.clone());
+        let connection_waker = Line::new();
+        let io_waker = IoWaker::new(connection_waker.clone());
         let waker = Waker::from(io_waker.clone());
-        let timer_waker = TimerWaker::new(line.clone());
+        let timer_waker = TimerWaker::new(connection_waker.clone());
         let drain = Some(services.drain.clone().cancelled_owned().boxed());
         Ok(Self {
             services,
@@ -127,7 +131,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             io_waker,
             waker,
             timer_waker,
-            line,
+            connection_waker,
             streams: BTreeMap::new(),
             ready: Rung::new(),
             woken: Rung::new(),
@@ -141,10 +145,11 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         let waker = self.waker.clone();
         let http2 = &mut Context::from_waker(&waker);
-        self.line.register(cx.waker());
+        self.connection_waker.register(cx.waker());
         let mut budget = PASS_BYTES_MAX;
         loop {
-            // This pass itself flushes the data that it hands to h2, so that must not cause another pass.
+            // This pass itself flushes the data that it hands to h2, so that must not cause another
+            // pass.
             self.io_waker.set_muted(true);
             self.poll_requests(cx);
             let gone = self.poll_timer_and_drain();
@@ -170,7 +175,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         Poll::Pending
     }
 
-    /// Polls the timer and the drain signal if one of them has woken the task. `Ready` if the client is gone.
+    /// Polls the timer and the drain signal if one of them has woken the task. `Ready` if the
+    /// client is gone.
     fn poll_timer_and_drain(&mut self) -> Poll<()> {
         if !self.timer_waker.take() {
             return Poll::Pending;
@@ -239,7 +245,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();
         let stall_timeout = self.services.options.snapshot_stall_timeout;
-        let mut stream = Box::new(WatchStream::new(opened, send, &self.line, deadline_at, stall_timeout));
+        let mut stream = Box::new(WatchStream::new(opened, send, &self.connection_waker, deadline_at, stall_timeout));
         if self.drain.is_none() {
             return stream.finish(StreamEnd::Draining);
         }
@@ -263,7 +269,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Gives the woken streams their turns, until the budget is used up.
     fn send(&mut self, budget: &mut usize) {
         let blocked = self.flusher.is_blocked();
-        self.line.rung(&mut self.woken);
+        self.connection_waker.rung(&mut self.woken);
         for id in self.woken.drain(..) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if !std::mem::replace(&mut stream.queued, true) {
@@ -301,7 +307,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
         }
     }
 
-    /// Lets h2 read from the socket and write frames. Returns the number of new requests, or the end of the connection.
+    /// Lets h2 read from the socket and write frames. Returns the number of new requests, or the
+    /// end of the connection.
     fn poll_http2(&mut self, cx: &mut Context<'_>) -> Result<usize, ConnectionEnd> {
         let mut accepted = 0;
         let result = loop {
@@ -335,7 +342,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     fn answer(&mut self, mut request: Request<RecvStream>, respond: SendResponse<Payload>) {
         let services = self.services.clone();
         if call::is_grpc(&request) && request.uri().path() == WATCH {
-            self.requests.spawn(requests::open_grpc_watch(services, self.line.clone(), request, respond));
+            self.requests.spawn(requests::open_grpc_watch(services, self.connection_waker.clone(), request, respond));
             return;
         }
         request.extensions_mut().insert(self.client);
@@ -344,8 +351,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             let answered = respond::serve_router(request, respond, services.router.clone(), stall_timeout);
             self.requests.spawn(answered.map(|()| None));
         } else {
-            let bell = Bell::new(&self.line, respond.stream_id().as_u32());
-            self.requests.spawn(requests::answer_kube(services, bell, request, respond));
+            let stream_waker = Bell::new(&self.connection_waker, respond.stream_id().as_u32());
+            self.requests.spawn(requests::answer_kube(services, stream_waker, request, respond));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The deadlines of all streams of one connection, behind one timer.
 //!
-//! A timer per stream would be reset with every message. Here an entry is never moved: when it expires, its owner checks
-//! whether something is really due, and otherwise adds a later entry.
+//! A timer per stream would be reset with every message. Here an entry is never moved: when it
+//! expires, its owner checks whether something is really due, and otherwise adds a later entry.
 
 use std::{
     cmp::Reverse,

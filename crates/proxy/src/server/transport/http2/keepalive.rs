@@ -1,4 +1,5 @@
-//! Detects clients that vanished: after a silence a PING is sent, and if nothing arrives in time, the connection is closed.
+//! Detects clients that vanished: after a silence a PING is sent, and if nothing arrives in time,
+//! the connection is closed.
 
 use std::{
     task::{Context, Poll},
@@ -21,7 +22,8 @@ pub struct Keepalive {
 }
 
 impl Keepalive {
-    /// Sends a PING after `interval` of silence; the client is gone if it stays silent for another `timeout`.
+    /// Sends a PING after `interval` of silence; the client is gone if it stays silent for another
+    /// `timeout`.
     pub fn new(ping_pong: PingPong, interval: Duration, timeout: Duration) -> Self {
         Self { ping_pong, interval, timeout, received_at: Instant::now(), ping_sent_at: None, in_flight: false }
     }
@@ -52,7 +54,8 @@ impl Keepalive {
             return Poll::Ready(());
         }
         self.ping_sent_at = Some(now);
-        // Fails while a PING is in flight, which then serves the purpose, and when the connection ends, which its task notices.
+        // Fails while a PING is in flight, which then serves the purpose, and when the connection
+        // ends, which its task notices.
         self.in_flight |= self.ping_pong.send_ping(Ping::opaque()).is_ok();
         Poll::Pending
     }

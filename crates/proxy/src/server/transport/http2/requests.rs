@@ -1,7 +1,7 @@
 //! The tasks that answer the requests of an HTTP/2 connection.
 //!
-//! A watch is only opened here: it becomes a [`StartedWatch`], which the task of the connection sends. Everything else is answered
-//! completely by its own task.
+//! A watch is only opened here: it becomes a [`StartedWatch`], which the task of the connection
+//! sends. Everything else is answered completely by its own task.
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
@@ -38,19 +38,19 @@ pub struct StartedWatch {
 /// Opens a gRPC watch. A refusal is sent as the whole response.
 pub async fn open_grpc_watch<C: Catalog>(
     services: Arc<Services<C>>,
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {
     let (head, mut body) = request.into_parts();
     let deadline_at = call::deadline_at(&head.headers);
-    let bell = Bell::new(&line, respond.stream_id().as_u32());
+    let stream_waker = Bell::new(&connection_waker, respond.stream_id().as_u32());
     let opening = pin!(async {
         let Some(message) = call::message(&head.headers, &mut body, services.options.message_bytes_max).await? else {
             return Ok(None);
         };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
-        services.grpc.open(request, bell).await.map(Some)
+        services.grpc.open(request, stream_waker).await.map(Some)
     });
     let opened = tokio::select! {
         biased;
@@ -70,12 +70,12 @@ pub async fn open_grpc_watch<C: Catalog>(
 /// Answers a request of the Kubernetes API: opens a watch, or sends a whole response.
 pub async fn answer_kube<C: Catalog>(
     services: Arc<Services<C>>,
-    bell: Bell,
+    stream_waker: Bell,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {
     let request = request.map(|body| axum::body::Body::new(RequestBody::from(body)));
-    let answering = Box::pin(services.kube.answer(request, bell));
+    let answering = Box::pin(services.kube.answer(request, stream_waker));
     let answer = tokio::select! {
         biased;
         answer = answering => answer,

@@ -1,9 +1,9 @@
-//! Answers HTTP/2 requests other than watches: passes them to the router (gRPC lists, gets, health, reflection), and sends whole
-//! responses.
+//! Answers HTTP/2 requests other than watches: passes them to the router (gRPC lists, gets, health,
+//! reflection), and sends whole responses.
 //!
-//! Each runs as its own task, so it never delays the watches of its connection. A response body is polled only as far as the
-//! client's window allows. The hazard is a list that is not read: it pins a snapshot and occupies the snapshot gate, so it is
-//! ended after a stall timeout.
+//! Each runs as its own task, so it never delays the watches of its connection. A response body is
+//! polled only as far as the client's window allows. The hazard is a list that is not read: it pins
+//! a snapshot and occupies the snapshot gate, so it is ended after a stall timeout.
 
 use std::{
     future::poll_fn,
@@ -74,7 +74,8 @@ enum SendError {
 pub struct ResponseLimits {
     /// The deadline of the call.
     pub deadline_at: Option<Instant>,
-    /// Ends the response if the client reads too little in this time; `None` if it may be read at any pace.
+    /// Ends the response if the client reads too little in this time; `None` if it may be read at
+    /// any pace.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -87,7 +88,8 @@ pub enum OnCutOff {
     Reset,
 }
 
-/// Passes a gRPC request to the router and sends its response, unless the client goes away or stalls.
+/// Passes a gRPC request to the router and sends its response, unless the client goes away or
+/// stalls.
 pub async fn serve_router(
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
@@ -206,7 +208,8 @@ mod tests {
     const STALL: Duration = Duration::from_secs(30);
     const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
 
-    /// The bytes of a long answer that a client gets that reads one window of it ten times per stall timeout.
+    /// The bytes of a long answer that a client gets that reads one window of it ten times per
+    /// stall timeout.
     async fn bytes_read_with_window(window_bytes: usize) -> usize {
         let (near, far) = duplex(64 << 10);
         tokio::spawn(async move {

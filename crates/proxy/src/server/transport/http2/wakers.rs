@@ -12,14 +12,14 @@ use crate::fanout::Line;
 
 /// The waker for h2 and the socket. The task mutes it while it hands data to h2 itself.
 pub struct IoWaker {
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     muted: AtomicBool,
 }
 
 impl IoWaker {
-    /// A waker for the task that is registered with `line`.
-    pub fn new(line: Arc<Line>) -> Arc<Self> {
-        Arc::new(Self { line, muted: AtomicBool::new(false) })
+    /// A waker for the task that is registered with `connection_waker`.
+    pub fn new(connection_waker: Arc<Line>) -> Arc<Self> {
+        Arc::new(Self { connection_waker, muted: AtomicBool::new(false) })
     }
 
     /// Mutes or unmutes the waker.
@@ -34,24 +34,26 @@ impl Wake for IoWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // A wake-up from another thread while muted is not lost: the task polls h2 after it has unmuted the waker.
+        // A wake-up from another thread while muted is not lost: the task polls h2 after it has
+        // unmuted the waker.
         if !self.muted.load(Ordering::SeqCst) {
-            self.line.wake();
+            self.connection_waker.wake();
         }
     }
 }
 
-/// The waker for the timer and the drain signal. An ordinary pass does not touch their memory; with a thousand connections that saves
-/// a good part of the cost of a pass.
+/// The waker for the timer and the drain signal. An ordinary pass does not touch their memory; with
+/// a thousand connections that saves a good part of the cost of a pass.
 pub struct TimerWaker {
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     woken: AtomicBool,
 }
 
 impl TimerWaker {
-    /// A waker for the task that is registered with `line`. It starts as woken, so that the first pass polls the timer.
-    pub fn new(line: Arc<Line>) -> Arc<Self> {
-        Arc::new(Self { line, woken: AtomicBool::new(true) })
+    /// A waker for the task that is registered with `connection_waker`. It starts as woken, so that
+    /// the first pass polls the timer.
+    pub fn new(connection_waker: Arc<Line>) -> Arc<Self> {
+        Arc::new(Self { connection_waker, woken: AtomicBool::new(true) })
     }
 
     /// Marks the timer as changed, so that the next pass polls it.
@@ -68,6 +70,6 @@ impl TimerWaker {
 impl Wake for TimerWaker {
     fn wake(self: Arc<Self>) {
         self.mark();
-        self.line.wake();
+        self.connection_waker.wake();
     }
 }

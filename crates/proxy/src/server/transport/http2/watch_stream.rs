@@ -1,7 +1,9 @@
-//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and how it ends.
+//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and how it
+//! ends.
 //!
-//! Bytes are taken from the subscription only as far as the HTTP/2 window allows, so a subscriber that does not read keeps its cursor
-//! and pins almost nothing. Dropping a stream ends its subscription at once.
+//! Bytes are taken from the subscription only as far as the HTTP/2 window allows, so a subscriber
+//! that does not read keeps its cursor and pins almost nothing. Dropping a stream ends its
+//! subscription at once.
 
 use std::{
     sync::{
@@ -31,7 +33,8 @@ use crate::{
 };
 use kubefan_common::planted::{self, Bug};
 
-/// The longest bookmark, in bytes: a version of 20 digits and its message; an event of a Kubernetes watch also contains names.
+/// The longest bookmark, in bytes: a version of 20 digits and its message; an event of a Kubernetes
+/// watch also contains names.
 const BOOKMARK_BYTES_MAX: usize = 40;
 const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
 
@@ -64,12 +67,13 @@ impl WatchStream {
     pub fn new(
         opened: OpenedWatch,
         send: SendStream<Payload>,
-        line: &Arc<Line>,
+        connection_waker: &Arc<Line>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
         let id = send.stream_id().as_u32();
-        let waker = Arc::new(Http2Waker { line: line.clone(), stream: id, ..Http2Waker::default() });
+        let waker =
+            Arc::new(Http2Waker { connection_waker: connection_waker.clone(), stream: id, ..Http2Waker::default() });
         let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
         let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
         let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
@@ -121,7 +125,8 @@ impl WatchStream {
                     let in_prelude = self.opened.subscription.in_prelude();
                     self.timers.sent(now, sent, in_prelude);
                     window = window.saturating_sub(sent);
-                    // A batch of the backlog is memory of this connection; a batch of the log is shared.
+                    // A batch of the backlog is memory of this connection; a batch of the log is
+                    // shared.
                     let weight = if in_prelude { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
@@ -183,10 +188,11 @@ impl WatchStream {
     }
 }
 
-/// Wakes the connection for its stream when h2 reports a reset or a larger window, as the subscription does for new events.
+/// Wakes the connection for its stream when h2 reports a reset or a larger window, as the
+/// subscription does for new events.
 #[derive(Default)]
 struct Http2Waker {
-    line: Arc<Line>,
+    connection_waker: Arc<Line>,
     stream: u32,
     /// Whether h2 has this waker for resets.
     registered: AtomicBool,
@@ -201,7 +207,7 @@ impl Wake for Http2Waker {
     fn wake_by_ref(self: &Arc<Self>) {
         self.registered.store(false, Ordering::Relaxed);
         if !self.muted.load(Ordering::Relaxed) {
-            self.line.ring(self.stream);
+            self.connection_waker.ring(self.stream);
         }
     }
 }
