@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn every_input_of_the_corpus_passes_its_check() {
         for (name, check) in super::ALL {
-            let inputs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+            let inputs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
             let mut count = 0;
             for input in std::fs::read_dir(&inputs).unwrap() {
                 let path = input.unwrap().path();
