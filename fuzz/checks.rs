@@ -36,13 +36,14 @@ use kubefan_proxy::{
     fanout::{Catalog, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
-        call,
-        http::{
-            accept,
+        grpc::{call, request},
+        kube::{
+            negotiate,
             options::{self, Options},
             path::Path,
+            query::Query,
         },
-        request,
+        select,
     },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
@@ -275,7 +276,7 @@ pub(crate) fn requests(data: &[u8]) {
         targets.push(get.target);
     }
     for target in targets {
-        let selected = request::select(&EmptyCatalog, target, Media::Json).now_or_never();
+        let selected = select::select(&EmptyCatalog, target, Media::Json).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
 }
@@ -291,14 +292,14 @@ pub(crate) fn http(data: &[u8]) {
         for part in [group, version, resource, namespace, name] {
             assert!(!part.contains(['/', '%']), "{part:?} could change the path upstream");
         }
-        let _ = Options::read(&query, path.is_watch).map_err(|failure| failure.json());
+        let _ = Options::read(&Query::parse(&query), path.is_watch).map_err(|failure| failure.json());
     }
-    let _ = options::read_get(&query);
+    let _ = options::read_get(&Query::parse(&query));
     for is_list in [false, true] {
-        let forms = accept::negotiate(&accept, is_list);
-        assert_eq!(forms, accept::negotiate(&accept, is_list));
+        let forms = negotiate::negotiate(&accept, is_list);
+        assert_eq!(forms, negotiate::negotiate(&accept, is_list));
     }
-    let _ = accept::negotiate_failure(Some(&accept));
+    let _ = negotiate::negotiate_failure(Some(&accept));
 }
 
 /// Compressed data that clients receive: the input as a chunk of events, as a delta with its base,
@@ -427,7 +428,7 @@ mod tests {
     #[test]
     fn every_input_of_the_corpus_passes_its_check() {
         for (name, check) in super::ALL {
-            let inputs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+            let inputs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
             let mut count = 0;
             for input in std::fs::read_dir(&inputs).unwrap() {
                 let path = input.unwrap().path();

@@ -178,7 +178,7 @@ async fn bad_versions_are_refused() {
     }
     let future = WatchRequest { resource_version: "999999999".into(), ..watch_of(target("pods")) };
     let status = watch_error(&mut client, future).await;
-    assert_refused("the future", &status, Code::OutOfRange, "", "version 999999999 is of another history");
+    assert_refused("the future", &status, Code::OutOfRange, "", "version 999999999 belongs to another history");
     let list =
         ListRequest { target: Some(target("pods")), resource_version: "999999999".into(), ..ListRequest::default() };
     let status = client.list(list).await.err().unwrap();
@@ -334,7 +334,7 @@ async fn garbage_on_the_data_port_disturbs_no_subscriber() {
             .await
             .unwrap();
         let status = Status::from_header_map(answer.headers()).unwrap();
-        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be read");
+        assert_refused(&format!("{body:?}"), &status, Code::InvalidArgument, "", "the request cannot be decoded");
     }
     subscriber.gets_the_next_event(&simulated).await;
     assert!(client.list_resources(kubefan_common::proto::v1alpha1::ListResourcesRequest {}).await.is_ok());

@@ -51,7 +51,7 @@ async fn bad_flags_give_a_one_line_error() {
         (&["--drain-timeout=-5s"], "--drain-timeout"),
         (&["--drain-timeout", "soon"], "soon"),
         (&["--ring-bytes-max", "64 elephants"], "64 elephants"),
-        (&["--listen", "nowhere"], "\"nowhere\" is no address to listen on"),
+        (&["--listen", "nowhere"], "\"nowhere\" is not a listen address"),
         (&["--page-size", "many"], "--page-size"),
         (&["--watch-list", "sometimes"], "[possible values: auto, never]"),
         (&["--no-such-flag"], "--no-such-flag"),
@@ -167,7 +167,7 @@ async fn an_address_in_use_is_named_with_its_flag() {
     let socket = format!("unix:{}", simulated.dir.path().join("socket").display());
     let first = simulated.kubefan_at(&socket).await;
     let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
-    assert_line("a socket", &ran, 1, &[&socket, "another process has it"]);
+    assert_line("a socket", &ran, 1, &[&socket, "another process uses it"]);
     drop(first);
     // The killed process left its socket file behind, and no process uses it.
     simulated.kubefan_at(&socket).await;

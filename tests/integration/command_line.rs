@@ -247,7 +247,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     let watch = run(&[&args[..5], &future].concat()).await;
     assert_eq!(watch.code, Some(1));
     assert!(
-        watch.stderr.contains("version 99999999 is of another history") && !watch.stderr.contains("lost"),
+        watch.stderr.contains("version 99999999 belongs to another history") && !watch.stderr.contains("lost"),
         "{watch:?}"
     );
     let get = run(&[&["get", "pods", "-s", &server], &future[..]].concat()).await;

@@ -11,7 +11,7 @@ use h2::{
 };
 use http::{HeaderMap, Request, Response};
 use kubefan_common::proto::v1alpha1::{ListRequest, Target, WatchRequest, WatchResponse, watch_response};
-use kubefan_proxy::{server::listen::Peer, telemetry::metrics::ConnectionEnd};
+use kubefan_proxy::{server::ClientInfo, telemetry::metrics::ConnectionEnd};
 use prost::Message;
 use serde_json::json;
 use tokio::{
@@ -58,7 +58,7 @@ struct RawConnection {
 
 fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
-    (ours, tokio::spawn(rig.server.clone().serve(theirs, Peer::default())))
+    (ours, tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default())))
 }
 
 impl RawConnection {

@@ -79,7 +79,7 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     let before = asks();
     let (first, second) = tokio::join!(rig.watch(target("pods"), &beyond), rig.watch(target("pods"), &beyond));
     for status in [first.err().unwrap(), second.err().unwrap()] {
-        assert_rewritten(&status, &format!("version {beyond} is of another history: the cluster has reached"));
+        assert_rewritten(&status, &format!("version {beyond} belongs to another history: the cluster has reached"));
     }
     assert_eq!(asks() - before, 1, "one lookup serves all that wait");
 
@@ -135,7 +135,7 @@ async fn a_version_of_another_cluster_is_refused() {
         ..second.request(target("pods"), &last)
     };
     let status = second.send(claims(&cluster, OnExpired::Fail)).await.err().unwrap();
-    assert_rewritten(&status, &format!("version {last} is of another cluster ({cluster})"));
+    assert_rewritten(&status, &format!("version {last} belongs to another cluster ({cluster})"));
     let mut watch = second.send(claims(&cluster, OnExpired::Restart)).await.unwrap();
     watch.step().await.unwrap();
     watch.until_resumable().await;

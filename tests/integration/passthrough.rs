@@ -228,7 +228,7 @@ async fn a_client_certificate_is_refused_with_the_reason() {
     assert_eq!(code, StatusCode::UNAUTHORIZED);
     assert_eq!(status["reason"], "Unauthorized");
     let message = status["message"].as_str().unwrap();
-    assert!(message.contains("client certificate cannot be passed on") && message.contains("token"), "{message}");
+    assert!(message.contains("client certificate cannot be forwarded") && message.contains("token"), "{message}");
     // A token beside the certificate is enough. A caller with neither is left to the apiserver.
     let admin = format!("Bearer {}", api.admin_token());
     let got = whoami(&client, &secure.url(), &[("authorization", &admin)]).await;

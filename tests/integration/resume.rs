@@ -95,7 +95,7 @@ async fn a_version_beyond_the_cluster_is_refused() {
     let status = Watch::start(&mut client, Query::default().target("nodes"), "999999999").await.err().unwrap();
     assert_eq!(status.code(), Code::OutOfRange);
     assert!(
-        status.message().starts_with("version 999999999 is of another history: the cluster has reached "),
+        status.message().starts_with("version 999999999 belongs to another history: the cluster has reached "),
         "{status}"
     );
     assert_eq!(status.get_details_error_info().unwrap().reason, "HISTORY_REWRITTEN");

@@ -13,7 +13,7 @@ use kubefan_proxy::{
     caches::{CacheContext, Registry, RegistryOptions},
     config::ServeConfig,
     fanout::GateLimits,
-    server::{Server, ServerOptions, listen::Peer},
+    server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
         discovery::{Discovery, DiscoveryOptions},
@@ -164,7 +164,7 @@ impl Node {
         let running = running.as_mut().filter(|running| !running.drain.is_cancelled());
         let running = running.ok_or(io::ErrorKind::ConnectionRefused)?;
         let (ours, theirs) = route.connect()?;
-        let served = running.server.clone().serve(theirs, Peer::default());
+        let served = running.server.clone().serve(theirs, ClientInfo::default());
         running.tasks.spawn(async move {
             served.await;
         });

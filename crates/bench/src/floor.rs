@@ -27,7 +27,7 @@ const MARKER: &str = "kubefan: serving bytes on ";
 /// # Errors
 /// When it cannot listen on loopback.
 pub async fn serve() -> io::Result<()> {
-    let listener = kubefan_proxy::server::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let listener = kubefan_proxy::server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     eprintln!("{MARKER}{}", listener.local_addr()?);
     let (orders, _) = listener.accept().await?;
     let due = watch::Sender::new(0_u64);

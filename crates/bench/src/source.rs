@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size};
-use kubefan_proxy::server::listen::listen_tcp;
+use kubefan_proxy::server::transport::listen::listen_tcp;
 use kubefan_sim::{
     apiserver::{SimApiserver, SimOptions},
     workload::{Change, Operation, Workload, WorkloadOptions},

@@ -2,7 +2,7 @@
 
 use std::{env, path::Path};
 
-use kubefan_proxy::{config::ServeConfig, server::listen::Bound};
+use kubefan_proxy::{config::ServeConfig, server::transport::listen::Bound};
 
 /// The commands for a kubefan that listens on these addresses.
 pub fn lines(program: &str, data: &Bound, admin: &Bound) -> Vec<String> {

@@ -36,7 +36,7 @@ use kubefan_client::ClientError;
 use kubefan_proxy::{
     app::{App, AppError},
     config::ServeConfig,
-    server::listen::{Bound, listen_tcp},
+    server::transport::listen::{Bound, listen_tcp},
     upstream::{Upstream, client::UpstreamOptions, settings::SettingsError},
 };
 use kubefan_sim::{

@@ -5,7 +5,6 @@
 //! are errors that name the flag and the way out, before anything is started.
 
 pub mod file;
-pub mod listen;
 pub mod options;
 pub mod peers;
 pub mod units;
@@ -14,7 +13,8 @@ use std::{path::PathBuf, time};
 
 use serde::Deserialize;
 
-pub use listen::ListenAddress;
+pub use crate::server::transport::listen_address::{self as listen, ListenAddress};
+pub use crate::server::transport::tls::TlsFiles;
 pub use options::ServeOptions;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use units::{ByteSize, Duration};
@@ -145,15 +145,6 @@ pub struct ServeConfig {
     pub log_format: LogFormat,
     /// A filter as tracing-subscriber's `EnvFilter` takes it.
     pub log_level: String,
-}
-
-/// A certificate and its key, in PEM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate chain.
-    pub cert_file: PathBuf,
-    /// The private key.
-    pub private_key_file: PathBuf,
 }
 
 /// How the apiserver is reached and asked.

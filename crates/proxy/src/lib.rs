@@ -47,6 +47,7 @@ pub mod cache;
 pub mod caches;
 pub mod config;
 pub mod fanout;
+pub mod kube_encoding;
 pub mod peer;
 pub mod server;
 pub mod telemetry;

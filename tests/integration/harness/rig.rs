@@ -17,7 +17,7 @@ use kubefan_proxy::{
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,
-    server::{Server, ServerOptions, listen::Peer},
+    server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
         discovery::{Discovery, DiscoveryOptions},
@@ -327,7 +327,7 @@ impl Rig {
 fn in_memory(server: Arc<Server<Arc<Registry>>>) -> Channel {
     let connect = move |_| {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        tokio::spawn(server.clone().serve(theirs, Peer::default()));
+        tokio::spawn(server.clone().serve(theirs, ClientInfo::default()));
         std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(ours)))
     };
     Endpoint::from_static("http://kubefan.test").connect_with_connector_lazy(service_fn(connect))

@@ -2,6 +2,7 @@
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
 mod peers;
+mod server_options;
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -21,10 +22,12 @@ use crate::{
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
-        health,
-        http::proxy::Proxy,
-        listen::{BindError, Bound, Listener},
-        tls::{self, TlsError},
+        grpc::health,
+        kube::forward::Forwarder,
+        transport::{
+            listen::{BindError, Bound, Listener},
+            tls::{self, TlsError},
+        },
     },
     telemetry::metrics::Metrics,
     upstream::{
@@ -74,7 +77,7 @@ pub enum AppError {
 pub struct App {
     config: ServeConfig,
     upstream: Upstream,
-    proxy: Option<Arc<Proxy>>,
+    proxy: Option<Arc<Forwarder>>,
     metrics: Arc<Metrics>,
     data: Listener,
     admin: Listener,
@@ -133,7 +136,8 @@ impl App {
         let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
-        let proxy = passthrough.map(|passthrough| Arc::new(Proxy::new(passthrough, upgrades, number, metrics.clone())));
+        let proxy =
+            passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
@@ -294,7 +298,7 @@ fn serve_admin(
 fn serve_data(
     listener: Listener,
     tls: Option<TlsAcceptor>,
-    proxy: Option<Arc<Proxy>>,
+    proxy: Option<Arc<Forwarder>>,
     config: &ServeConfig,
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
@@ -312,7 +316,7 @@ fn serve_data(
     let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
     Ok(tokio::spawn(async move {
-        health::begin(&reporter).await;
+        health::report_not_serving(&reporter).await;
         let changes = registry.changes();
         let health = move || (registry.readiness().0, registry.health());
         let following = tokio::spawn(health::follow(changes, health, reporter, drain));

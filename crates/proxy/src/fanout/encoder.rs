@@ -13,10 +13,10 @@ use bytes::{Buf, Bytes};
 use super::{
     budget::{Budget, Budgets, Share},
     frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
-    http::place_of_columns,
     log::{LogEntry, Seen},
     pieces::Pieces,
 };
+use crate::kube_encoding::watch::columns_range;
 use kubefan_common::{
     encoding::delta,
     planted::{self, Bug},
@@ -232,7 +232,7 @@ impl Encoder {
     /// The first message of a subscriber's stream says what the ones that all share do not: see [`Layout::columns`].
     pub fn begin(&self, pieces: &mut Pieces) {
         if let Some(columns) = self.layout.columns()
-            && let Some(place) = place_of_columns(pieces.chunk())
+            && let Some(place) = columns_range(pieces.chunk())
         {
             pieces.replace(place, columns);
         }

@@ -12,7 +12,8 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use super::{http, pieces::Pieces};
+use super::pieces::Pieces;
+use crate::kube_encoding::watch as kube_watch;
 use kubefan_common::proto::v1alpha1::{
     Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
     SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,
@@ -191,7 +192,7 @@ pub enum Layout {
     #[default]
     Grpc,
     /// Such an event, in an encoding.
-    Http(Media, http::TypeMeta),
+    Http(Media, kube_watch::TypeMeta),
 }
 
 impl Layout {
@@ -199,15 +200,15 @@ impl Layout {
     pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Http(media) => Self::Http(media, http::TypeMeta::of(format, resource, tables)),
+            Wire::Http(media) => Self::Http(media, kube_watch::TypeMeta::of(format, resource, tables)),
         }
     }
 
     /// What the first event that a subscriber is sent says beyond those that all are sent: the columns of its tables.
     pub fn columns(&self) -> Option<Bytes> {
         match self {
-            Self::Http(_, http::TypeMeta { tables: Some((tables, _)), .. }) => Some(tables.definitions()),
-            Self::Grpc | Self::Http(..) => None,
+            Self::Http(_, type_meta) => type_meta.column_definitions(),
+            Self::Grpc => None,
         }
     }
 
@@ -215,7 +216,7 @@ impl Layout {
         match self {
             Self::Grpc => put_head(head, body, out),
             Self::Http(media, _) => {
-                http::put_head(*media, head.kind, Digits::of(head.version).as_str(), body.bytes.len(), out);
+                kube_watch::put_head(*media, head.kind, Digits::of(head.version).as_str(), body.bytes.len(), out);
             }
         }
     }
@@ -223,7 +224,7 @@ impl Layout {
     fn put_tail(&self, out: &mut BytesMut) {
         match self {
             Self::Grpc => {}
-            Self::Http(media, _) => http::put_tail(*media, out),
+            Self::Http(media, _) => kube_watch::put_tail(*media, out),
         }
     }
 
@@ -239,7 +240,7 @@ impl Layout {
             }
             Self::Http(media, type_meta) => match &message.message {
                 Some(watch_response::Message::Bookmark(_)) => {
-                    http::put_bookmark(*media, type_meta, &message.resume_version, false, out);
+                    kube_watch::put_bookmark(*media, type_meta, &message.resume_version, false, out);
                     1
                 }
                 // There are no such marks.
@@ -332,7 +333,7 @@ impl<'a> FrameWriter<'a> {
     /// Ends an initial state for a watch over HTTP that asked to be told of its end.
     pub fn initial_events_end(&mut self, version: ResourceVersion) {
         if let Layout::Http(media, type_meta) = self.layout {
-            http::put_bookmark(*media, type_meta, &version.to_string(), true, &mut self.heads);
+            kube_watch::put_bookmark(*media, type_meta, &version.to_string(), true, &mut self.heads);
             self.messages += 1;
         }
     }

@@ -12,7 +12,6 @@ pub mod encoder;
 pub mod frame;
 pub mod gate;
 pub mod generation;
-pub mod http;
 pub mod hub;
 pub mod index;
 pub mod log;

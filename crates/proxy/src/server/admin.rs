@@ -1,4 +1,5 @@
-//! The admin port: liveness, readiness, metrics, and a page for people. Nothing here shows an object or asks upstream.
+//! The admin port: liveness, readiness, metrics, and a status page. It never shows an object and
+//! never sends a request upstream.
 
 use std::sync::Arc;
 
@@ -15,18 +16,18 @@ use crate::fanout::Catalog;
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
 use kubefan_model::Media;
 
-/// Whether all is well, and for each resource whether it is, with a line that says so.
+/// The overall readiness, and the readiness of each resource with a line of text.
 pub type Readiness = (bool, Vec<(bool, String)>);
 
-/// What the admin port needs to know.
+/// What the admin port serves from.
 pub struct Admin<C> {
     /// The caches.
     pub catalog: C,
     /// The metrics.
     pub registry: Registry,
-    /// Brings the gauges up to date before they are read.
+    /// Updates the gauges before they are read.
     pub refresh: Box<dyn Fn() + Send + Sync>,
-    /// Whether requests are answered, and a line for each resource.
+    /// Returns the readiness.
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
@@ -41,7 +42,7 @@ pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
         .with_state(Arc::new(admin))
 }
 
-/// As the apiserver's: `ok`, or the lines where something is wrong or `?verbose` asks for them.
+/// Like the apiserver's: `ok`, or a line per resource if one is not ready or if `?verbose` is set.
 async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, RawQuery(query): RawQuery) -> Response {
     let (ready, lines) = (admin.readiness)();
     let verbose =

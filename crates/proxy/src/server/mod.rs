@@ -1,31 +1,24 @@
-//! What subscribers and operators speak to. Everything below is served from the [`crate::fanout::Catalog`] trait.
+//! The data port and the admin port: everything that subscribers and operators connect to.
 //!
-//! The data port: [`accept`] takes connections and tells the protocols apart; [`connection`] drives HTTP/2 and sends watches;
-//! [`bridge`] carries every other request to tonic's services; [`limits`] names what all of it may take.
+//! Caches are reached only through the trait [`crate::fanout::Catalog`]. From top to bottom, each
+//! part uses only those below it:
+//!
+//! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and how watches are sent on
+//!   them.
+//! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
+//! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
+//! - [`select`], [`watch`] and [`client_info`]: the types they share.
+//!
+//! [`admin`] is the admin port.
 
-pub mod accept;
 pub mod admin;
-pub mod bridge;
-pub mod call;
-pub mod clocks;
-pub mod coalescer;
-pub mod connection;
-pub mod deadlines;
+pub mod client_info;
 pub mod grpc;
-pub mod health;
-pub mod http;
-pub mod http1;
-pub mod keepalive;
-pub mod limits;
-pub mod listen;
-pub mod payload;
-pub mod plaintext;
-pub mod preface;
+pub mod kube;
 pub mod reader;
-pub mod request;
-pub mod stall;
-pub mod status;
-pub mod stream;
-pub mod tls;
+pub mod select;
+pub mod transport;
+pub mod watch;
 
-pub use accept::{Server, ServerOptions};
+pub use client_info::ClientInfo;
+pub use transport::{serve::Server, services::ServerOptions};

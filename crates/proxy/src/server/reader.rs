@@ -1,4 +1,8 @@
-//! What every protocol does with a request for objects: find the cache, admit the reader, and lead it on from where it was.
+//! Reads and subscriptions, for both APIs of the data port: find the cache, enforce the admission
+//! limits, and resume a watch from the version that its client has reached.
+//!
+//! The hazard is a crowd of clients after a restart. They wait here for the first list, with
+//! limits, instead of asking the apiserver one by one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +12,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::request::{self, Selected};
+use super::select::{self, Selected};
 use crate::{
     cache::Way,
     fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
@@ -20,49 +24,16 @@ use kubefan_common::{
 };
 use kubefan_model::{Media, ResourceVersion, format::Format, selection::Selection};
 
-/// How long a read waits for the cache to reach the version it asks for, as the apiserver does.
+/// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long one who comes back waits for the first list.
+/// How long a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often one who comes back may find that history has moved on since it was looked at.
+/// How often a resume plan is made: history may move past the plan before it is used.
 const TRIES_MAX: usize = 3;
 
-/// A watch that was admitted, with what it asked for.
-pub struct Opened {
-    /// Where it is in the stream of changes.
-    pub subscription: Subscription,
-    /// The silence after which a bookmark is sent; `None`: never.
-    pub bookmark_interval: Option<Duration>,
-    /// When it ends by itself.
-    pub timeout_at: Option<Instant>,
-    /// How its beginning and its end are told.
-    pub speech: Speech,
-    /// Its place among all streams.
-    pub permit: OwnedSemaphorePermit,
-}
-
-/// How a stream begins and ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speech {
-    /// With gRPC's headers and trailers.
-    Grpc,
-    /// As a Kubernetes watch in this encoding: a last event where there is something to say, and no trailers.
-    Http(Media),
-}
-
-impl Speech {
-    /// The encoding of a Kubernetes watch; gRPC's objects are JSON.
-    pub fn media(self) -> Media {
-        match self {
-            Self::Grpc => Media::Json,
-            Self::Http(media) => media,
-        }
-    }
-}
-
-/// Reads a catalog for callers.
+/// Reads from a catalog, within the limits of the data port.
 pub struct Reader<C> {
     catalog: Arc<C>,
     drain: CancellationToken,
@@ -73,30 +44,31 @@ pub struct Reader<C> {
 }
 
 impl<C: Catalog> Reader<C> {
-    /// A reader of `catalog`; nobody is admitted any more when `drain` is cancelled.
+    /// A reader of `catalog`. Once `drain` is cancelled it refuses every request.
     pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize, reads_max: usize) -> Self {
-        let places = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
-        let (subscribers, reads) = (places(subscribers_max), places(reads_max));
+        let permits = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
+        let (subscribers, reads) = (permits(subscribers_max), permits(reads_max));
         Self { catalog, drain, subscribers_max, subscribers, reads_max, reads }
     }
 
-    /// Cancelled when every stream is to end.
+    /// Cancelled when kubefan shuts down and every stream must end.
     pub fn drain(&self) -> &CancellationToken {
         &self.drain
     }
 
-    /// What is read.
+    /// The catalog.
     pub fn catalog(&self) -> &C {
         &self.catalog
     }
 
-    /// Begins the cache of a target in an encoding, where that is allowed, without waiting for it.
-    pub fn begin(&self, target: v1alpha1::Target, media: Media) {
+    /// Starts the cache of a target in an encoding, if that is allowed, without waiting for it.
+    pub fn start_cache(&self, target: v1alpha1::Target, media: Media) {
         let catalog = self.catalog.clone();
-        // Whoever asks meanwhile finds that it has begun, so there are few of these, and they wait for no longer than a reader would.
+        // Later requests find the cache started, so there are few of these tasks, and none waits
+        // longer than a read would.
         tokio::spawn(async move {
-            let found = request::select(&*catalog, Some(target), media).await;
-            tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was asked for");
+            let found = select::select(&*catalog, Some(target), media).await;
+            tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
 
@@ -105,34 +77,39 @@ impl<C: Catalog> Reader<C> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        request::select(&*self.catalog, target, media).await
+        select::select(&*self.catalog, target, media).await
     }
 
-    /// Waits until the cache is not older than `version`.
-    pub async fn fresh(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
+    /// Waits until the cache has reached `version`.
+    pub async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
         match version {
             Some(version) => selected.served.hub.reached(version, FRESHNESS_TIMEOUT).await,
             None => Ok(()),
         }
     }
 
-    /// A place for one stream; a list holds state for as long as it is read, as a watch does.
-    pub fn admit(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+    /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
+    /// read.
+    pub fn admit_stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         self.subscribers.clone().try_acquire_owned().map_err(|_| {
             let limit = self.subscribers_max;
             Refusal::Exhausted(format!("{limit} streams are open, the most this kubefan serves (--subscribers-max)"))
         })
     }
 
-    /// A place for one read over HTTP, to be held until its answer has ended: a crowd of them must not take the places of watches.
+    /// A permit for one read over HTTP, kept until the response has ended. Reads have a limit of
+    /// their own, so that a crowd of them does not block watches.
     pub fn admit_read(&self) -> Result<OwnedSemaphorePermit, Refusal> {
         self.reads.clone().try_acquire_owned().map_err(|_| {
             let limit = self.reads_max;
-            Refusal::Exhausted(format!("{limit} reads are being answered, the most at a time (--reads-max)"))
+            Refusal::Exhausted(format!(
+                "{limit} reads are being answered, the most this kubefan answers at a time (--reads-max)"
+            ))
         })
     }
 
-    /// As [`Self::select`], and waits for the first list: a replica that has just been started is where everybody comes back to.
+    /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon
+    /// as it starts.
     pub async fn select_synced(&self, target: Option<v1alpha1::Target>, media: Media) -> Result<Selected, Refusal> {
         let mut changes = self.catalog.changes();
         let limit = Instant::now() + SYNC_TIMEOUT;
@@ -150,7 +127,7 @@ impl<C: Catalog> Reader<C> {
         }
     }
 
-    /// Subscribes as the terms say.
+    /// Subscribes with the given subscribe options.
     pub async fn subscribe(
         &self,
         served: &Served,
@@ -171,7 +148,8 @@ impl<C: Catalog> Reader<C> {
         }
     }
 
-    /// Goes on from a version by the first way that there is: what the cache holds, what upstream tells again, or from the start.
+    /// Goes on from a version by the first way that there is: what the cache holds, what upstream
+    /// tells again, or from the start.
     async fn resume(
         &self,
         served: &Served,
@@ -184,7 +162,8 @@ impl<C: Catalog> Reader<C> {
         if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
             return start_over(hub, selection, format, (terms, version), bell, rewritten).await;
         }
-        // What was there before tells whether an object enters or leaves, and whether what is sent of it has changed.
+        // What was there before tells whether an object enters or leaves, and whether what is sent
+        // of it has changed.
         let compares = selection.can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
         let mut tries = 0;
@@ -216,23 +195,26 @@ impl<C: Catalog> Reader<C> {
         start_over(hub, selection, format, (terms, version), bell, expired.into()).await
     }
 
-    /// Waits until the cache has reached `version`, and says why nothing leads on from there if it is of another history than the cache: of
-    /// another cluster, or beyond what this one has reached by its own word. `None` too where the cache only lags, or where upstream cannot
-    /// be asked: then the hub refuses the version, and counts that.
+    /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to
+    /// another history: to another cluster, or beyond what upstream says this cluster has reached.
+    ///
+    /// `None` also if the cache only lags, or if upstream could not be asked: then the hub refuses
+    /// the version and counts that.
     async fn other_history(&self, served: &Served, cluster: &str, version: ResourceVersion) -> Option<Refusal> {
         if let Some(known) = served.hub.cluster()
             && !cluster.is_empty()
             && cluster != known
         {
-            let message = format!("version {version} is of another cluster ({cluster:.64}), and this is {known}");
+            let message =
+                format!("version {version} belongs to another cluster ({cluster:.64}); this cluster is {known}");
             return Some(Refusal::Rewritten(message));
         }
         let asked = Instant::now();
         served.hub.reached(version, FRESHNESS_TIMEOUT).await.err()?;
         let reached = self.catalog.cluster_version(served, asked).await.ok().filter(|reached| *reached < version)?;
         Some(Refusal::Rewritten(format!(
-            "version {version} is of another history: the cluster has reached {reached} (etcd was restored from a backup, or this is \
-             another cluster)"
+            "version {version} belongs to another history: the cluster has reached {reached} (etcd was restored from a backup, or \
+             this is another cluster)"
         )))
     }
 }

@@ -1,0 +1,232 @@
+//! `kubefan.v1alpha1.WatchService`, served from a [`Catalog`].
+//!
+//! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a
+//! gRPC library in between costs more per message than the socket does.
+
+use std::{pin::Pin, sync::Arc};
+
+use futures::{Stream, stream};
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status};
+
+use super::{request, status};
+use crate::{
+    fanout::{Bell, Catalog, Refusal, Served, Start, Terms},
+    server::{
+        reader::Reader,
+        select::Selected,
+        watch::{OpenedWatch, WatchProtocol},
+    },
+    telemetry::{
+        metrics::Metrics,
+        requests::{AnsweredBy, Counted, OTHER, Protocol},
+    },
+};
+use kubefan_common::proto::v1alpha1::{
+    self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
+    WatchRequest, WatchResponse, watch_service_server::WatchService,
+};
+use kubefan_model::{Media, ObjectKey, format::Format, object::Object};
+
+/// The approximate size of a chunk of a list, in bytes of JSON.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The verb of a watch in metrics; its duration is not measured.
+const WATCH: &str = "watch";
+
+/// The implementation of the service.
+pub struct Service<C> {
+    reader: Arc<Reader<C>>,
+    metrics: Arc<Metrics>,
+}
+
+impl<C> Clone for Service<C> {
+    fn clone(&self) -> Self {
+        Self { reader: self.reader.clone(), metrics: self.metrics.clone() }
+    }
+}
+
+impl<C: Catalog> Service<C> {
+    /// A service that answers from `reader`.
+    pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
+        Self { reader, metrics }
+    }
+
+    fn count(&self, verb: &'static str) -> Counted {
+        self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
+    }
+
+    /// Opens a watch. It wakes `stream_waker` when it has something to send.
+    ///
+    /// # Errors
+    /// The status that refuses the request.
+    pub async fn open(&self, request: WatchRequest, stream_waker: Bell) -> Result<OpenedWatch, Status> {
+        let (reader, mut counted) = (&self.reader, self.count(WATCH));
+        let open = async {
+            let permit = reader.admit_stream()?;
+            let version = request::version(&request.resource_version)?;
+            let ends_after = request::timeout(request.timeout_seconds)?;
+            let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
+            let format = request::watch_format(&request)?;
+            let state_kept = request::state_kept(&request)?;
+            let (on_lag, on_expired) = request::policy(&request)?;
+            let Selected { served, selection } = match version {
+                None => reader.select(request.target, Media::Json).await?,
+                Some(_) => reader.select_synced(request.target, Media::Json).await?,
+            };
+            let start = match (version, state_kept) {
+                (None, _) => Start::Snapshot,
+                (Some(version), false) => Start::After(version),
+                (Some(version), true) => Start::Kept(version),
+            };
+            let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
+            let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
+            let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
+            answered(&mut counted, &served);
+            Ok(OpenedWatch {
+                subscription,
+                bookmark_interval: Some(bookmark_interval),
+                timeout_at,
+                protocol: WatchProtocol::Grpc,
+                permit,
+            })
+        };
+        let opened = open.await;
+        opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))
+    }
+}
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl<C: Catalog> WatchService for Service<C> {
+    type WatchStream = stream::Empty<Result<WatchResponse, Status>>;
+    type ListStream = BoxStream<ListResponse>;
+
+    /// Always refuses: the transport takes watches over plain gRPC before they get here.
+    async fn watch(&self, _request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(status::not_grpc())
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let mut counted = self.count("list");
+        let request = request.into_inner();
+        let open = async {
+            let permit = self.reader.admit_stream()?;
+            let format = request::list_format(&request)?;
+            let ListRequest { target, resource_version, .. } = request;
+            let version = request::version(&resource_version)?;
+            let selected = self.reader.select(target, Media::Json).await?;
+            self.reader.wait_for_version(&selected, version).await?;
+            let pass = selected.served.hub.gate().enter().await?;
+            let (store, version) = selected.served.hub.snapshot()?;
+            Ok((selected, store, version, (permit, pass), format))
+        };
+        let opened = open.await;
+        let (selected, store, version, permits, format) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        answered(&mut counted, &selected.served);
+        let hub = &selected.served.hub;
+        // Only the first chunk names the resource and the cluster.
+        let first_chunk = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
+        let chunks = stream::unfold(Some((first_chunk, None::<ObjectKey>)), move |position| {
+            let _until_the_end = (&permits, &counted);
+            let chunk = position.map(|(first_chunk, last)| {
+                let (mut objects, mut bytes, mut next) = (Vec::new(), 0, None);
+                for object in store.select(&selected.selection, last.as_ref()) {
+                    if bytes >= CHUNK_BYTES {
+                        next = objects.last().map(|last: &Arc<Object>| (None, Some(last.key().clone())));
+                        break;
+                    }
+                    bytes += object.json_len();
+                    objects.push(object.clone());
+                }
+                selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
+                let objects = objects.iter().map(|object| message(object, &format)).collect();
+                let (resource, cluster) = first_chunk.unzip();
+                let (resource_version, cluster) = (version.to_string(), cluster.unwrap_or_default());
+                (Ok(ListResponse { resource_version, objects, resource, cluster }), next)
+            });
+            std::future::ready(chunk)
+        });
+        Ok(Response::new(Box::pin(chunks)))
+    }
+
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        let mut counted = self.count("get");
+        let request = request.into_inner();
+        let format =
+            request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
+        let GetRequest { target, resource_version, .. } = request;
+        let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
+        let key = ObjectKey::new(namespace, name);
+        let open = async {
+            let version = request::version(&resource_version)?;
+            let selectors =
+                |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
+            let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
+            if target.as_ref().is_some_and(selectors) {
+                return invalid("target", "selectors are not allowed: a get names one object");
+            }
+            if key.name().is_empty() {
+                return invalid("target.name", "required");
+            }
+            let selected = self.reader.select(target, Media::Json).await?;
+            if selected.served.namespaced && key.namespace().is_empty() {
+                return invalid("target.namespace", "required: the resource is namespaced");
+            }
+            self.reader.wait_for_version(&selected, version).await?;
+            let (store, version) = selected.served.hub.snapshot()?;
+            Ok((selected.served, store, version))
+        };
+        let opened = open.await;
+        let (served, store, version) =
+            opened.map_err(|refusal: Refusal| refused(&mut counted, status::refused(&refusal)))?;
+        let object = store.get(key.as_str());
+        let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()));
+        counted.answered(&served.gvr.to_string(), code(&object), AnsweredBy::Cache);
+        let object = object?;
+        Ok(Response::new(GetResponse {
+            object: Some(message(object, &format)),
+            resource_version: version.to_string(),
+            resource: Some(served.hub.resource().clone()),
+            cluster: served.hub.cluster().unwrap_or_default(),
+        }))
+    }
+
+    async fn list_resources(
+        &self,
+        _request: Request<ListResourcesRequest>,
+    ) -> Result<Response<ListResourcesResponse>, Status> {
+        // A resource may also be cached in other encodings, for the Kubernetes API. gRPC serves
+        // only the JSON cache.
+        let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
+        Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
+    }
+}
+
+/// Counts a request as answered from the cache.
+fn answered(counted: &mut Counted, served: &Served) {
+    counted.answered(&served.gvr.to_string(), status::name(Code::Ok), AnsweredBy::Cache);
+}
+
+fn code<T>(result: &Result<T, Status>) -> &'static str {
+    status::name(result.as_ref().map_or_else(Status::code, |_| Code::Ok))
+}
+
+/// Counts a request as refused by kubefan.
+fn refused(counted: &mut Counted, status: Status) -> Status {
+    counted.answered(OTHER, status::name(status.code()), AnsweredBy::Kubefan);
+    status
+}
+
+fn message(object: &Object, format: &Format) -> v1alpha1::Object {
+    let json = object.bytes();
+    v1alpha1::Object {
+        namespace: object.key().namespace().to_owned(),
+        name: object.key().name().to_owned(),
+        uid: object.uid().to_owned(),
+        resource_version: object.version().to_string(),
+        object: format.bytes_of(&json, None).unwrap_or(json),
+    }
+}

@@ -1,0 +1,233 @@
+//! Maps refusals and stream ends to gRPC status codes. No other file does.
+//!
+//! Every error carries an ErrorInfo (domain `kubefan.dev`, a stable reason). A temporary error also
+//! carries a RetryInfo, and an invalid argument a BadRequest that names the field (google.rpc
+//! `error_details.proto`).
+
+use std::{collections::HashMap, time::Duration};
+
+use http::{HeaderMap, HeaderValue};
+use tonic::{Code, Status, metadata::MetadataValue};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::{
+    cache::Expired,
+    fanout::{Refusal, StreamEnd},
+};
+
+const DOMAIN: &str = "kubefan.dev";
+
+/// How long clients wait before they retry after a temporary error; they add their own jitter.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The status of a request that was refused.
+pub fn refused(refusal: &Refusal) -> Status {
+    let message = shortened(refusal.to_string());
+    match refusal {
+        Refusal::NotSynced { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::Stale { .. } => temporary(Code::Unavailable, "STALE", message),
+        Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
+        Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
+        Refusal::Expired(expired) => too_old(expired),
+        Refusal::Rewritten(_) => failed(Code::OutOfRange, "HISTORY_REWRITTEN", message),
+        Refusal::Future { .. } => temporary(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
+        Refusal::Invalid { field, message } => {
+            let message = &shortened(message.clone());
+            let mut details = ErrorDetails::with_bad_request_violation(*field, message);
+            details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
+            Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
+        }
+        Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
+        Refusal::Exhausted(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
+        Refusal::Unavailable(_) => temporary(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
+        Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
+    }
+}
+
+/// The name of a code in the gRPC specification.
+pub fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+/// The status that a stream ends with; `None` for a clean end.
+pub fn ended(end: &StreamEnd) -> Option<Status> {
+    let message = end.to_string();
+    match end {
+        StreamEnd::Timeout | StreamEnd::Cancelled => None,
+        StreamEnd::Deadline => Some(deadline_exceeded()),
+        StreamEnd::SnapshotStalled(_) => Some(temporary(Code::ResourceExhausted, "SNAPSHOT_STALLED", message)),
+        StreamEnd::Overloaded(_) => Some(temporary(Code::ResourceExhausted, "LIMIT_REACHED", message)),
+        StreamEnd::Expired(expired) => Some(too_old(expired)),
+        StreamEnd::NotFound(_) => Some(failed(Code::NotFound, "RESOURCE_NOT_FOUND", message)),
+        StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
+        StreamEnd::Rewritten(_) => Some(failed(Code::OutOfRange, "HISTORY_REWRITTEN", message)),
+        StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
+        StreamEnd::Draining => Some(temporary(Code::Unavailable, "DRAINING", message)),
+    }
+}
+
+/// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library
+/// reports a request that is too long as OUT_OF_RANGE, which in kubefan's API means that a resource
+/// version is too old.
+pub fn replace_library_status<B: Default>(response: http::Response<B>) -> http::Response<B> {
+    // Present if the response consists of a status only.
+    let Some(status) = response.extensions().get::<Status>() else { return response };
+    if status.get_details_error_info().is_some() {
+        return response;
+    }
+    let message = status.message();
+    match status.code() {
+        Code::OutOfRange => too_long(message).into_http(),
+        // The library failed before kubefan's code ran, so the request is at fault.
+        Code::Internal => malformed(message).into_http(),
+        _ => response,
+    }
+}
+
+/// The status of a request that exceeds the size limit.
+pub fn too_long(message: &str) -> Status {
+    let message = format!("the request is too long (--max-message-size): {message}");
+    failed(Code::ResourceExhausted, "REQUEST_TOO_LONG", message)
+}
+
+/// The status of a request that cannot be decoded.
+pub fn malformed(message: &str) -> Status {
+    failed(Code::InvalidArgument, "MALFORMED_REQUEST", format!("the request cannot be decoded: {message}"))
+}
+
+/// The status of a compressed request.
+pub fn compressed() -> Status {
+    let message = "the request is compressed; kubefan accepts only uncompressed requests".to_owned();
+    let mut status = failed(Code::Unimplemented, "COMPRESSED_REQUEST", message);
+    status.metadata_mut().insert("grpc-accept-encoding", MetadataValue::from_static("identity"));
+    status
+}
+
+/// The status of a call whose deadline has passed.
+pub fn deadline_exceeded() -> Status {
+    failed(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", StreamEnd::Deadline.to_string())
+}
+
+/// The status of an unknown method.
+pub fn no_such_method(path: &str) -> Status {
+    failed(Code::Unimplemented, "NO_SUCH_METHOD", shortened(format!("there is no method {path}")))
+}
+
+/// The status of a watch that was not requested as plain gRPC over HTTP/2.
+pub fn not_grpc() -> Status {
+    let message = "a watch needs POST over HTTP/2 with content-type application/grpc".to_owned();
+    failed(Code::Unimplemented, "NOT_GRPC", message)
+}
+
+/// The trailers of a response that ends with `status`; `None` means OK.
+pub fn trailers(status: Option<Status>) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    let status = status.unwrap_or_else(|| Status::ok(""));
+    if status.add_header(&mut trailers).is_err() {
+        // The message does not fit into a header, so only the code is sent.
+        trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
+    }
+    trailers
+}
+
+/// The status of a Get for an object that does not exist.
+pub fn object_not_found(resource: &str, name: &str) -> Status {
+    failed(Code::NotFound, "OBJECT_NOT_FOUND", format!("{resource} {name:?} not found"))
+}
+
+/// The status for Kubernetes' 410 Expired, with the oldest version from which a watch can resume.
+fn too_old(expired: &Expired) -> Status {
+    let metadata = HashMap::from([
+        ("requested_resource_version".to_owned(), expired.requested.to_string()),
+        ("oldest_resource_version".to_owned(), expired.oldest.to_string()),
+    ]);
+    let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_OLD", DOMAIN, metadata);
+    Status::with_error_details(Code::OutOfRange, expired.to_string(), details)
+}
+
+/// The longest message, in bytes. Messages quote the request, and a status is sent in headers,
+/// which clients limit to a few KiB.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+fn shortened(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        let cut = (0..=MESSAGE_BYTES_MAX).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
+        message.truncate(cut);
+        message.push('…');
+    }
+    message
+}
+
+fn failed(code: Code, reason: &str, message: String) -> Status {
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    Status::with_error_details(code, message, details)
+}
+
+fn temporary(code: Code, reason: &str, message: String) -> Status {
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    details.set_retry_info(Some(RETRY_DELAY));
+    Status::with_error_details(code, message, details)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubefan_model::ResourceVersion;
+
+    #[test]
+    fn an_expired_version_is_reported_with_the_oldest_version() {
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let status = refused(&Expired { requested: version(5), oldest: version(9) }.into());
+        assert_eq!((status.code(), status.message()), (Code::OutOfRange, "too old resource version: 5 (9)"));
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("RESOURCE_VERSION_TOO_OLD", "kubefan.dev"));
+        assert_eq!(info.metadata["oldest_resource_version"], "9");
+    }
+
+    #[test]
+    fn statuses_of_the_library_get_a_reason_and_an_unambiguous_code() {
+        let replaced = |status: Status| {
+            let response: http::Response<()> = replace_library_status(status.into_http());
+            let status = Status::from_header_map(response.headers()).unwrap();
+            (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
+        };
+        assert_eq!(replaced(Status::out_of_range("x")), (Code::ResourceExhausted, "REQUEST_TOO_LONG".to_owned()));
+        assert_eq!(replaced(Status::internal("x")), (Code::InvalidArgument, "MALFORMED_REQUEST".to_owned()));
+        assert_eq!(replaced(Status::unimplemented("x")), (Code::Unimplemented, String::new()));
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let ours = refused(&Expired { requested: version(5), oldest: version(9) }.into());
+        assert_eq!(replaced(ours), (Code::OutOfRange, "RESOURCE_VERSION_TOO_OLD".to_owned()));
+    }
+
+    #[test]
+    fn a_long_message_is_cut_to_fit_into_headers() {
+        let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "ä".repeat(10_000) });
+        assert!(status.message().len() < 1100 && status.details().len() < 2500, "{}", status.message().len());
+    }
+
+    #[test]
+    fn an_invalid_argument_names_the_field_and_a_temporary_error_a_delay() {
+        let status = refused(&Refusal::Invalid { field: "target.label_selector", message: "bad".into() });
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "target.label_selector");
+        assert!(refused(&Refusal::Draining).get_details_retry_info().is_some());
+        assert!(ended(&StreamEnd::Timeout).is_none());
+    }
+}

@@ -1,0 +1,276 @@
+//! The Kubernetes API: answers each request from the cache or from upstream, and counts it.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use futures::{FutureExt, StreamExt};
+use http::{Method, Request, Response, StatusCode, request::Parts};
+
+use super::{
+    answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
+    cache_reads::{CacheReads, ResolvedRead, SelectOptions},
+    forward::Forwarder,
+    get, guard, hop_by_hop,
+    list::list,
+    narrowed,
+    negotiate::{self, Form},
+    options::{self, Freshness, Options},
+    pages::PageSnapshots,
+    path::Path,
+    read_error::ReadError,
+    request_info::{self, RequestInfo},
+    status::Failure,
+    watch::{self, DefaultTimeouts},
+    websocket::Socket,
+};
+use crate::{
+    fanout::{Bell, Catalog, Refusal},
+    server::{client_info::ClientInfo, reader::Reader},
+    telemetry::{
+        metrics::Metrics,
+        requests::{AnsweredBy, OTHER, Protocol},
+    },
+    upstream::client::holding,
+};
+use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
+
+/// The most trailing segments of a path that are cut off to find the resource that it names, for
+/// metrics.
+const SUBPATH_PARTS_MAX: usize = 3;
+
+/// The Kubernetes API.
+pub struct KubeApi<C> {
+    reads: CacheReads<C>,
+    pages: Arc<PageSnapshots>,
+    timeouts: DefaultTimeouts,
+    /// `None` if passthrough is off.
+    forwarder: Option<Arc<Forwarder>>,
+    is_guarded: bool,
+    metrics: Arc<Metrics>,
+}
+
+/// Options of the Kubernetes API.
+#[derive(Debug, Clone)]
+pub struct KubeApiOptions {
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
+    pub consistent_list_bytes_min: usize,
+    /// The field selector of the caches; objects that it does not select are not cached.
+    pub narrowed_by: FieldSelector,
+    /// Whether requests that a browser could be tricked into sending are refused: see [`guard`].
+    pub is_guarded: bool,
+}
+
+/// What a `GET` request reads.
+enum ReadRequest {
+    /// A collection; also a single object if the path has the deprecated `/watch/` prefix.
+    Collection(Options),
+    /// A single object, with this freshness.
+    Object(Freshness),
+}
+
+impl<C: Catalog> KubeApi<C> {
+    /// An API that reads from `reader`, and forwards everything else to `forwarder`, if there is
+    /// one.
+    pub fn new(
+        reader: Arc<Reader<C>>,
+        forwarder: Option<Arc<Forwarder>>,
+        options: KubeApiOptions,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let KubeApiOptions { consistent_list_bytes_min, narrowed_by, is_guarded } = options;
+        let has_upstream = forwarder.is_some();
+        let reads = CacheReads { reader, has_upstream, consistent_list_bytes_min, narrowed_by };
+        let (pages, timeouts) = Default::default();
+        Self { reads, pages, timeouts, forwarder, is_guarded, metrics }
+    }
+
+    /// Answers a request. A watch wakes `stream_waker` when it has something to send.
+    pub async fn answer(&self, request: Request<Body>, stream_waker: Bell) -> Answer {
+        let uri = request.uri().clone();
+        let info = RequestInfo::new(request.method(), &uri, request.headers());
+        let verb = info.verb;
+        let is_long_running = request_info::is_long_running(verb, uri.path());
+        let is_head = request.method() == Method::HEAD;
+        let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
+        let guarded = if self.is_guarded { guard::check(&request) } else { Ok(()) };
+        let answer = match guarded {
+            Err(failure) => Answer::Response(failure.response(Media::Json)),
+            Ok(()) => {
+                // A watch that still waits for a proof or for upstream would end as soon as it was
+                // opened.
+                let drained = async {
+                    match info.is_watch {
+                        true => self.reads.reader.drain().cancelled().await,
+                        false => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    answer = self.answer_guarded(request, &info, stream_waker) => answer,
+                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(Media::Json)),
+                }
+            }
+        };
+        let (code, by) = match &answer {
+            Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
+            Answer::Response(response) | Answer::Forwarded(response) => (response.status(), answered_by(response)),
+        };
+        // Only now, because the request may have started the cache.
+        counted.answered(&self.resource_label(info.path, uri.path()), code.as_str(), by);
+        match answer {
+            Answer::Watch(opened) => Answer::Watch(opened),
+            // The answer to a HEAD has no body, and nothing else enforces that for HTTP/2.
+            Answer::Response(response) | Answer::Forwarded(response) if is_head && by != AnsweredBy::Upstream => {
+                Answer::Response(response.map(|_| Body::empty()))
+            }
+            // A drain ends forwarded watches, because their clients reconnect to another replica.
+            // Logs and sessions could not be resumed.
+            Answer::Forwarded(response) if verb == "watch" => {
+                let drain = self.reads.reader.drain().clone().cancelled_owned();
+                let until = |body: Body| Body::from_stream(body.into_data_stream().take_until(drain));
+                Answer::Forwarded(response.map(until))
+            }
+            Answer::Forwarded(response) if is_long_running => Answer::Forwarded(response),
+            // The request counts as in flight until its body has ended.
+            Answer::Response(response) | Answer::Forwarded(response) => {
+                Answer::Response(response.map(|body| Body::new(holding(body, counted))))
+            }
+        }
+    }
+
+    /// Answers a request that the guard let through.
+    async fn answer_guarded(&self, request: Request<Body>, info: &RequestInfo<'_>, stream_waker: Bell) -> Answer {
+        let (parts, body) = request.into_parts();
+        let failure = match self.read(&parts, info, stream_waker).await {
+            Ok(answer) => return answer,
+            Err(ReadError::Final(failure)) => return Answer::Response(refusal_from_cache(&parts, &failure)),
+            Err(ReadError::Upstream(failure)) => failure,
+        };
+        let Some(forwarder) = &self.forwarder else {
+            return Answer::Forwarded(refusal(&parts, &failure));
+        };
+        let client = parts.extensions.get::<ClientInfo>().copied().unwrap_or_default();
+        // Boxed: most requests are not forwarded and need not have the memory for it.
+        Answer::Forwarded(forwarder.forward(Request::from_parts(parts, body), info.verb, client).boxed().await)
+    }
+
+    /// Reads from a cache.
+    async fn read(&self, request: &Parts, info: &RequestInfo<'_>, stream_waker: Bell) -> Result<Answer, ReadError> {
+        let (reads, uri) = (&self.reads, &request.uri);
+        let not_served = || {
+            let because = "and passthrough to the apiserver is off (--passthrough=off)";
+            match request.method {
+                Method::GET => Failure::not_served(format!("{} is not served from the cache, {because}", uri.path())),
+                _ => Failure::method_not_allowed(format!("kubefan only serves reads, {because}")),
+            }
+        };
+        let path = info.path.as_ref().filter(|_| request.method == Method::GET);
+        let path = path.ok_or_else(|| ReadError::Upstream(not_served()))?;
+        let asked = match path.name.is_empty() || path.is_watch {
+            true => {
+                let options = Options::read(&info.query, path.is_watch).map_err(ReadError::Upstream)?;
+                ReadRequest::Collection(options)
+            }
+            false => ReadRequest::Object(options::read_get(&info.query).map_err(ReadError::Upstream)?),
+        };
+        let (selectors, is_object) = match &asked {
+            ReadRequest::Collection(options) => (options.selectors(), false),
+            ReadRequest::Object(_) => (("", ""), true),
+        };
+        // If passthrough is off, a single object is served if it is cached.
+        if !is_object || reads.has_upstream {
+            narrowed::check(&reads.narrowed_by, path, selectors.1)?;
+        }
+        // Upstream finds one object sooner than a freshness proof could arrive.
+        if matches!(asked, ReadRequest::Object(Freshness::Consistent)) && reads.has_upstream {
+            return Err(ReadError::Upstream(Failure::unavailable("it must come from upstream".to_owned())));
+        }
+        let is_list = matches!(asked, ReadRequest::Collection(Options::List(_)));
+        let is_watch = matches!(asked, ReadRequest::Collection(Options::Watch(_)));
+        if hop_by_hop::upgrade(&request.headers).is_some() {
+            // Only a watch can be a websocket.
+            let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
+            socket.ok_or_else(|| ReadError::Upstream(not_served()))?;
+        }
+        if is_watch && !path.name.is_empty() && !selectors.1.is_empty() {
+            let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
+            return Err(ReadError::Upstream(Failure::bad_request(message)));
+        }
+        let accept = negotiate::accept_header(&request.headers)
+            .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
+        // Without passthrough, compact JSON is better than a refusal.
+        let is_pretty = !is_watch && reads.has_upstream && negotiate::is_pretty(&request.headers, &info.query);
+        let forms = negotiate::negotiate(accept, is_list);
+        let include = options::include_object(&info.query);
+        // Only JSON can be pretty.
+        let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
+        let permit = (!is_watch).then(|| reads.reader.admit_read()).transpose()?;
+        let formats = forms.map(|form| form.format(include));
+        let waits_for_sync = match &asked {
+            ReadRequest::Collection(Options::Watch(_)) => true,
+            ReadRequest::Collection(Options::List(options)) => options.freshness != Freshness::Consistent,
+            ReadRequest::Object(_) => false,
+        };
+        let select_options = SelectOptions { is_watch, waits_for_sync };
+        let (selected, format) = reads.select(path, selectors, formats, select_options).await?;
+        let warnings = selected.served.hub.warnings();
+        let read = ResolvedRead { path, selected, format };
+        let answer = match asked {
+            ReadRequest::Collection(Options::Watch(options)) => {
+                watch::open(reads, &self.timeouts, read, options, stream_waker).await
+            }
+            ReadRequest::Collection(Options::List(options)) => {
+                list(reads, &self.pages, read, options, permit).await.map(Answer::Response)
+            }
+            ReadRequest::Object(freshness) => get::get(reads, read, freshness).await.map(Answer::Response),
+        };
+        // A watch has the warnings in its own headers. A refusal gets them too.
+        let mut response = match answer {
+            Ok(Answer::Response(response)) => response,
+            Err(ReadError::Final(failure)) => refusal_from_cache(request, &failure),
+            other => return other,
+        };
+        warnings.put(response.headers_mut());
+        Ok(Answer::Response(response))
+    }
+
+    /// The label of a resource in metrics: its name if it is cached, so that callers cannot create
+    /// labels.
+    fn resource_label(&self, path: Option<Path>, text: &str) -> String {
+        let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
+        let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));
+        let is_cached = |path: &Path| {
+            [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
+        };
+        match named.filter(is_cached) {
+            Some(Path { group, version, resource, .. }) => {
+                GroupVersionResource::new(&group, &version, &resource).to_string()
+            }
+            None => OTHER.to_owned(),
+        }
+    }
+}
+
+fn answered_by(response: &Response<Body>) -> AnsweredBy {
+    let is_refused = matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    if response.extensions().get::<FromUpstream>().is_some() {
+        AnsweredBy::Upstream
+    } else if response.headers().contains_key(CACHE_STATUS) && !is_refused {
+        AnsweredBy::Cache
+    } else {
+        AnsweredBy::Kubefan
+    }
+}
+
+/// A failure, in an encoding that the client accepts.
+fn refusal(parts: &Parts, failure: &Failure) -> Response<Body> {
+    failure.response(negotiate::negotiate_failure(negotiate::accept_header(&parts.headers)))
+}
+
+/// A failure that was decided by a cache.
+fn refusal_from_cache(parts: &Parts, failure: &Failure) -> Response<Body> {
+    let mut response = refusal(parts, failure);
+    response.headers_mut().insert(CACHE_STATUS, HIT);
+    response
+}

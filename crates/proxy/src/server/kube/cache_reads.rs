@@ -1,0 +1,178 @@
+//! Finds the cache for a read, and waits until it is as fresh as the request demands.
+//!
+//! The hazard is a stale or partial answer. A cache that cannot prove its freshness in time does
+//! not answer.
+
+use std::sync::Arc;
+
+use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, status::Failure};
+use crate::{
+    fanout::{Catalog, Patience, Phase, Refusal, Served},
+    server::{
+        reader::{FRESHNESS_TIMEOUT, Reader},
+        select::Selected,
+    },
+};
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selector::FieldSelector};
+
+/// Reads from the caches.
+pub struct CacheReads<C> {
+    /// Admission, and the catalog.
+    pub reader: Arc<Reader<C>>,
+    /// Whether passthrough is on, so that upstream can answer instead.
+    pub has_upstream: bool,
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
+    pub consistent_list_bytes_min: usize,
+    /// The field selector of the caches; objects that it does not select are not cached.
+    pub narrowed_by: FieldSelector,
+}
+
+/// A read whose cache was found.
+pub struct ResolvedRead<'a> {
+    /// What the path names.
+    pub path: &'a Path,
+    /// The cache, and the objects in it.
+    pub selected: Selected,
+    /// The format of the response.
+    pub format: Format,
+}
+
+/// How a read treats a cache that does not exist or is not synced.
+#[derive(Clone, Copy)]
+pub struct SelectOptions {
+    /// A watch starts the cache, because it will go on using it. Other reads start it only if
+    /// passthrough is off.
+    pub is_watch: bool,
+    /// Whether the read waits for the first list: it accepts any state, or its client would only
+    /// retry.
+    pub waits_for_sync: bool,
+}
+
+impl<C: Catalog> CacheReads<C> {
+    /// Whether what a path names is cached in an encoding. Starts nothing.
+    pub fn is_cached(&self, path: &Path, media: Media) -> bool {
+        self.reader.catalog().holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
+    }
+
+    /// What a path and selectors select, in the first of the formats. If passthrough is off, in the
+    /// first format that can be made here.
+    pub async fn select(
+        &self,
+        path: &Path,
+        selectors: (&str, &str),
+        formats: impl Iterator<Item = Option<Format>>,
+        options: SelectOptions,
+    ) -> Result<(Selected, Format), ReadError> {
+        let mut first = None;
+        for format in formats {
+            let selected = match format {
+                Some(format) => {
+                    let selected = self.select_in(format.media(), path, selectors, options).await;
+                    selected.map(|selected| (selected, format))
+                }
+                None => Err(ReadError::Upstream(negotiate::not_acceptable())),
+            };
+            match selected {
+                Err(ReadError::Upstream(failure)) if !self.has_upstream => drop(first.get_or_insert(failure)),
+                other => return other,
+            }
+        }
+        Err(ReadError::Upstream(first.unwrap_or_else(negotiate::not_acceptable)))
+    }
+
+    /// What a path and selectors select in one encoding, if the cache serves it. With passthrough,
+    /// only a watch starts the cache of a resource: upstream answers a single list or get sooner.
+    async fn select_in(
+        &self,
+        media: Media,
+        path: &Path,
+        (label_selector, field_selector): (&str, &str),
+        SelectOptions { is_watch, waits_for_sync }: SelectOptions,
+    ) -> Result<Selected, ReadError> {
+        let is_cached = |media| self.is_cached(path, media);
+        if !is_watch && self.has_upstream && !is_cached(Media::Json) && !is_cached(media) {
+            return Err(ReadError::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
+        }
+        let target = Target {
+            group: path.group.clone(),
+            version: path.version.clone(),
+            resource: path.resource.clone(),
+            namespace: path.namespace.clone(),
+            name: path.name.clone(),
+            label_selector: label_selector.to_owned(),
+            field_selector: field_selector.to_owned(),
+        };
+        // A consistent read does not wait while the cache in this encoding starts; the next one
+        // will find it.
+        if !waits_for_sync && self.has_upstream && media != Media::Json && !is_cached(media) {
+            self.reader.start_cache(target, media);
+            let message = format!("{} is not cached as {}", path.resource, media.as_str());
+            return Err(ReadError::Upstream(Failure::not_served(message)));
+        }
+        // Clients reconnect to a replica as soon as it starts, and must not all turn to upstream:
+        // they wait for the first list, and get a 429 if it takes too long, as from an apiserver
+        // that has restarted.
+        let selected = match waits_for_sync {
+            true => self.reader.select_synced(Some(target), media).await,
+            false => self.reader.select(Some(target), media).await,
+        };
+        let selected = selected.map_err(|refusal| match refusal {
+            Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
+            refusal => refusal.into(),
+        })?;
+        if waits_for_sync && *selected.served.hub.phase().borrow() == Phase::Syncing {
+            return Err(Failure::initializing().into());
+        }
+        let lacks_namespace = selected.served.namespaced && path.namespace.is_empty() && !path.name.is_empty();
+        match lacks_namespace {
+            // No object has this path.
+            true => Err(ReadError::Upstream(Failure::not_served("the resource is namespaced".to_owned()))),
+            false => Ok(selected),
+        }
+    }
+
+    /// How long a read waits for a freshness proof, unless upstream would answer sooner.
+    pub fn patience(&self) -> Patience {
+        if self.has_upstream { Patience::Bookmark } else { Patience::Insistent }
+    }
+
+    /// Waits until the cache is as fresh as demanded.
+    pub async fn wait_until_fresh(
+        &self,
+        served: &Served,
+        freshness: Freshness,
+        patience: Patience,
+    ) -> Result<(), ReadError> {
+        match freshness {
+            Freshness::Any => {}
+            Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
+            Freshness::NotOlderThan(version) => self.wait_for_version(served, version).await?,
+            // The caller compares the version of the snapshot.
+            Freshness::Exact(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
+    /// change, below the versions that upstream assigns to changes of other resources, until a
+    /// proof advances it.
+    async fn wait_for_version(&self, served: &Served, version: ResourceVersion) -> Result<(), ReadError> {
+        let mut proved = false;
+        let proof = async {
+            proved = self.reader.catalog().prove(served, self.patience()).await.is_ok();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let reached = tokio::select! {
+            biased;
+            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
+            never = proof => match never {},
+        };
+        reached.map_err(|refusal| match refusal {
+            // The cluster itself has not reached the version, so upstream would time out as well.
+            Refusal::Future { .. } if proved => ReadError::Final(Failure::from(&refusal)),
+            other => ReadError::Upstream(Failure::from(&other)),
+        })
+    }
+}

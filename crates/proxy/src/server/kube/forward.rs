@@ -1,0 +1,248 @@
+//! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are
+//! streamed unchanged; only headers that name the client are added.
+//!
+//! The hazard is that kubefan stands where the apiserver stood. So callers never act with kubefan's
+//! credentials by accident (`upstream::passthrough` ensures that), a client certificate, which
+//! cannot be forwarded, is refused and not silently dropped, and no caller can use up the capacity
+//! of all others.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::upgrade::OnUpgrade;
+use tower::BoxError;
+
+use super::{
+    answer::FromUpstream,
+    hop_by_hop,
+    host::{host, is_loopback, text},
+    request_info,
+    status::Failure,
+    tunnel::Tunnel,
+};
+use crate::{
+    server::client_info::ClientInfo,
+    telemetry::metrics::{Metrics, Refused},
+    upstream::{
+        UpstreamError,
+        client::holding,
+        passthrough::{Credentials, Passthrough, Place},
+    },
+};
+use kubefan_model::Media;
+
+/// The chain of addresses that a request came from; the apiserver writes it into its audit log.
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
+/// (`apiserver/pkg/authentication/request/websocket`).
+pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// The answer if kubefan's own kubeconfig points at kubefan.
+const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";
+
+/// Forwards requests upstream.
+pub struct Forwarder {
+    upstream: Passthrough,
+    upgrades: bool,
+    /// Identifies requests that this kubefan has forwarded (`Via`: RFC 9110, 7.6.3).
+    via: HeaderValue,
+    metrics: Arc<Metrics>,
+}
+
+impl Forwarder {
+    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`.
+    /// `number` must be unique among all instances of kubefan.
+    pub fn new(upstream: Passthrough, upgrades: bool, number: u64, metrics: Arc<Metrics>) -> Self {
+        let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
+        Self { upstream, upgrades, via: via.expect("hexadecimal digits are visible"), metrics }
+    }
+
+    /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
+    /// there is none.
+    pub async fn forward(&self, request: Request<Body>, verb: &'static str, client: ClientInfo) -> Response<Body> {
+        let upgrade = hop_by_hop::upgrade(request.headers());
+        let place = match self.admit(&request, verb, client, upgrade.is_some()) {
+            Ok(place) => place,
+            Err((refused, failure)) => {
+                self.metrics.refused_to_pass_on(refused);
+                return failure.response(Media::Json);
+            }
+        };
+        let mut passed_on = self.metrics.passed_on(verb);
+        let (mut parts, body) = request.into_parts();
+        hop_by_hop::remove(&mut parts.headers);
+        append_client_address(&mut parts.headers, client);
+        parts.headers.append(header::VIA, self.via.clone());
+        if let Some(upgrade) = &upgrade {
+            write_upgrade(&mut parts.headers, upgrade.clone());
+        }
+        let switch = parts.extensions.remove::<Tunnel>().zip(parts.extensions.remove::<OnUpgrade>());
+        let request = Request::from_parts(parts, body.map_err(BoxError::from).boxed_unsync());
+        let mut response = match self.upstream.send(&place, request).await {
+            Ok(response) => response,
+            Err(error) => return unanswered(&error).response(Media::Json),
+        };
+        passed_on.answered(response.status());
+        response.extensions_mut().insert(FromUpstream);
+        let switched = hop_by_hop::upgrade(response.headers());
+        hop_by_hop::remove(response.headers_mut());
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return response.map(|body| Body::new(holding(body, (place, passed_on))));
+        }
+        let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
+            return Failure::bad_gateway(
+                "the apiserver switched to another protocol without a request for that".to_owned(),
+            )
+            .response(Media::Json);
+        };
+        tunnel.connect(caller, hyper::upgrade::on(&mut response), (place, passed_on));
+        write_upgrade(response.headers_mut(), protocol);
+        response.map(|_| Body::empty())
+    }
+
+    /// Checks whether a request may be forwarded, and takes a place for it.
+    fn admit(
+        &self,
+        request: &Request<Body>,
+        verb: &str,
+        client: ClientInfo,
+        is_upgrade: bool,
+    ) -> Result<Place, (Refused, Failure)> {
+        if request.method() == Method::CONNECT || request.uri().path() == "*" {
+            let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
+            return Err((Refused::Method, Failure::method_not_allowed(message)));
+        }
+        if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
+            return Err((Refused::Loop, Failure::loop_detected(LOOP.to_owned())));
+        }
+        match self.upstream.credentials() {
+            Credentials::Caller if client.has_certificate && !has_token(request.headers()) => {
+                let message = "a client certificate cannot be forwarded to the apiserver, because TLS proves it only to kubefan; \
+                    use a bearer token (in a kubeconfig: token, tokenFile or an exec plugin), or ask the apiserver directly";
+                return Err((Refused::Certificate, Failure::unauthorized(message.to_owned())));
+            }
+            Credentials::Own if !is_local(request, client) => {
+                let message = "with --passthrough=self only programs on this machine are served: the request names another host, or \
+                    comes from a page of one";
+                return Err((Refused::Foreign, Failure::forbidden(message.to_owned())));
+            }
+            Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
+                let message = "with --passthrough=self every caller acts as kubefan: leave out --as, or use your own credentials with the apiserver";
+                return Err((Refused::Impersonation, Failure::forbidden(message.to_owned())));
+            }
+            _ => {}
+        }
+        if is_upgrade && !self.upgrades {
+            let message = "kubefan forwards exec, attach, port-forward and websockets only with --passthrough-upgrades; without it, \
+                ask the apiserver directly";
+            return Err((Refused::Upgrade, Failure::forbidden(message.to_owned())));
+        }
+        let lasts = request_info::is_long_running(verb, request.uri().path());
+        self.upstream.place(is_upgrade, lasts).ok_or_else(|| {
+            let most = self.upstream.requests_max();
+            let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths)");
+            (Refused::Limit, Failure::too_many_requests(message))
+        })
+    }
+}
+
+/// The answer if there is no response from upstream. Only a request that was not sent at all gets a
+/// retriable status, because clients retry writes too.
+fn unanswered(error: &UpstreamError) -> Failure {
+    match error {
+        UpstreamError::Unreachable { .. } => {
+            Failure::unavailable(format!("{error}; until it is reachable, kubefan answers only from its caches"))
+        }
+        UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
+            Failure::bad_gateway(format!("{error}; see the kubeconfig that kubefan was started with"))
+        }
+        _ => Failure::bad_gateway(error.to_string()),
+    }
+}
+
+fn has_token(headers: &HeaderMap) -> bool {
+    let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
+    headers.contains_key(header::AUTHORIZATION)
+        || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
+}
+
+/// Whether a request comes from a program on this machine, and not from a web page in a browser,
+/// which would act as kubefan. A page can name any host that resolves to a loopback address.
+fn is_local(request: &Request<Body>, client: ClientInfo) -> bool {
+    client.address.is_none()
+        || host(request).is_some_and(is_loopback) && text(request, &header::ORIGIN).is_none_or(is_loopback)
+}
+
+fn append_client_address(headers: &mut HeaderMap, client: ClientInfo) {
+    let Some(address) = client.address else { return };
+    let mut hops: Vec<_> =
+        headers.get_all(X_FORWARDED_FOR).into_iter().map(|value| value.as_bytes().to_vec()).collect();
+    hops.push(address.ip().to_canonical().to_string().into_bytes());
+    if let Ok(value) = HeaderValue::from_bytes(&hops.join(&b", "[..])) {
+        headers.insert(X_FORWARDED_FOR, value);
+    }
+}
+
+fn write_upgrade(headers: &mut HeaderMap, to: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, to);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(address: Option<&str>) -> ClientInfo {
+        ClientInfo { address: address.map(|text| text.parse().unwrap()), ..ClientInfo::default() }
+    }
+
+    #[test]
+    fn the_address_of_the_client_is_appended() {
+        let mut headers = HeaderMap::new();
+        append_client_address(&mut headers, client(None));
+        assert!(headers.is_empty(), "a Unix socket has no address");
+        append_client_address(&mut headers, client(Some("[::ffff:10.0.0.1]:5")));
+        append_client_address(&mut headers, client(Some("[fd00::1]:5")));
+        assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, fd00::1");
+    }
+
+    #[test]
+    fn a_web_page_in_a_browser_is_not_local() {
+        let request = |host: &str, origin: &str| {
+            let mut request = Request::get("/api/v1/secrets").body(Body::empty()).unwrap();
+            for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
+                if !value.is_empty() {
+                    request.headers_mut().insert(name, value.parse().unwrap());
+                }
+            }
+            request
+        };
+        let local = client(Some("127.0.0.1:5"));
+        for (host, origin, is) in [
+            ("localhost:7443", "", true),
+            ("127.0.0.1", "", true),
+            ("[::1]:7443", "http://localhost:3000", true),
+            ("evil.example:7443", "", false),
+            ("localhost:7443", "https://evil.example", false),
+            ("localhost:7443", "null", false),
+            ("localhost.evil.example", "", false),
+            ("", "", false),
+        ] {
+            assert_eq!(is_local(&request(host, origin), local), is, "{host}, {origin}");
+            assert!(is_local(&request(host, origin), client(None)), "no browser uses a Unix socket");
+        }
+    }
+
+    #[test]
+    fn a_token_may_be_a_websocket_protocol() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("v5.channel.k8s.io"));
+        assert!(!has_token(&headers));
+        let value = HeaderValue::from_static("v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YQ");
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, value);
+        assert!(has_token(&headers));
+    }
+}

@@ -1,0 +1,34 @@
+//! Gets over HTTP: single objects from the cache.
+
+use axum::body::Body;
+use http::Response;
+
+use super::{
+    answer,
+    cache_reads::{CacheReads, ResolvedRead},
+    narrowed,
+    options::Freshness,
+    read_error::ReadError,
+};
+use crate::{fanout::Catalog, kube_encoding::list::single_object};
+use kubefan_model::ObjectKey;
+
+/// Answers a get.
+///
+/// # Errors
+/// Why it is not answered from the cache; 404 if the object does not exist.
+pub async fn get<C: Catalog>(
+    reads: &CacheReads<C>,
+    ResolvedRead { path, selected, format }: ResolvedRead<'_>,
+    freshness: Freshness,
+) -> Result<Response<Body>, ReadError> {
+    reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+    let (store, _) = selected.served.hub.snapshot()?;
+    let key = ObjectKey::new(&path.namespace, &path.name);
+    let Some(object) = store.get(key.as_str()) else {
+        return Err(narrowed::object_not_found(&reads.narrowed_by, &selected.served.gvr, path).into());
+    };
+    let parser = &selected.served.parser;
+    let body = single_object(object, parser, &format);
+    Ok(answer::from_cache(parser.media().content_type(), Body::from(body)))
+}

@@ -1,0 +1,52 @@
+//! The Kubernetes API over HTTP: lists, gets and watches of cached resources, with the apiserver's
+//! semantics and bytes. Everything else is forwarded to the apiserver (passthrough).
+//!
+//! The problem: clients of the Kubernetes API rely on details, from the order of validation errors
+//! to the sorting of `Accept` clauses. An answer that is almost the apiserver's is worse than none.
+//!
+//! The choice: a request is answered from the cache only if it is understood completely and the
+//! answer is provably correct. Answered here are `GET` requests for a collection or an object, as
+//! list, get, watch or watch-list, over HTTP or a websocket, if
+//!
+//! - the path, the query and the `Accept` header are ones that this code reads exactly as the
+//!   apiserver does,
+//! - the resource is cached in the encoding asked for (only a watch, or a read without passthrough,
+//!   starts a cache),
+//! - the cache covers the request although it may be narrowed by `--upstream-field-selector`, and
+//! - the cache is as fresh as `resourceVersion` and `resourceVersionMatch` demand: any state, a
+//!   reached version, the exact version of the cached snapshot, or a freshness proof for a
+//!   consistent read.
+//!
+//! In all other cases the apiserver answers in its own words: for discovery, subresources, writes
+//! and unusual spellings, for an invalid query, for an expired continue token. A
+//! [`read_error::ReadError`] says which failures are final and which are upstream's to answer. Only
+//! with `--passthrough=off` does kubefan itself send the latter.
+//!
+//! Why not validate everything here and skip the apiserver for errors: the rules differ between its
+//! versions, and a wrong refusal is as bad as a wrong answer.
+//!
+//! [`api`] puts the parts together. [`guard`] and [`forward`] guard against the two hazards of
+//! standing where the apiserver stood: browsers that reach a loopback address, and callers that
+//! would act with kubefan's credentials.
+
+pub mod answer;
+pub mod api;
+pub mod cache_reads;
+pub mod forward;
+pub mod get;
+pub mod guard;
+pub mod hop_by_hop;
+pub mod host;
+pub mod list;
+pub mod narrowed;
+pub mod negotiate;
+pub mod options;
+pub mod pages;
+pub mod path;
+pub mod query;
+pub mod read_error;
+pub mod request_info;
+pub mod status;
+pub mod tunnel;
+pub mod watch;
+pub mod websocket;

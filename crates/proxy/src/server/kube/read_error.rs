@@ -1,0 +1,38 @@
+//! Why a read is not answered from the cache, and who answers it instead.
+
+use super::status::Failure;
+use crate::fanout::Refusal;
+
+/// Why a read is not answered from the cache.
+pub enum ReadError {
+    /// kubefan answers with this failure.
+    Final(Failure),
+    /// Upstream answers. kubefan answers with this failure only if passthrough is off.
+    Upstream(Failure),
+}
+
+impl From<Failure> for ReadError {
+    fn from(failure: Failure) -> Self {
+        Self::Final(failure)
+    }
+}
+
+impl From<Refusal> for ReadError {
+    fn from(refusal: Refusal) -> Self {
+        let failure = Failure::from(&refusal);
+        match refusal {
+            Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) | Refusal::Rewritten(_) => {
+                Self::Final(failure)
+            }
+            // Upstream may have created or permitted the resource since, and reports invalid
+            // selectors in its own words.
+            Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
+                Self::Upstream(failure)
+            }
+            // The cache is not as fresh as requested.
+            Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
+                Self::Upstream(failure)
+            }
+        }
+    }
+}

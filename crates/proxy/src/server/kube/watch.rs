@@ -1,0 +1,103 @@
+//! Watches over HTTP: where a watch starts, and how it is refused.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use axum::body::Body;
+use tokio::time::Instant;
+
+use super::{
+    answer::{self, Answer},
+    cache_reads::{CacheReads, ResolvedRead},
+    options::{Freshness, WatchOptions, WatchStart},
+    read_error::ReadError,
+    status::Failure,
+};
+use crate::{
+    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    server::watch::{OpenedWatch, WatchProtocol},
+};
+use kubefan_model::Media;
+
+/// A bookmark is sent after this time without events, as the apiserver does.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// The shortest timeout of a watch that names none (`--min-request-timeout` of the apiserver). The
+/// longest is twice as long.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1800);
+
+/// Timeouts for watches that name none. They are spread evenly, so that watches that start together
+/// do not end together, and move to other replicas over time.
+#[derive(Default)]
+pub struct DefaultTimeouts {
+    watches: AtomicU32,
+}
+
+impl DefaultTimeouts {
+    /// The timeout of the next watch.
+    fn next(&self) -> Duration {
+        // Multiples of the golden ratio are spread more evenly than random numbers.
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
+        let spread = (f64::from(self.watches.fetch_add(1, Ordering::Relaxed)) * GOLDEN_RATIO).fract();
+        TIMEOUT_MIN.mul_f64(1.0 + spread)
+    }
+}
+
+/// Opens a watch. Its subscription wakes `stream_waker`.
+///
+/// # Errors
+/// Why it is not answered from the cache.
+pub async fn open<C: Catalog>(
+    reads: &CacheReads<C>,
+    timeouts: &DefaultTimeouts,
+    ResolvedRead { selected, format, .. }: ResolvedRead<'_>,
+    options: WatchOptions,
+    stream_waker: Bell,
+) -> Result<Answer, ReadError> {
+    let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
+    let permit = reads.reader.admit_stream()?;
+    let (hub, media) = (&selected.served.hub, selected.served.parser.media());
+    let start = match start {
+        WatchStart::State(freshness) => {
+            if let Err(error) = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await {
+                return match (error, freshness) {
+                    // The apiserver has sent the headers of the watch before it knows this.
+                    (ReadError::Final(failure), Freshness::NotOlderThan(_)) => Ok(error_event(&failure, media)),
+                    (error, _) => Err(error),
+                };
+            }
+            Start::Snapshot
+        }
+        WatchStart::Now(freshness) => {
+            reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+            Start::After(hub.snapshot()?.1)
+        }
+        // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
+        // silent until it gets there.
+        WatchStart::After(version) => match hub.head() {
+            Some(head) if head < version => Start::Ahead(version),
+            _ => Start::After(version),
+        },
+    };
+    let terms = Terms { marks_end, ..start.into() };
+    let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
+    let subscription = match subscribed {
+        Ok(subscription) => subscription,
+        Err(Refusal::Expired(expired)) => return Ok(error_event(&Failure::watch_expired(&expired), media)),
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let timeout = timeout.unwrap_or_else(|| timeouts.next());
+    Ok(Answer::Watch(OpenedWatch {
+        subscription,
+        bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
+        timeout_at: Some(Instant::now() + timeout),
+        protocol: WatchProtocol::Kube(media),
+        permit,
+    }))
+}
+
+/// A watch whose only event is an error; the status of the response is 200.
+fn error_event(failure: &Failure, media: Media) -> Answer {
+    Answer::Response(answer::from_cache(media.watch_content_type(), Body::from(failure.event(media))))
+}

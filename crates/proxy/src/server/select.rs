@@ -1,0 +1,72 @@
+//! From a target to the cache that holds it and the objects it selects. Every error names the field
+//! at fault.
+//!
+//! The hazard is a name that means something else in a path upstream, so names are checked before
+//! any lookup.
+
+use crate::fanout::{Catalog, Refusal, Served};
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_model::{
+    Media,
+    selection::Selection,
+    selector::{FieldSelector, LabelSelector},
+};
+
+/// The longest name, in bytes. Kubernetes allows 253 characters for names and groups.
+const NAME_BYTES_MAX: usize = 512;
+
+/// The cache of a target, and the objects that the target selects.
+pub struct Selected {
+    /// The cache.
+    pub served: Served,
+    /// The objects.
+    pub selection: Selection,
+}
+
+/// Finds the cache of a target in an encoding and binds its selectors.
+pub async fn select(catalog: &impl Catalog, target: Option<Target>, media: Media) -> Result<Selected, Refusal> {
+    let target = target.unwrap_or_default();
+    let invalid = |field, message: String| Refusal::Invalid { field, message };
+    if target.resource.is_empty() {
+        return Err(invalid("target.resource", "required: a plural name such as \"pods\"".into()));
+    }
+    let names = [
+        ("target.group", &target.group),
+        ("target.version", &target.version),
+        ("target.resource", &target.resource),
+        ("target.namespace", &target.namespace),
+        ("target.name", &target.name),
+    ];
+    for (field, name) in names {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(invalid(field, format!("longer than {NAME_BYTES_MAX} bytes")));
+        }
+        // Names become segments of paths upstream.
+        if name.contains(['/', '%', '?', '#']) || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(invalid(
+                field,
+                format!("{name:?} is not a name: it contains a character that is not allowed in names"),
+            ));
+        }
+    }
+    // Selectors come first: their errors need no lookup, which could go upstream.
+    let labels = LabelSelector::parse(&target.label_selector)
+        .map_err(|error| invalid("target.label_selector", error.to_string()))?;
+    let fields = FieldSelector::parse(&target.field_selector)
+        .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, media).await?;
+    if !served.namespaced && !target.namespace.is_empty() {
+        return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));
+    }
+    let selection = Selection::bind(
+        &target.namespace,
+        &target.name,
+        labels,
+        &fields,
+        &served.fields,
+        served.parser.clone(),
+        &served.gvr,
+    )
+    .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    Ok(Selected { served, selection })
+}

@@ -1,0 +1,149 @@
+//! One HTTP/1.1 connection, served by hyper: the Kubernetes API and the router.
+//!
+//! The hazard is a request that an intermediary reads differently, so a request without exactly one
+//! host is refused.
+
+use std::{convert::Infallible, error::Error, io, sync::Arc};
+
+use axum::response::IntoResponse;
+use http::{Request, Response, StatusCode, Version, header};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    socket::{MonitoredSocket, ResponseNeeds},
+    watch_body::WatchBody,
+};
+use crate::{
+    fanout::{Bell, Catalog, Line},
+    server::{
+        client_info::ClientInfo,
+        grpc::call,
+        kube::{answer::Answer, tunnel::Tunnel, websocket::Socket},
+        transport::{limits, services::Services},
+    },
+    telemetry::metrics::ConnectionEnd,
+};
+
+/// The stream number of a watch: a connection has only one at a time.
+const WATCH: u32 = 1;
+
+/// Serves a connection until it ends, also after it was upgraded to another protocol. Once the
+/// drain starts, it ends after the current request. A client that reads a pinning response too
+/// slowly ends the connection.
+pub async fn serve<C: Catalog>(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    client: ClientInfo,
+    services: Arc<Services<C>>,
+) -> ConnectionEnd {
+    let (tunnel, needs) = (Tunnel::default(), ResponseNeeds::default());
+    let io = MonitoredSocket::new(io, needs.clone(), services.options.snapshot_stall_timeout);
+    let (upgraded, drain) = (tunnel.clone(), services.drain.clone());
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(upgraded.clone());
+        answer(request, services.clone(), needs.clone())
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HTTP1_HEADERS_TIMEOUT)
+        .max_buf_size(limits::HEADER_LIST_BYTES_MAX as usize)
+        .serve_connection(TokioIo::new(io), service)
+        .with_upgrades();
+    // Boxed, so that its buffers are freed when the connection was upgraded.
+    let mut connection = Box::pin(connection);
+    let ended = tokio::select! {
+        biased;
+        result = connection.as_mut() => Some(result),
+        () = drain.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            None
+        }
+    };
+    let end = match ended {
+        Some(Ok(())) => ConnectionEnd::Closed,
+        Some(Err(error)) => {
+            let end = end_of(&error);
+            if end == ConnectionEnd::Error {
+                tracing::debug!(error = %cause(&error), peer = ?client.address, "a connection failed");
+            }
+            end
+        }
+        None => {
+            // The end is reported as the drain, even if the last request fails.
+            let _ = connection.as_mut().await;
+            ConnectionEnd::Draining
+        }
+    };
+    drop(connection);
+    if let Some(tunnel) = tunnel.take() {
+        tunnel.await;
+    }
+    end
+}
+
+/// Why a connection ended. A client that goes away during a response has only closed the
+/// connection.
+fn end_of(error: &hyper::Error) -> ConnectionEnd {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    let is_gone = |error: &io::Error| {
+        matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
+    };
+    if error.is_timeout() {
+        ConnectionEnd::Idle
+    } else if error.is_incomplete_message() || cause(error).downcast_ref().is_some_and(is_gone) {
+        ConnectionEnd::Closed
+    } else {
+        ConnectionEnd::Error
+    }
+}
+
+/// The cause of a hyper error, whose own text names only the operation.
+fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
+    error.source().unwrap_or(error)
+}
+
+async fn answer<C: Catalog>(
+    request: Request<Incoming>,
+    services: Arc<Services<C>>,
+    needs: ResponseNeeds,
+) -> Result<Response<axum::body::Body>, Infallible> {
+    if call::is_any_grpc(request.headers()) {
+        let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
+        return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
+    }
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        // An intermediary may have read another host (RFC 9112, 3.2).
+        let message = "a request must have exactly one Host header\n";
+        return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
+    }
+    let connection_waker = Line::new();
+    // An invalid handshake is refused by the API. Of the requests that are answered here, only a
+    // watch can be a websocket.
+    let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
+    let answer = services.kube.answer(request.map(axum::body::Body::new), Bell::new(&connection_waker, WATCH)).await;
+    needs.progress(matches!(answer, Answer::Response(_)));
+    // A tunnel may close one side before the other.
+    needs.close_detection(match &answer {
+        Answer::Watch(_) => socket.is_none(),
+        Answer::Forwarded(response) => response.status() != StatusCode::SWITCHING_PROTOCOLS,
+        Answer::Response(_) => false,
+    });
+    let stall_timeout = services.options.snapshot_stall_timeout;
+    let response = match answer {
+        Answer::Forwarded(response) => return Ok(response),
+        Answer::Response(response) => response,
+        Answer::Watch(opened) => {
+            WatchBody::response(opened, connection_waker, stall_timeout, services.drain.clone(), needs)
+        }
+    };
+    Ok(match socket {
+        // If the watch was refused, the response stays as it is.
+        Some(socket) if response.status() == StatusCode::OK => {
+            socket.upgrade(response, stall_timeout, services.drain.clone())
+        }
+        _ => response,
+    })
+}

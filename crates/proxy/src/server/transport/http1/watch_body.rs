@@ -1,0 +1,114 @@
+//! A watch as the body of an HTTP/1.1 response. hyper polls it whenever the socket has room.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use futures::future::FutureExt;
+use http::Response;
+use http_body::{Body, Frame};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::socket::ResponseNeeds;
+use crate::{
+    fanout::{Line, Rung, StreamEnd},
+    server::{
+        kube::{answer::put_watch_headers, status},
+        transport::{
+            limits::BATCH_BYTES_MAX,
+            watch_timers::{Due, WatchTimers},
+        },
+        watch::OpenedWatch,
+    },
+};
+
+/// The body: a subscription and its timers.
+pub struct WatchBody {
+    /// `None` once the watch has ended.
+    opened: Option<OpenedWatch>,
+    connection_waker: Arc<Line>,
+    timers: WatchTimers,
+    timer: Pin<Box<Sleep>>,
+    drain: Pin<Box<WaitForCancellationFutureOwned>>,
+    needs: ResponseNeeds,
+}
+
+impl WatchBody {
+    /// The response for a watch whose subscription wakes `connection_waker`.
+    pub fn response(
+        opened: OpenedWatch,
+        connection_waker: Arc<Line>,
+        stall_timeout: Duration,
+        drain: CancellationToken,
+        needs: ResponseNeeds,
+    ) -> Response<axum::body::Body> {
+        let (media, warnings) = (opened.protocol.media(), opened.subscription.warnings());
+        let timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
+        let timer = Box::pin(sleep_until(Instant::now()));
+        let drain = Box::pin(drain.cancelled_owned());
+        let watch = Self { opened: Some(opened), connection_waker, timers, timer, drain, needs };
+        let mut response = Response::new(axum::body::Body::new(watch));
+        put_watch_headers(media, &warnings, response.headers_mut());
+        response
+    }
+
+    /// Ends the subscription. Returns the ERROR event that says why, if there is one.
+    fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
+        let mut opened = self.opened.take()?;
+        let error_event = status::watch_error(&end).map(|failure| failure.event(opened.protocol.media()));
+        opened.subscription.ended(end);
+        error_event
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.connection_waker.register(cx.waker());
+        self.connection_waker.rung(&mut Rung::new());
+        loop {
+            let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
+            if self.drain.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(self.end(StreamEnd::Draining));
+            }
+            // A backlog pins state; after it, a watch that is not read pins nothing.
+            self.needs.progress(opened.subscription.in_prelude());
+            match opened.subscription.take(BATCH_BYTES_MAX) {
+                Ok(Some(mut pieces)) => {
+                    let remaining = pieces.remaining();
+                    self.timers.sent(Instant::now(), remaining, opened.subscription.in_prelude());
+                    return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
+                }
+                Ok(None) => {}
+                Err(end) => return Poll::Ready(self.end(end)),
+            }
+            let now = Instant::now();
+            match self.timers.tick(now, opened.subscription.in_prelude()) {
+                Due::End(end) => return Poll::Ready(self.end(end)),
+                Due::Bookmark => {
+                    if let Some(mut bookmark) = opened.subscription.bookmark() {
+                        let remaining = bookmark.remaining();
+                        return Poll::Ready(Some(bookmark.copy_to_bytes(remaining)));
+                    }
+                }
+                Due::Nothing => {}
+            }
+            let Some(due_at) = self.timers.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
+            self.timer.as_mut().reset(due_at);
+            if self.timer.poll_unpin(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Body for WatchBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.poll_data(cx).map(|data| data.map(|data| Ok(Frame::data(data))))
+    }
+}

@@ -1,0 +1,92 @@
+//! The tasks that answer the requests of an HTTP/2 connection.
+//!
+//! A watch is only opened here: it becomes a [`StartedWatch`], which the task of the connection
+//! sends. Everything else is answered completely by its own task.
+
+use std::{future::poll_fn, pin::pin, sync::Arc};
+
+use h2::{RecvStream, server::SendResponse};
+use http::Request;
+use prost::Message;
+use tokio::time::Instant;
+
+use super::{
+    payload::Payload,
+    respond::{self, OnCutOff, RequestBody, ResponseLimits},
+};
+use crate::{
+    fanout::{Bell, Catalog, Line},
+    server::{
+        grpc::{call, status},
+        kube::answer::Answer,
+        transport::services::Services,
+        watch::OpenedWatch,
+    },
+};
+use kubefan_common::proto::v1alpha1::WatchRequest;
+
+/// A watch that was opened, and the stream to send it on.
+pub struct StartedWatch {
+    /// The watch.
+    pub opened: OpenedWatch,
+    /// The response, whose headers were not sent yet.
+    pub respond: SendResponse<Payload>,
+    /// The deadline of the gRPC call.
+    pub deadline_at: Option<Instant>,
+}
+
+/// Opens a gRPC watch. A refusal is sent as the whole response.
+pub async fn open_grpc_watch<C: Catalog>(
+    services: Arc<Services<C>>,
+    connection_waker: Arc<Line>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Payload>,
+) -> Option<StartedWatch> {
+    let (head, mut body) = request.into_parts();
+    let deadline_at = call::deadline_at(&head.headers);
+    let stream_waker = Bell::new(&connection_waker, respond.stream_id().as_u32());
+    let opening = pin!(async {
+        let Some(message) = call::message(&head.headers, &mut body, services.options.message_bytes_max).await? else {
+            return Ok(None);
+        };
+        let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
+        services.grpc.open(request, stream_waker).await.map(Some)
+    });
+    let opened = tokio::select! {
+        biased;
+        opened = call::within(deadline_at, opening) => opened.unwrap_or_else(|| Err(status::deadline_exceeded())),
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
+    };
+    match opened {
+        Ok(opened) => opened.map(|opened| StartedWatch { opened, respond, deadline_at }),
+        Err(status) => {
+            // Fails only if the stream is gone.
+            let _ = respond.send_response(status.into_http(), true);
+            None
+        }
+    }
+}
+
+/// Answers a request of the Kubernetes API: opens a watch, or sends a whole response.
+pub async fn answer_kube<C: Catalog>(
+    services: Arc<Services<C>>,
+    stream_waker: Bell,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Payload>,
+) -> Option<StartedWatch> {
+    let request = request.map(|body| axum::body::Body::new(RequestBody::from(body)));
+    let answering = Box::pin(services.kube.answer(request, stream_waker));
+    let answer = tokio::select! {
+        biased;
+        answer = answering => answer,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return None,
+    };
+    let (response, stall_timeout) = match answer {
+        Answer::Watch(opened) => return Some(StartedWatch { opened, respond, deadline_at: None }),
+        Answer::Response(response) => (response, Some(services.options.snapshot_stall_timeout)),
+        Answer::Forwarded(response) => (response, None),
+    };
+    let limits = ResponseLimits { deadline_at: None, stall_timeout };
+    respond::respond(response, respond, limits, OnCutOff::Reset).await;
+    None
+}

@@ -1,0 +1,244 @@
+//! Answers HTTP/2 requests other than watches: passes them to the router (gRPC lists, gets, health,
+//! reflection), and sends whole responses.
+//!
+//! Each runs as its own task, so it never delays the watches of its connection. A response body is
+//! polled only as far as the client's window allows. The hazard is a list that is not read: it pins
+//! a snapshot and occupies the snapshot gate, so it is ended after a stall timeout.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::Router;
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream, server::SendResponse};
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame};
+use tokio::time::{Instant, timeout_at};
+use tower::Service;
+
+use super::payload::Payload;
+use crate::{
+    fanout::StreamEnd,
+    server::{
+        grpc::{call, status},
+        transport::{limits::BATCH_BYTES_MAX, read_progress::ReadProgress},
+    },
+};
+
+/// The body of a request.
+pub struct RequestBody(RecvStream);
+
+impl From<RecvStream> for RequestBody {
+    fn from(body: RecvStream) -> Self {
+        Self(body)
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        match ready!(self.0.poll_data(cx)) {
+            Some(Ok(data)) => {
+                // Fails only if the stream is gone, which the next read reports.
+                let _ = self.0.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => self.0.poll_trailers(cx).map(|trailers| trailers.map(|some| some.map(Frame::trailers)).transpose()),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+}
+
+/// Why a response was not sent completely.
+enum SendError {
+    /// The client has reset the stream.
+    Gone,
+    /// The body has failed.
+    Failed(axum::Error),
+    /// The client has read too little in a stall timeout.
+    Stalled,
+}
+
+/// Limits of a response.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ResponseLimits {
+    /// The deadline of the call.
+    pub deadline_at: Option<Instant>,
+    /// Ends the response if the client reads too little in this time; `None` if it may be read at
+    /// any pace.
+    pub stall_timeout: Option<Duration>,
+}
+
+/// How a response that is cut short says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCutOff {
+    /// A gRPC status in the trailers.
+    GrpcStatus,
+    /// A stream reset: without trailers there is no other way.
+    Reset,
+}
+
+/// Passes a gRPC request to the router and sends its response, unless the client goes away or
+/// stalls.
+pub async fn serve_router(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Payload>,
+    mut router: Router,
+    stall_timeout: Duration,
+) {
+    let deadline_at = call::deadline_at(request.headers());
+    let request = request.map(RequestBody);
+    let answer = pin!(router.call(request));
+    let answer = tokio::select! {
+        biased;
+        answer = call::within(deadline_at, answer) => answer,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    };
+    let response = match answer {
+        Some(Ok(response)) => response,
+        None => status::deadline_exceeded().into_http(),
+    };
+    let limits = ResponseLimits { deadline_at, stall_timeout: Some(stall_timeout) };
+    self::respond(response, respond, limits, OnCutOff::GrpcStatus).await;
+}
+
+/// Sends a whole response within its limits, unless the client goes away.
+pub async fn respond(
+    response: Response<axum::body::Body>,
+    mut respond: SendResponse<Payload>,
+    ResponseLimits { deadline_at, stall_timeout }: ResponseLimits,
+    on_cut_off: OnCutOff,
+) {
+    let (parts, body) = response.into_parts();
+    let ended = body.is_end_stream();
+    let Ok(mut send) = respond.send_response(Response::from_parts(parts, ()), ended) else { return };
+    if ended {
+        return;
+    }
+    match call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout))).await {
+        Some(Ok(()) | Err(SendError::Gone)) => {}
+        Some(Err(SendError::Failed(error))) => {
+            tracing::debug!(%error, "the body of a response failed");
+            send.send_reset(Reason::INTERNAL_ERROR);
+        }
+        Some(Err(SendError::Stalled)) if on_cut_off == OnCutOff::Reset => send.send_reset(Reason::CANCEL),
+        Some(Err(SendError::Stalled)) => {
+            let stall_timeout = stall_timeout.unwrap_or_default();
+            let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
+            // Fails only if the stream is gone.
+            let _ = send.send_trailers(status::trailers(end));
+        }
+        None => {
+            // Fails only if the stream is gone.
+            let _ = send.send_trailers(status::trailers(Some(status::deadline_exceeded())));
+        }
+    }
+}
+
+/// Sends a body.
+async fn send_body(
+    mut body: axum::body::Body,
+    send: &mut SendStream<Payload>,
+    stall_timeout: Option<Duration>,
+) -> Result<(), SendError> {
+    let mut progress = stall_timeout.map(ReadProgress::new);
+    loop {
+        let frame = tokio::select! {
+            biased;
+            frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
+            _ = poll_fn(|cx| send.poll_reset(cx)) => return Err(SendError::Gone),
+        };
+        let Some(frame) = frame.transpose().map_err(SendError::Failed)? else {
+            return send.send_data(Payload::Bytes(Bytes::new()), true).map_err(|_| SendError::Gone);
+        };
+        match frame.into_data() {
+            Ok(data) => send_data(data, send, progress.as_mut()).await?,
+            Err(frame) => {
+                let trailers: HeaderMap = frame.into_trailers().unwrap_or_default();
+                return send.send_trailers(trailers).map_err(|_| SendError::Gone);
+            }
+        }
+        // A client with large windows would otherwise occupy this thread.
+        tokio::task::coop::consume_budget().await;
+    }
+}
+
+/// Sends data as far as the client's window allows.
+async fn send_data(
+    mut data: Bytes,
+    send: &mut SendStream<Payload>,
+    mut progress: Option<&mut ReadProgress>,
+) -> Result<(), SendError> {
+    while !data.is_empty() {
+        send.reserve_capacity(data.len().min(BATCH_BYTES_MAX));
+        let mut room = send.capacity();
+        if room == 0 {
+            let has_room = poll_fn(|cx| send.poll_capacity(cx));
+            let has_room = match &mut progress {
+                Some(progress) => timeout_at(progress.due_at(), has_room).await.map_err(|_| SendError::Stalled)?,
+                None => has_room.await,
+            };
+            room = has_room.and_then(Result::ok).ok_or(SendError::Gone)?;
+        }
+        let part = data.split_to(room.min(data.len()));
+        progress.iter_mut().for_each(|progress| progress.advanced(part.len()));
+        send.send_data(Payload::Bytes(part), false).map_err(|_| SendError::Gone)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tokio::{io::duplex, time::sleep};
+
+    use super::*;
+    use crate::server::transport::limits::PROGRESS_BYTES_MIN;
+
+    const STALL: Duration = Duration::from_secs(30);
+    const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
+
+    /// The bytes of a long answer that a client gets that reads one window of it ten times per
+    /// stall timeout.
+    async fn bytes_read_with_window(window_bytes: usize) -> usize {
+        let (near, far) = duplex(64 << 10);
+        tokio::spawn(async move {
+            let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
+            while let Some(Ok((_, send))) = http2.accept().await {
+                let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
+                let limits = ResponseLimits { stall_timeout: Some(STALL), ..ResponseLimits::default() };
+                tokio::spawn(respond(answer, send, limits, OnCutOff::Reset));
+            }
+        });
+        let mut client = h2::client::Builder::new();
+        client.initial_window_size(window_bytes as u32);
+        let (mut send, http2) = client.handshake::<_, Bytes>(far).await.unwrap();
+        tokio::spawn(http2);
+        let (answer, _) = send.send_request(Request::new(()), true).unwrap();
+        let mut body = answer.await.unwrap().into_body();
+        let mut read = 0;
+        while let Some(Ok(data)) = body.data().await {
+            read += data.len();
+            sleep(STALL / 10).await;
+            body.flow_control().release_capacity(data.len()).unwrap();
+        }
+        read
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_is_served_and_one_that_reads_next_to_nothing_is_not() {
+        assert_eq!(bytes_read_with_window(PROGRESS_BYTES_MIN / 8).await, ANSWER_BYTES);
+        let read = bytes_read_with_window(8).await;
+        assert!(read < PROGRESS_BYTES_MIN, "{read} bytes");
+    }
+}

@@ -1,0 +1,213 @@
+//! One watch on an HTTP/2 connection: its subscription, its HTTP/2 stream, its timers, and how it
+//! ends.
+//!
+//! Bytes are taken from the subscription only as far as the HTTP/2 window allows, so a subscriber
+//! that does not read keeps its cursor and pins almost nothing. Dropping a stream ends its
+//! subscription at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use h2::SendStream;
+use tokio::time::Instant;
+
+use super::payload::Payload;
+use crate::{
+    fanout::{Line, StreamEnd},
+    server::{
+        grpc::status,
+        kube,
+        transport::{
+            limits::BATCH_BYTES_MAX,
+            watch_timers::{Due, WatchTimers},
+        },
+        watch::{OpenedWatch, WatchProtocol},
+    },
+};
+use kubefan_common::planted::{self, Bug};
+
+/// The longest bookmark, in bytes: a version of 20 digits and its message; an event of a Kubernetes
+/// watch also contains names.
+const BOOKMARK_BYTES_MAX: usize = 40;
+const BOOKMARK_EVENT_BYTES_MAX: usize = 512;
+
+/// A watch that is being sent.
+pub struct WatchStream {
+    opened: OpenedWatch,
+    send: SendStream<Payload>,
+    waker: Arc<Http2Waker>,
+    timers: WatchTimers,
+    /// Whether it waits for the client's window.
+    stalled: bool,
+    /// Whether it is in the connection's ready queue.
+    pub queued: bool,
+}
+
+/// The result of a stream's turn.
+pub enum Turn {
+    /// There may be more to send.
+    More,
+    /// There is nothing to send, or no window for it. The connection is woken when that changes.
+    Waits,
+    /// The subscription has ended.
+    Ended(StreamEnd),
+    /// The subscriber has gone away.
+    Gone,
+}
+
+impl WatchStream {
+    /// A watch on a stream whose headers were sent.
+    pub fn new(
+        opened: OpenedWatch,
+        send: SendStream<Payload>,
+        connection_waker: &Arc<Line>,
+        deadline_at: Option<Instant>,
+        stall_timeout: Duration,
+    ) -> Self {
+        let id = send.stream_id().as_u32();
+        let waker =
+            Arc::new(Http2Waker { connection_waker: connection_waker.clone(), stream: id, ..Http2Waker::default() });
+        let (interval, timeout_at) = (opened.bookmark_interval, opened.timeout_at);
+        let bookmark_before_end = opened.protocol != WatchProtocol::Grpc;
+        let timers = WatchTimers::new(interval, timeout_at, deadline_at, stall_timeout, bookmark_before_end);
+        let (stalled, queued) = (false, false);
+        Self { opened, send, waker, timers, stalled, queued }
+    }
+
+    /// Sends a batch, as far as the window allows, and subtracts its bytes from `budget`.
+    pub fn turn(&mut self, now: Instant, budget: &mut usize) -> Turn {
+        // h2 would wake us for the window that is requested here, which is read below anyway.
+        self.waker.muted.store(true, Ordering::Relaxed);
+        let turn = self.send_batch(now, budget);
+        self.waker.muted.store(false, Ordering::Relaxed);
+        match turn {
+            Turn::Waits | Turn::More if self.is_gone() => Turn::Gone,
+            // Window that another task added while the waker was muted.
+            Turn::Waits if self.stalled && self.send.capacity() > 0 => Turn::More,
+            turn => turn,
+        }
+    }
+
+    /// Whether the subscriber has gone away. If not, the connection is woken when it does.
+    pub fn is_gone(&mut self) -> bool {
+        let registered = self.waker.registered.swap(true, Ordering::Relaxed);
+        !registered && {
+            let waker = Waker::from(self.waker.clone());
+            self.send.poll_reset(&mut Context::from_waker(&waker)).is_ready()
+        }
+    }
+
+    fn send_batch(&mut self, now: Instant, budget: &mut usize) -> Turn {
+        self.send.reserve_capacity(BATCH_BYTES_MAX);
+        let mut window = self.send.capacity();
+        self.stalled = window == 0;
+        if self.stalled {
+            // h2 wakes the stream once the reserved window is there.
+            return Turn::Waits;
+        }
+        let turn = loop {
+            if window == 0 {
+                break Turn::More;
+            }
+            match self.opened.subscription.take(window) {
+                Ok(Some(pieces)) => {
+                    let sent = pieces.remaining();
+                    if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
+                        break Turn::Gone;
+                    }
+                    let in_prelude = self.opened.subscription.in_prelude();
+                    self.timers.sent(now, sent, in_prelude);
+                    window = window.saturating_sub(sent);
+                    // A batch of the backlog is memory of this connection; a batch of the log is
+                    // shared.
+                    let weight = if in_prelude { 2 } else { 1 };
+                    *budget = budget.saturating_sub(weight * sent);
+                }
+                Ok(None) => break Turn::Waits,
+                Err(end) => break Turn::Ended(end),
+            }
+        };
+        // Unused window is returned: all streams share the connection's window.
+        self.send.reserve_capacity(0);
+        turn
+    }
+
+    /// When [`Self::tick`] must be called next; `None` if no timer runs.
+    pub fn due_at(&self, now: Instant) -> Option<Instant> {
+        self.timers.due_at(now, self.opened.subscription.in_prelude())
+    }
+
+    /// Does what is due. Returns a reason if the watch ends.
+    pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
+        match self.timers.tick(now, self.opened.subscription.in_prelude()) {
+            Due::Nothing => {}
+            Due::End(end) => return Some(end),
+            Due::Bookmark => {
+                // A stalled stream would otherwise collect a bookmark per interval.
+                let has_window = !self.stalled && self.has_window_for_bookmark();
+                if (has_window || planted::is(Bug::EarlyBookmark))
+                    && let Some(bookmark) = self.opened.subscription.bookmark()
+                {
+                    // Fails only if the stream is gone, which its waker reports.
+                    let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+                }
+            }
+        }
+        None
+    }
+
+    fn has_window_for_bookmark(&mut self) -> bool {
+        let bytes_max = match self.opened.protocol {
+            WatchProtocol::Grpc => BOOKMARK_BYTES_MAX,
+            WatchProtocol::Kube(_) => BOOKMARK_EVENT_BYTES_MAX,
+        };
+        self.send.reserve_capacity(bytes_max);
+        let has_window = self.send.capacity() >= bytes_max;
+        self.send.reserve_capacity(0);
+        has_window
+    }
+
+    /// Ends the watch. The subscriber gets the reason after all bytes that were sent before.
+    pub fn finish(mut self, end: StreamEnd) {
+        // Both fail only if the stream is gone.
+        let _ = match self.opened.protocol {
+            WatchProtocol::Grpc => self.send.send_trailers(status::trailers(status::ended(&end))),
+            WatchProtocol::Kube(media) => {
+                let error = kube::status::watch_error(&end).map_or_else(Bytes::new, |failure| failure.event(media));
+                self.send.send_data(Payload::Bytes(error), true)
+            }
+        };
+        self.opened.subscription.ended(end);
+    }
+}
+
+/// Wakes the connection for its stream when h2 reports a reset or a larger window, as the
+/// subscription does for new events.
+#[derive(Default)]
+struct Http2Waker {
+    connection_waker: Arc<Line>,
+    stream: u32,
+    /// Whether h2 has this waker for resets.
+    registered: AtomicBool,
+    muted: AtomicBool,
+}
+
+impl Wake for Http2Waker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.registered.store(false, Ordering::Relaxed);
+        if !self.muted.load(Ordering::Relaxed) {
+            self.connection_waker.ring(self.stream);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The limits of a connection that are not configurable, in one place.
+//!
+//! One connection can pin at most [`COALESCE_BYTES_MAX`] in its write buffer, [`TLS_BYTES_MAX`] in
+//! its TLS session, [`PASS_BYTES_MAX`] handed to HTTP/2 and not written yet, and for each stream
+//! whose window is closed the rest of one message. The bytes of the last two are shared with the
+//! cache.
+
+use std::time::Duration;
+
+/// How long the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake may each take.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The largest header list of a request, including path and query, in bytes. Longer ones are
+/// answered with 431. The apiserver accepts 1 MiB, which its own clients never send, and which
+/// every connection could make kubefan buffer.
+pub const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
+
+/// The receive window of a stream and of a connection, in bytes. Requests are small.
+pub const RECEIVE_WINDOW_BYTES: u32 = 65_535;
+
+/// The largest frame that clients may send, in bytes: the smallest limit that HTTP/2 allows.
+pub const RECEIVE_FRAME_BYTES_MAX: u32 = 16 << 10;
+
+/// The number of reset streams that are remembered.
+pub const RESET_STREAMS_MAX: usize = 50;
+
+/// The number of streams that the client may open and reset before they are accepted. More end the
+/// connection ("rapid reset").
+pub const PENDING_RESET_STREAMS_MAX: usize = 20;
+
+/// The number of streams that may be reset because of protocol errors of the client. More end the
+/// connection.
+pub const ERROR_RESET_STREAMS_MAX: usize = 1024;
+
+/// The approximate size of a batch of one stream, in bytes: enough to fill TCP segments, and little
+/// to pin for a stream that stalls.
+pub const BATCH_BYTES_MAX: usize = 64 << 10;
+
+/// The approximate number of bytes that one connection sends in one pass, before other tasks run.
+pub const PASS_BYTES_MAX: usize = 256 << 10;
+
+/// The least that a client must read per stall timeout while the server waits for it, in bytes. A
+/// client that reads less has stopped, or reads a byte now and then to keep its snapshot pinned.
+/// Over TCP, progress is visible only in steps of a sixteenth of the client's receive buffer; a
+/// client that reads a megabyte per stall timeout is never mistaken for a stopped one.
+pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
+
+/// The unsent bytes that the kernel buffers for a connection (`TCP_NOTSENT_LOWAT`). The default is
+/// up to 4 MiB (`net.ipv4.tcp_wmem`), and a third of it must be sent before the socket is writable
+/// again: a slow reader would hold that much, and would seem to have stopped.
+pub const UNSENT_BYTES_MAX: u32 = 512 << 10;
+
+/// The number of requests that one connection accepts in one pass, before other tasks run.
+pub const PASS_REQUESTS_MAX: usize = 64;
+
+/// The size of the write buffer of a connection, in bytes: a batch and the heads of its frames. A
+/// few bytes less, and the rest of a batch would need a second write.
+pub const COALESCE_BYTES_MAX: usize = BATCH_BYTES_MAX + (4 << 10);
+
+/// The plaintext that a TLS session accepts at a time, in bytes: the whole write buffer and the
+/// heads of its records. It buffers as much ciphertext for a socket that is not writable.
+pub const TLS_BYTES_MAX: usize = COALESCE_BYTES_MAX + (4 << 10);
+
+/// How long an HTTP/1.1 connection may take to send the headers of its next request.
+pub const HTTP1_HEADERS_TIMEOUT: Duration = Duration::from_secs(60);

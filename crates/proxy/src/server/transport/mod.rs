@@ -1,0 +1,20 @@
+//! Connections to the data port: accepting them, TLS, HTTP/2 and HTTP/1.1, and how watches are sent
+//! on them.
+//!
+//! [`serve`] accepts connections and detects their protocol. [`http2`] and [`http1`] each drive one
+//! connection as one task. The hazard throughout is a client that stops reading: it must pin no
+//! snapshot, hold no thread and delay no other client. [`limits`] names what one connection may
+//! take.
+
+pub mod http1;
+pub mod http2;
+pub mod limits;
+pub mod listen;
+pub mod listen_address;
+pub mod plaintext;
+pub mod preface;
+pub mod read_progress;
+pub mod serve;
+pub mod services;
+pub mod tls;
+pub mod watch_timers;

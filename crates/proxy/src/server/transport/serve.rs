@@ -1,0 +1,171 @@
+//! Accepts connections, up to a limit, detects the protocol of each, and runs its task.
+
+use std::{io, pin::pin, sync::Arc};
+
+use futures::StreamExt;
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{service::Routes, transport::server::Connected};
+
+use super::{
+    http1,
+    http2::connection::{Connection, Io},
+    limits::{HANDSHAKE_TIMEOUT, TLS_BYTES_MAX},
+    listen::Listener,
+    plaintext,
+    preface::{self, Rewound},
+    services::{ServerOptions, Services},
+};
+use crate::{
+    fanout::Catalog,
+    server::{client_info::ClientInfo, kube::forward::Forwarder},
+    telemetry::metrics::{ConnectionEnd, Metrics},
+};
+
+/// The server of the data port.
+pub struct Server<C> {
+    services: Arc<Services<C>>,
+    metrics: Arc<Metrics>,
+}
+
+impl<C: Catalog> Server<C> {
+    /// A server for `catalog` and the gRPC services `others` on the same port. Requests that are
+    /// not served from a cache go through `forwarder`; without one they are refused. Every stream
+    /// ends when `drain` is cancelled.
+    pub fn new(
+        catalog: Arc<C>,
+        others: Routes,
+        options: ServerOptions,
+        forwarder: Option<Arc<Forwarder>>,
+        metrics: Arc<Metrics>,
+        drain: CancellationToken,
+    ) -> Arc<Self> {
+        let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
+        Arc::new(Self { services, metrics })
+    }
+
+    /// Serves the connections of `listener` until the drain, then waits until the last one has
+    /// ended. Dropping the future ends all.
+    pub async fn run(self: Arc<Self>, listener: Listener, tls: Option<TlsAcceptor>) {
+        let limit = self.services.options.connections_max;
+        let permits = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+        let mut connections = JoinSet::new();
+        let mut refusing = false;
+        {
+            let mut incoming = pin!(listener.incoming());
+            loop {
+                let accepted = tokio::select! {
+                    biased;
+                    () = self.services.drain.cancelled() => break,
+                    Some(_) = connections.join_next() => continue,
+                    accepted = incoming.next() => accepted,
+                };
+                // The listener has logged the failure and waited.
+                let Some(Ok(io)) = accepted else { continue };
+                let metrics = self.metrics.connection();
+                let Ok(permit) = permits.clone().try_acquire_owned() else {
+                    metrics.finished(ConnectionEnd::Refused);
+                    if !std::mem::replace(&mut refusing, true) {
+                        tracing::warn!(limit, "too many connections; new ones are closed at once (--connections-max)");
+                    }
+                    continue;
+                };
+                refusing = false;
+                let (server, tls) = (self.clone(), tls.clone());
+                connections.spawn(async move {
+                    let client = io.connect_info();
+                    let end = match tls {
+                        None => server.serve(io, client).await,
+                        // Boxed, so that the memory of the handshake is freed after it. A TLS
+                        // session is large.
+                        Some(tls) => match Box::pin(server.accept_tls(io, tls, client)).await.map(Box::new) {
+                            Ok(io) => {
+                                let has_certificate = io.get_ref().1.peer_certificates().is_some();
+                                server.serve(io, ClientInfo { has_certificate, ..client }).await
+                            }
+                            Err(end) => end,
+                        },
+                    };
+                    metrics.finished(end);
+                    drop(permit);
+                });
+            }
+        }
+        while connections.join_next().await.is_some() {}
+    }
+
+    /// Performs the TLS handshake. A client that speaks plaintext gets an explanation.
+    async fn accept_tls<T: Io>(
+        &self,
+        io: T,
+        tls: TlsAcceptor,
+        client: ClientInfo,
+    ) -> Result<TlsStream<Rewound<T>>, ConnectionEnd> {
+        let handshake = async {
+            let (is_http2, io) = preface::detect(io).await?;
+            if plaintext::is_plaintext(io.first()) {
+                plaintext::refuse(io, is_http2).await?;
+                return Err(io::Error::other(plaintext::REFUSAL));
+            }
+            tls.accept_with(io, |session| session.set_buffer_limit(Some(TLS_BYTES_MAX))).await
+        };
+        tokio::select! {
+            biased;
+            accepted = in_time(handshake) => accepted.map_err(|error| handshake_failed(&error, client)),
+            () = self.services.drain.cancelled() => Err(ConnectionEnd::Draining),
+        }
+    }
+
+    /// Serves one connection, in the protocol that its client speaks.
+    pub async fn serve<T: Io>(self: Arc<Self>, io: T, client: ClientInfo) -> ConnectionEnd {
+        let services = self.services.clone();
+        // Boxed, so that an idle connection has the memory of its own protocol only.
+        match Box::pin(self.detect_protocol(io, client)).await {
+            Ok(Detected::Http2(connection)) => connection.await,
+            Ok(Detected::Http1(io)) => Box::pin(http1::connection::serve(io, client, services)).await,
+            Err(end) => end,
+        }
+    }
+
+    /// Detects the protocol of a connection; performs the HTTP/2 handshake.
+    async fn detect_protocol<T: Io>(
+        self: Arc<Self>,
+        io: T,
+        client: ClientInfo,
+    ) -> Result<Detected<C, T>, ConnectionEnd> {
+        let detected = tokio::select! {
+            biased;
+            detected = in_time(preface::detect(io)) => detected,
+            () = self.services.drain.cancelled() => return Err(ConnectionEnd::Draining),
+        };
+        match detected {
+            Ok((true, io)) => match in_time(Connection::handshake(self.services.clone(), io, client)).await {
+                Ok(connection) => Ok(Detected::Http2(Box::new(connection))),
+                Err(error) => Err(handshake_failed(&error, client)),
+            },
+            Ok((false, io)) => Ok(Detected::Http1(io)),
+            Err(error) => Err(handshake_failed(&error, client)),
+        }
+    }
+}
+
+/// A connection whose protocol is known.
+enum Detected<C, T> {
+    Http2(Box<Connection<C, Rewound<T>>>),
+    Http1(Rewound<T>),
+}
+
+fn handshake_failed(error: &io::Error, client: ClientInfo) -> ConnectionEnd {
+    tracing::debug!(%error, peer = ?client.address, "a handshake failed");
+    ConnectionEnd::Handshake
+}
+
+async fn in_time<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    handshake: impl Future<Output = Result<T, E>>,
+) -> io::Result<T> {
+    match timeout(HANDSHAKE_TIMEOUT, handshake).await {
+        Ok(result) => result.map_err(io::Error::other),
+        Err(elapsed) => Err(elapsed.into()),
+    }
+}

@@ -1,0 +1,106 @@
+//! What all connections of the data port share: the two APIs, the router for other gRPC calls, and
+//! the options.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tower::util::MapResponseLayer;
+
+use crate::{
+    fanout::Catalog,
+    server::{
+        grpc::{call, service::Service, status},
+        kube::{
+            api::{KubeApi, KubeApiOptions},
+            forward::Forwarder,
+        },
+        reader::Reader,
+    },
+    telemetry::metrics::Metrics,
+};
+use kubefan_common::proto::v1alpha1::watch_service_server::WatchServiceServer;
+use kubefan_model::selector::FieldSelector;
+
+/// Options of the data port.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Maximum number of open connections.
+    pub connections_max: usize,
+    /// Maximum number of open streams, over all connections.
+    pub subscribers_max: usize,
+    /// Maximum number of lists and gets over HTTP that are being answered.
+    pub reads_max: usize,
+    /// Maximum number of open streams of one connection.
+    pub max_concurrent_streams: u32,
+    /// The longest gRPC request, in bytes.
+    pub message_bytes_max: usize,
+    /// An HTTP/2 PING is sent after this silence.
+    pub keepalive_interval: Duration,
+    /// The connection is closed if nothing arrives for this long after a PING.
+    pub keepalive_timeout: Duration,
+    /// A response that pins a snapshot is ended if too little of it is read in this time.
+    pub snapshot_stall_timeout: Duration,
+    /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
+    /// proof.
+    pub consistent_list_bytes_min: usize,
+    /// The field selector of the caches; objects that it does not select are not cached.
+    pub narrowed_by: FieldSelector,
+    /// Whether requests that a browser could be tricked into sending are refused: for loopback
+    /// addresses without TLS.
+    pub is_guarded: bool,
+}
+
+/// What all connections share.
+pub struct Services<C> {
+    /// The gRPC API.
+    pub grpc: Service<C>,
+    /// The Kubernetes API.
+    pub kube: KubeApi<C>,
+    /// All gRPC services. Plain gRPC watches bypass it.
+    pub router: Router,
+    /// The options.
+    pub options: ServerOptions,
+    /// Cancelled when every stream must end.
+    pub drain: CancellationToken,
+}
+
+impl<C: Catalog> Services<C> {
+    /// The services for `catalog` and the gRPC services `others`. Requests that are not served from
+    /// a cache go through `forwarder`; without one they are refused.
+    pub fn new(
+        catalog: Arc<C>,
+        others: Routes,
+        options: ServerOptions,
+        forwarder: Option<Arc<Forwarder>>,
+        metrics: Arc<Metrics>,
+        drain: CancellationToken,
+    ) -> Self {
+        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max, options.reads_max));
+        let kube_options = KubeApiOptions {
+            consistent_list_bytes_min: options.consistent_list_bytes_min,
+            narrowed_by: options.narrowed_by.clone(),
+            is_guarded: options.is_guarded,
+        };
+        let grpc = Service::new(reader.clone(), metrics.clone());
+        let kube = KubeApi::new(reader, forwarder, kube_options, metrics);
+        let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
+        let router = others.add_service(routed).into_axum_router();
+        let replace_status = MapResponseLayer::new(status::replace_library_status);
+        let router = router.fallback(not_found).layer(replace_status).with_state(());
+        Self { grpc, kube, router, options, drain }
+    }
+}
+
+/// The answer to a request that no service takes.
+async fn not_found(request: Request<axum::body::Body>) -> Response {
+    if call::is_any_grpc(request.headers()) {
+        return status::no_such_method(request.uri().path()).into_http::<axum::body::Body>().into_response();
+    }
+    (StatusCode::NOT_FOUND, "nothing is served here; this port serves gRPC and the Kubernetes API\n").into_response()
+}

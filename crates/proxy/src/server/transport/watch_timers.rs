@@ -1,0 +1,172 @@
+//! The timers of one watch: when it ends, when a bookmark is due, and when its backlog has stalled.
+//!
+//! A backlog (snapshot, catch-up or backfill) pins state, so a client must read it without long
+//! pauses. A watch that has sent its backlog pins nothing and may wait for its client forever.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::limits::PROGRESS_BYTES_MIN;
+use crate::fanout::StreamEnd;
+
+/// How long before its timeout a watch over HTTP is sent a last bookmark, as the apiserver does.
+const LAST_BOOKMARK_BEFORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The timers of a watch.
+#[derive(Debug)]
+pub struct WatchTimers {
+    /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
+    bookmark_interval: Option<Duration>,
+    /// When the watch ends by itself.
+    timeout_at: Option<Instant>,
+    /// The deadline of the gRPC call.
+    deadline_at: Option<Instant>,
+    /// When the last bookmark is due; `None` once it was sent.
+    last_bookmark_at: Option<Instant>,
+    stall_timeout: Duration,
+    last_sent: Instant,
+    /// Whether the last bytes sent belonged to the backlog.
+    in_backlog: bool,
+    /// Start of the current progress window, and bytes sent in it.
+    window_start: Instant,
+    window_bytes: usize,
+}
+
+/// What is due.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing yet.
+    Nothing,
+    /// Send a bookmark, if the subscription has one.
+    Bookmark,
+    /// End the watch.
+    End(StreamEnd),
+}
+
+impl WatchTimers {
+    /// Starts the timers. With `bookmark_before_end` a last bookmark is due shortly before the
+    /// timeout.
+    pub fn new(
+        bookmark_interval: Option<Duration>,
+        timeout_at: Option<Instant>,
+        deadline_at: Option<Instant>,
+        stall_timeout: Duration,
+        bookmark_before_end: bool,
+    ) -> Self {
+        let last_sent = Instant::now();
+        let last_bookmark_at = timeout_at.filter(|_| bookmark_before_end && bookmark_interval.is_some());
+        let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(LAST_BOOKMARK_BEFORE_TIMEOUT));
+        let last_bookmark_at = last_bookmark_at.filter(|at| *at > last_sent);
+        let (in_backlog, window_start, window_bytes) = (false, last_sent, 0);
+        Self {
+            bookmark_interval,
+            timeout_at,
+            deadline_at,
+            last_bookmark_at,
+            stall_timeout,
+            last_sent,
+            in_backlog,
+            window_start,
+            window_bytes,
+        }
+    }
+
+    /// Records that `bytes` were sent. `in_backlog`: whether the subscription is still sending its
+    /// backlog.
+    pub fn sent(&mut self, now: Instant, bytes: usize, in_backlog: bool) {
+        self.last_sent = now;
+        self.window_bytes += bytes;
+        let has_started = in_backlog && !self.in_backlog;
+        self.in_backlog = in_backlog;
+        if has_started || self.window_bytes >= PROGRESS_BYTES_MIN {
+            (self.window_start, self.window_bytes) = (now, 0);
+        }
+    }
+
+    /// When [`Self::tick`] must be called next; `None` if no timer runs. During a backlog that is
+    /// at least once per bookmark interval: the end of a backlog gives no signal, and the first
+    /// bookmark must not wait for the stall timeout.
+    pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
+        let silent = match (in_backlog, self.bookmark_interval) {
+            (true, interval) => {
+                let stalled = self.window_start + self.stall_timeout;
+                Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
+            }
+            (false, interval) => interval.map(|interval| self.last_sent + interval),
+        };
+        [silent, self.timeout_at, self.deadline_at, self.last_bookmark_at].into_iter().flatten().min()
+    }
+
+    /// What is due now.
+    pub fn tick(&mut self, now: Instant, in_backlog: bool) -> Due {
+        let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if over(self.timeout_at) {
+            return Due::End(StreamEnd::Timeout);
+        }
+        if over(self.deadline_at) {
+            return Due::End(StreamEnd::Deadline);
+        }
+        if in_backlog {
+            let stalled = now.saturating_duration_since(self.window_start) >= self.stall_timeout;
+            return if stalled { Due::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Due::Nothing };
+        }
+        let silence = now.saturating_duration_since(self.last_sent);
+        let ends = over(self.last_bookmark_at);
+        if ends {
+            self.last_bookmark_at = None;
+        }
+        if ends || self.bookmark_interval.is_some_and(|interval| silence >= interval) {
+            // Even if there is no newer version to announce: the next bookmark is due one interval
+            // later.
+            self.last_sent = now;
+            return Due::Bookmark;
+        }
+        Due::Nothing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_with_a_timeout_gets_a_last_bookmark_before_it() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut timers = WatchTimers::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
+        assert_eq!(timers.due_at(now, false), Some(at(8)));
+        assert_eq!(timers.tick(at(8), false), Due::Bookmark);
+        assert_eq!(timers.due_at(at(8), false), Some(at(10)));
+        assert_eq!(timers.tick(at(10), false), Due::End(StreamEnd::Timeout));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_without_bookmarks_has_only_the_stall_timer_of_its_backlog() {
+        let now = Instant::now();
+        let mut timers = WatchTimers::new(None, None, None, STALL, true);
+        assert_eq!(timers.due_at(now, false), None);
+        assert_eq!(timers.due_at(now, true), Some(now + STALL), "the stall timer");
+        assert_eq!(timers.tick(now + STALL, true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backlog_that_is_read_too_slowly_has_stalled() {
+        let now = Instant::now();
+        let at = |tenths: u32| now + tenths * STALL / 10;
+        let mut timers = WatchTimers::new(None, None, None, STALL, true);
+        // Long after the watch started: a catch-up.
+        timers.sent(at(90), 10, false);
+        for tenths in 100..130 {
+            timers.sent(at(tenths), PROGRESS_BYTES_MIN / 8, true);
+            assert_eq!(timers.tick(at(tenths), true), Due::Nothing, "{tenths}");
+        }
+        for tenths in 130..150 {
+            timers.sent(at(tenths), 10, true);
+        }
+        assert_eq!(timers.tick(at(150), true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+        assert_eq!(timers.tick(at(150), false), Due::Nothing, "without a backlog there is no stall timer");
+    }
+}

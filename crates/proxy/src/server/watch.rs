@@ -1,0 +1,42 @@
+//! A watch that was admitted: what an API hands to the transport, which sends it.
+
+use std::time::Duration;
+
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use crate::fanout::Subscription;
+use kubefan_model::Media;
+
+/// An admitted watch.
+pub struct OpenedWatch {
+    /// Its position in the stream of changes.
+    pub subscription: Subscription,
+    /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
+    pub bookmark_interval: Option<Duration>,
+    /// When the watch ends by itself.
+    pub timeout_at: Option<Instant>,
+    /// The protocol that the watch is sent in.
+    pub protocol: WatchProtocol,
+    /// Its place among all streams.
+    pub permit: OwnedSemaphorePermit,
+}
+
+/// The protocol of a watch: how its stream starts and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchProtocol {
+    /// gRPC: the reason for the end is in the trailers.
+    Grpc,
+    /// A Kubernetes watch in this encoding: the reason is an ERROR event, if there is one. There
+    /// are no trailers.
+    Kube(Media),
+}
+
+impl WatchProtocol {
+    /// The encoding of a Kubernetes watch. Objects in gRPC messages are JSON.
+    pub fn media(self) -> Media {
+        match self {
+            Self::Grpc => Media::Json,
+            Self::Kube(media) => media,
+        }
+    }
+}
