@@ -21,10 +21,11 @@ use kubefan_model::{
 use kubefan_proxy::{
     cache::writer::Commit,
     fanout::{
-        budget::Budgets,
-        encoder::{Encoder, Holds},
-        index::SelectorIndex,
-        log::LogEntry,
+        send::{
+            budget::Budgets,
+            encoder::{Encoder, Holds},
+        },
+        views::{index::SelectorIndex, log::LogEntry},
     },
 };
 use rig::{Cache, PodKind, SMALL, Subscriber};

@@ -29,10 +29,11 @@ use kubefan_proxy::{
         writer::{Change, Commit},
     },
     fanout::{
-        budget::Budgets,
-        encoder::{Encoder, Holds},
-        generation::Generation,
-        index::SelectorIndex,
+        send::{
+            budget::Budgets,
+            encoder::{Encoder, Holds},
+        },
+        views::{index::SelectorIndex, shared_snapshot::Generation},
     },
     telemetry::metrics::WatchPurpose,
     upstream::{

@@ -22,7 +22,7 @@ use kubefan_proxy::{
     },
     fanout::{
         Bell, Gate, GateLimits, Hub, HubOptions, Line, Rung, Start, Subscription,
-        log::{LogEntry, Seen},
+        views::log::{LogEntry, Seen},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
 };

@@ -6,8 +6,8 @@ use std::{ops::Bound, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{
-    residue::{Replaced, Residue},
+use crate::cache::{
+    conflated::{Replaced, Residue},
     ring::{EventRing, Expired, Record, RingLimits},
 };
 use kubefan_model::{ResourceVersion, object::ObjectParser};

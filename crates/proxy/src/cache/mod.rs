@@ -4,15 +4,16 @@
 
 pub mod backfill;
 pub mod comparison;
+pub mod conflated;
 pub mod history;
-pub mod residue;
+
 pub mod ring;
 pub mod store;
 pub mod writer;
 
 pub use backfill::Backfill;
+pub use conflated::{Replaced, Residue};
 pub use history::{History, HistoryCopy, Way};
-pub use residue::{Replaced, Residue};
 pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, Update, UpdateError};

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, ops::Bound, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::history::is_within;
+use crate::cache::history::is_within;
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,

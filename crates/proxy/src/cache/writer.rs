@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{
+use crate::cache::{
     history::History,
     ring::{Gap, Record},
     store::Store,

@@ -13,8 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::outcome::Refusal;
-use crate::telemetry::metrics::GateMetrics;
+use crate::{fanout::stream_end::Refusal, telemetry::metrics::GateMetrics};
 use kubefan_common::sync::watch;
 
 /// How many are let in.

@@ -7,8 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{super::budget::Budgets, Hub};
-use crate::telemetry::metrics::CacheGauges;
+use crate::{
+    fanout::{hub::core::Hub, send::budget::Budgets},
+    telemetry::metrics::CacheGauges,
+};
 use kubefan_model::ResourceVersion;
 
 /// Whether a resource is served.

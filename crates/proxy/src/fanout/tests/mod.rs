@@ -7,11 +7,11 @@ use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{
-    Bell, Gate, GateLimits, Hub, HubOptions, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription,
-};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
+    fanout::{
+        Bell, Gate, GateLimits, Hub, HubOptions, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription,
+    },
     telemetry::metrics::Metrics,
 };
 use kubefan_common::{

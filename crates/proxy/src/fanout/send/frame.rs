@@ -12,7 +12,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use super::{http, pieces::Pieces};
+use crate::fanout::{http, send::frame_buf::Pieces};
 use kubefan_common::proto::v1alpha1::{
     Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
     SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,

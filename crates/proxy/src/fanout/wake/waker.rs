@@ -101,17 +101,17 @@ impl Bell {
     }
 
     /// From here it rings when there is something.
-    pub(super) fn arm(&self) {
+    pub(in crate::fanout) fn arm(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
 
     /// Whether it will ring: nobody rang since it was armed.
-    pub(super) fn is_armed(&self) -> bool {
+    pub(in crate::fanout) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst)
     }
 
     /// Rings if it was armed.
-    pub(super) fn ring(&self) -> Woken {
+    pub(in crate::fanout) fn ring(&self) -> Woken {
         if planted::is(Bug::DisarmedAfterTheRing) && self.is_armed() {
             let connections = usize::from(self.line.ring(self.stream));
             self.armed.store(false, Ordering::SeqCst);

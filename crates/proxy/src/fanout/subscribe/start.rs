@@ -8,21 +8,21 @@ use std::{ops::Bound, sync::Arc};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{
-    super::{
-        bell::Bell,
-        catch_up::CatchUp,
-        gate::Pass,
-        outcome::{Refusal, StreamEnd},
-        prelude::{Head, Part, Prelude, Stuck},
-        subscription::{Place, Subscription},
-        terms::{OnExpired, OnLag, Start, Terms},
-        view::{RunError, View, ViewKey},
-    },
-    Cached, Hub, Inner,
-};
 use crate::{
     cache::{Expired, Replaced, Way},
+    fanout::{
+        gate::Pass,
+        hub::core::{Cached, Hub, Inner},
+        stream_end::{Refusal, StreamEnd},
+        subscribe::{
+            backlog::{Head, Part, Prelude, Stuck},
+            catch_up::CatchUp,
+            options::{OnExpired, OnLag, Start, Terms},
+            subscription::{Place, Subscription},
+        },
+        views::view::{RunError, View, ViewKey},
+        wake::waker::Bell,
+    },
     telemetry::metrics::{Lag, Resume},
 };
 use kubefan_common::planted::{self, Bug};

@@ -4,9 +4,6 @@
 //! section that takes its snapshot, so that there is no gap and no repeat between the two. The head version is published after the
 //! last view's log was appended, and bookmarks read only that. No lock is held across an await.
 
-mod entry;
-mod status;
-
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
@@ -14,20 +11,22 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-pub use self::status::{HubStatus, Phase};
-use super::{
-    gate::Gate,
-    outcome::{Refusal, StreamEnd},
-    pacer::Pacer,
-    view::{View, ViewBytes},
-    views::Views,
-};
 use crate::{
     cache::{
         History, HistoryCopy, Record, RingLimits, Store,
         writer::{Change, Commit},
     },
-    fanout::sync::{Mutex, MutexGuard},
+    fanout::{
+        gate::Gate,
+        hub::status::Phase,
+        stream_end::{Refusal, StreamEnd},
+        sync::{Mutex, MutexGuard},
+        views::{
+            set::Views,
+            view::{View, ViewBytes},
+        },
+        wake::pacer::Pacer,
+    },
     telemetry::metrics::{CacheGauges, CacheMetrics},
     upstream::warnings::Warnings,
 };
@@ -40,51 +39,51 @@ use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, ob
 
 /// State, history and views of one resource and scope.
 pub struct Hub {
-    resource: ResolvedResource,
-    parser: Arc<ObjectParser>,
-    limits: RingLimits,
-    gate: Arc<Gate>,
-    cluster: ClusterName,
-    metrics: CacheMetrics,
-    head: watch::Sender<Option<ResourceVersion>>,
-    phase: watch::Sender<Phase>,
-    view_bytes: ViewBytes,
-    inner: Mutex<Inner>,
+    pub(in crate::fanout) resource: ResolvedResource,
+    pub(in crate::fanout) parser: Arc<ObjectParser>,
+    pub(in crate::fanout) limits: RingLimits,
+    pub(in crate::fanout) gate: Arc<Gate>,
+    pub(in crate::fanout) cluster: ClusterName,
+    pub(in crate::fanout) metrics: CacheMetrics,
+    pub(in crate::fanout) head: watch::Sender<Option<ResourceVersion>>,
+    pub(in crate::fanout) phase: watch::Sender<Phase>,
+    pub(in crate::fanout) view_bytes: ViewBytes,
+    pub(in crate::fanout) inner: Mutex<Inner>,
 }
 
-struct Inner {
-    message: String,
-    warnings: Warnings,
-    synced_since: Option<SystemTime>,
-    cache: Option<Cached>,
+pub(in crate::fanout) struct Inner {
+    pub(in crate::fanout) message: String,
+    pub(in crate::fanout) warnings: Warnings,
+    pub(in crate::fanout) synced_since: Option<SystemTime>,
+    pub(in crate::fanout) cache: Option<Cached>,
     /// How many histories there were.
-    epochs: u64,
-    views: Views,
-    pacer: Pacer,
+    pub(in crate::fanout) epochs: u64,
+    pub(in crate::fanout) views: Views,
+    pub(in crate::fanout) pacer: Pacer,
     /// A wave of wake-ups is scheduled.
-    scheduled: bool,
-    subscribers: usize,
-    used_at: Instant,
+    pub(in crate::fanout) scheduled: bool,
+    pub(in crate::fanout) subscribers: usize,
+    pub(in crate::fanout) used_at: Instant,
     /// As of when upstream has proved the version.
-    proven_at: Option<Instant>,
+    pub(in crate::fanout) proven_at: Option<Instant>,
     /// Beyond this age of the proof nobody reads; `None`: whatever the age.
-    staleness_max: Option<Duration>,
+    pub(in crate::fanout) staleness_max: Option<Duration>,
     /// Lists of upstream that have begun.
-    lists: u64,
+    pub(in crate::fanout) lists: u64,
     /// When the views last let go of what has served its time.
-    tidied_at: Instant,
+    pub(in crate::fanout) tidied_at: Instant,
 }
 
-struct Cached {
+pub(in crate::fanout) struct Cached {
     /// Grows with each history that has nothing to do with the one before.
-    epoch: u64,
-    store: Store,
-    history: History,
-    version: ResourceVersion,
+    pub(in crate::fanout) epoch: u64,
+    pub(in crate::fanout) store: Store,
+    pub(in crate::fanout) history: History,
+    pub(in crate::fanout) version: ResourceVersion,
 }
 
 impl Inner {
-    fn age(&self) -> Option<Duration> {
+    pub(in crate::fanout) fn age(&self) -> Option<Duration> {
         self.proven_at.map(|at| at.elapsed())
     }
 }
@@ -210,7 +209,7 @@ impl Hub {
         self.inner().warnings.clone()
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    pub(in crate::fanout) fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -462,7 +461,7 @@ impl Hub {
         self.limits
     }
 
-    fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
+    pub(in crate::fanout) fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
         match (*self.phase.borrow(), &inner.cache) {
             (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
                 (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
@@ -477,7 +476,7 @@ impl Hub {
         }
     }
 
-    fn not_synced(&self, message: &str) -> Refusal {
+    pub(in crate::fanout) fn not_synced(&self, message: &str) -> Refusal {
         Refusal::NotSynced { resource: self.name(), message: message.to_owned() }
     }
 

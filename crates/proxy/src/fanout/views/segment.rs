@@ -14,10 +14,12 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{
-    encoder::{Encoder, Holds},
-    log::{LogEntry, ViewLog},
-    pieces::Pieces,
+use crate::fanout::{
+    send::{
+        encoder::{Encoder, Holds},
+        frame_buf::Pieces,
+    },
+    views::log::{LogEntry, ViewLog},
 };
 use kubefan_model::{ResourceVersion, format::Encoding};
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::gate::Pass;
-use crate::cache::Backfill;
+use crate::{cache::Backfill, fanout::gate::Pass};
 use kubefan_model::ResourceVersion;
 
 /// Where a subscription starts.

@@ -6,18 +6,19 @@ use std::sync::{Arc, PoisonError};
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::{
-    bell::{Bell, Woken},
-    block::{Block, BlockBytes, Blocks, cut},
-    budget::Budgets,
-    encoder::Encoder,
-    generation::{Generation, Joined},
-    log::{LogBytes, LogEntry, SeenInGap, ViewLog, entries, entry, gap_entries},
-    outcome::StreamEnd,
-};
 use crate::{
     cache::{EventRing, Expired, Gap, Store},
-    fanout::sync::{Mutex, MutexGuard},
+    fanout::{
+        send::{budget::Budgets, encoder::Encoder},
+        stream_end::StreamEnd,
+        sync::{Mutex, MutexGuard},
+        views::{
+            log::{LogBytes, LogEntry, SeenInGap, ViewLog, entries, entry, gap_entries},
+            segment::{Block, BlockBytes, Blocks, cut},
+            shared_snapshot::{Generation, Joined},
+        },
+        wake::waker::{Bell, Woken},
+    },
 };
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{

@@ -11,21 +11,24 @@ use std::{
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::{
-    budget::Budgets,
-    encoder::Encoder,
-    index::{Place, SelectorIndex, ViewId},
-    log::SeenInGap,
-    outcome::StreamEnd,
-    view::{View, ViewKey},
+use crate::{
+    cache::{Expired, Gap, Record},
+    fanout::{
+        send::{budget::Budgets, encoder::Encoder},
+        stream_end::StreamEnd,
+        views::{
+            index::{Place, SelectorIndex, ViewId},
+            log::SeenInGap,
+            view::{View, ViewKey},
+        },
+    },
 };
-use crate::cache::{Expired, Gap, Record};
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_model::{format::Format, table::Tables};
 
 /// The views, by what they select and by what they are found by.
 #[derive(Default)]
-pub(super) struct Views {
+pub(in crate::fanout) struct Views {
     slots: Slab<Slot>,
     ids: HashMap<ViewKey, ViewId>,
     encoders: HashMap<Format, Weak<Encoder>>,
@@ -48,12 +51,12 @@ struct Slot {
 
 impl Views {
     /// The view that this is the key of.
-    pub(super) fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
+    pub(in crate::fanout) fn get(&self, key: &ViewKey) -> Option<&Arc<View>> {
         self.ids.get(key).map(|id| &self.slots[*id].view)
     }
 
     /// The one encoder of a format, for objects of this resource, or rows of its tables; what it keeps is within `kept`.
-    pub(super) fn encoder(
+    pub(in crate::fanout) fn encoder(
         &mut self,
         format: &Format,
         (resource, tables): (&ResolvedResource, Option<&Arc<Tables>>),
@@ -69,13 +72,13 @@ impl Views {
     }
 
     /// The encoders that compare what they project.
-    pub(super) fn comparing(&self) -> Vec<Arc<Encoder>> {
+    pub(in crate::fanout) fn comparing(&self) -> Vec<Arc<Encoder>> {
         let comparing = self.encoders.iter().filter(|(format, _)| format.only_changes());
         comparing.filter_map(|(_, encoder)| encoder.upgrade()).collect()
     }
 
     /// Takes a view in.
-    pub(super) fn insert(&mut self, view: Arc<View>) {
+    pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
         let place = self.index.insert(id, view.selection());
@@ -84,7 +87,7 @@ impl Views {
     }
 
     /// Takes a view out; not its successor, which may have the same key.
-    pub(super) fn remove(&mut self, view: &Arc<View>) {
+    pub(in crate::fanout) fn remove(&mut self, view: &Arc<View>) {
         let key = view.key();
         let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
         if let Some(id) = id {
@@ -95,7 +98,7 @@ impl Views {
     }
 
     /// Takes all views out.
-    pub(super) fn drain(&mut self) -> Vec<Arc<View>> {
+    pub(in crate::fanout) fn drain(&mut self) -> Vec<Arc<View>> {
         let slots = std::mem::take(self).slots;
         slots.into_iter().map(|(_, slot)| slot.view).collect()
     }
@@ -124,7 +127,7 @@ impl Views {
     }
 
     /// Appends a record where it is seen; tells how many messages that gave.
-    pub(super) fn append(&mut self, record: &Record, received: Instant) -> usize {
+    pub(in crate::fanout) fn append(&mut self, record: &Record, received: Instant) -> usize {
         if let Record::Gap(gap) = record {
             self.end_unmarked(gap);
         }
@@ -168,14 +171,14 @@ impl Views {
     }
 
     /// Lets go of a record, which only those who could see it can hold.
-    pub(super) fn trim(&mut self, record: &Record) {
+    pub(in crate::fanout) fn trim(&mut self, record: &Record) {
         self.route(record);
         let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id));
         concerned.for_each(|slot| slot.view.trim(record.version()));
     }
 
     /// The views whose subscribers are to be woken, and of how many records; they count as told.
-    pub(super) fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
+    pub(in crate::fanout) fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
         let (ids, ended) = (std::mem::take(&mut self.untold), std::mem::take(&mut self.ended));
         let told = ids.into_iter().filter_map(|id| {
             let slot = self.slots.get_mut(id)?;
@@ -186,23 +189,23 @@ impl Views {
     }
 
     /// Whether nobody is to be woken.
-    pub(super) fn all_told(&self) -> bool {
+    pub(in crate::fanout) fn all_told(&self) -> bool {
         self.untold.is_empty() && self.ended.is_empty()
     }
 
     /// How many there are.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::fanout) fn len(&self) -> usize {
         self.slots.len()
     }
 
     /// Lets go of everything that is kept only to save work.
-    pub(super) fn forget(&self) {
+    pub(in crate::fanout) fn forget(&self) {
         self.slots.iter().for_each(|(_, slot)| slot.view.forget());
         self.encoders.values().filter_map(Weak::upgrade).for_each(|encoder| encoder.forget());
     }
 
     /// Lets each go of what has served its time.
-    pub(super) fn tidy(&self, now: Instant) {
+    pub(in crate::fanout) fn tidy(&self, now: Instant) {
         self.slots.iter().for_each(|(_, slot)| slot.view.tidy(now));
     }
 }

@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, ops::Bound, sync::Arc};
 
-use super::{history::is_within, ring::Record};
+use crate::cache::{history::is_within, ring::Record};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ObjectKey, ResourceVersion,

@@ -4,20 +4,29 @@ use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use tokio::time::Instant;
 
-use super::{
-    bell::{Bell, Rung},
-    encoder::Holds,
-    frame::{Sink, control},
-    gate::Pass,
-    hub::Hub,
-    log::{LogEntry, Seen},
-    outcome::StreamEnd,
-    pieces::Pieces,
-    prelude::{Prelude, Stuck},
-    terms::{OnExpired, OnLag, Start, Terms},
-    view::{Run, RunError, View},
+use crate::{
+    cache::Expired,
+    fanout::{
+        gate::Pass,
+        hub::core::Hub,
+        send::{
+            encoder::Holds,
+            frame::{Sink, control},
+            frame_buf::Pieces,
+        },
+        stream_end::StreamEnd,
+        subscribe::{
+            backlog::{Prelude, Stuck},
+            options::{OnExpired, OnLag, Start, Terms},
+        },
+        views::{
+            log::{LogEntry, Seen},
+            view::{Run, RunError, View},
+        },
+        wake::waker::{Bell, Rung},
+    },
+    upstream::warnings::Warnings,
 };
-use crate::{cache::Expired, upstream::warnings::Warnings};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
@@ -54,19 +63,19 @@ pub struct Subscription {
 }
 
 /// Where a subscription goes on. Made by the hub inside its critical section.
-pub(super) struct Place {
-    pub(super) cursor: u64,
+pub(in crate::fanout) struct Place {
+    pub(in crate::fanout) cursor: u64,
     /// What is sent before the log is read.
-    pub(super) prelude: Option<Prelude>,
+    pub(in crate::fanout) prelude: Option<Prelude>,
     /// Everything at or below this version was sent.
-    pub(super) resume: Option<ResourceVersion>,
+    pub(in crate::fanout) resume: Option<ResourceVersion>,
     /// Leave to send the prelude.
-    pub(super) pass: Option<Arc<Pass>>,
+    pub(in crate::fanout) pass: Option<Arc<Pass>>,
 }
 
 impl Subscription {
     /// Made by the hub inside its critical section, which has counted it in.
-    pub(super) fn new(
+    pub(in crate::fanout) fn new(
         hub: Arc<Hub>,
         view: Arc<View>,
         (at_view, bell): (usize, Arc<Bell>),

@@ -4,18 +4,20 @@
 
 use std::sync::Arc;
 
-use super::{
-    catch_up::{CHANGES_MAX, CatchUp},
-    encoder::Holds,
-    frame::{FrameWriter, Sink, control},
-    generation::Joined,
-    hub::Hub,
-    log::entries,
-    outcome::StreamEnd,
-    pieces::Pieces,
-    view::View,
+use crate::{
+    cache::{Backfill, Expired, Store},
+    fanout::{
+        hub::core::Hub,
+        send::{
+            encoder::Holds,
+            frame::{FrameWriter, Sink, control},
+            frame_buf::Pieces,
+        },
+        stream_end::StreamEnd,
+        subscribe::catch_up::{CHANGES_MAX, CatchUp},
+        views::{log::entries, shared_snapshot::Joined, view::View},
+    },
 };
-use crate::cache::{Backfill, Expired, Store};
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
@@ -23,7 +25,7 @@ use kubefan_common::{
 use kubefan_model::{ObjectKey, ResourceVersion};
 
 /// What is sent, and what after it.
-pub(super) struct Prelude {
+pub(in crate::fanout) struct Prelude {
     part: Part,
     /// Objects so far.
     sent: usize,
@@ -31,7 +33,7 @@ pub(super) struct Prelude {
     then: Option<Box<Prelude>>,
 }
 
-pub(super) enum Part {
+pub(in crate::fanout) enum Part {
     /// The state, object by object.
     Objects { head: Head, store: Store, last: Option<ObjectKey> },
     /// The state in compressed chunks.
@@ -43,26 +45,26 @@ pub(super) enum Part {
 }
 
 /// How a snapshot begins.
-pub(super) struct Head {
-    pub(super) version: ResourceVersion,
+pub(in crate::fanout) struct Head {
+    pub(in crate::fanout) version: ResourceVersion,
     /// The resource and the cluster, taken when it begins.
-    pub(super) begin: Option<(ResolvedResource, Option<String>)>,
-    pub(super) restarted_from: Option<ResourceVersion>,
+    pub(in crate::fanout) begin: Option<(ResolvedResource, Option<String>)>,
+    pub(in crate::fanout) restarted_from: Option<ResourceVersion>,
     /// A watch over HTTP asked to be told where the state ends.
-    pub(super) marks_end: bool,
+    pub(in crate::fanout) marks_end: bool,
 }
 
 /// What a turn gave.
 #[derive(Default)]
-pub(super) struct Taken {
-    pub(super) pieces: Pieces,
+pub(in crate::fanout) struct Taken {
+    pub(in crate::fanout) pieces: Pieces,
     /// The version to come back with from now on, where there is one.
-    pub(super) resume: Option<ResourceVersion>,
-    pub(super) complete: bool,
+    pub(in crate::fanout) resume: Option<ResourceVersion>,
+    pub(in crate::fanout) complete: bool,
 }
 
 /// Why a prelude cannot go on. Nothing of it was sent then.
-pub(super) enum Stuck {
+pub(in crate::fanout) enum Stuck {
     /// The history that it needs is gone.
     Expired(Expired),
     /// The view has ended.
@@ -70,22 +72,28 @@ pub(super) enum Stuck {
 }
 
 impl Prelude {
-    pub(super) fn new(part: Part) -> Self {
+    pub(in crate::fanout) fn new(part: Part) -> Self {
         Self { part, sent: 0, then: None }
     }
 
-    pub(super) fn followed_by(mut self, then: Option<Self>) -> Self {
+    pub(in crate::fanout) fn followed_by(mut self, then: Option<Self>) -> Self {
         self.then = then.map(Box::new);
         self
     }
 
     /// What comes after it.
-    pub(super) fn into_next(self) -> Option<Box<Self>> {
+    pub(in crate::fanout) fn into_next(self) -> Option<Box<Self>> {
         self.then
     }
 
     /// The next messages, about `bytes_max` bytes of them.
-    pub(super) fn take(&mut self, bytes_max: usize, hub: &Hub, view: &View, holds: Holds) -> Result<Taken, Stuck> {
+    pub(in crate::fanout) fn take(
+        &mut self,
+        bytes_max: usize,
+        hub: &Hub,
+        view: &View,
+        holds: Holds,
+    ) -> Result<Taken, Stuck> {
         let (selection, encoder) = (view.selection(), view.encoder());
         let mut taken = Taken { complete: true, ..Taken::default() };
         let before = self.sent;

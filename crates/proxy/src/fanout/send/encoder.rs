@@ -10,12 +10,14 @@ use std::{
 
 use bytes::{Buf, Bytes};
 
-use super::{
-    budget::{Budget, Budgets, Share},
-    frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
+use crate::fanout::{
     http::place_of_columns,
-    log::{LogEntry, Seen},
-    pieces::Pieces,
+    send::{
+        budget::{Budget, Budgets, Share},
+        frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
+        frame_buf::Pieces,
+    },
+    views::log::{LogEntry, Seen},
 };
 use kubefan_common::{
     encoding::delta,

@@ -13,12 +13,14 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::{
-    budget::Share,
-    encoder::Encoder,
-    frame::{Body, EventHead, Sink, control, put_delimited},
+use crate::{
+    cache::Store,
+    fanout::send::{
+        budget::Share,
+        encoder::Encoder,
+        frame::{Body, EventHead, Sink, control, put_delimited},
+    },
 };
-use crate::cache::Store;
 use kubefan_common::{
     encoding::chunk,
     planted::{self, Bug},

@@ -1,0 +1,7 @@
+//! The meeting point of one writer and many subscribers, for one resource and scope.
+
+pub mod core;
+mod status;
+
+pub use self::core::{Ahead, COALESCE_MAX, ClusterName, Hub, HubOptions};
+pub use status::{HubStatus, Phase};

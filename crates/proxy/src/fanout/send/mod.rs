@@ -1,0 +1,8 @@
+//! From events and objects to bytes on the wire.
+
+pub mod budget;
+pub mod encoder;
+pub mod frame;
+pub mod frame_buf;
+
+pub use frame_buf::Pieces;
