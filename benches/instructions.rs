@@ -23,7 +23,7 @@ use kubefan_proxy::{
     fanout::{
         send::{
             budget::Budgets,
-            encoder::{Encoder, Holds},
+            encoder::{DeltaBases, Encoder},
         },
         views::{index::SelectorIndex, log::LogEntry},
     },
@@ -171,7 +171,7 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
     // To make zstd's context is no part of it.
     if let Some(first) = entries.pop() {
-        encoder.entry(&first, Holds::All, &mut encoder.buffer(4096));
+        encoder.entry(&first, DeltaBases::All, &mut encoder.buffer(4096));
     }
     (encoder, entries)
 }
@@ -183,7 +183,7 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
 fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
     let mut bytes = encoder.buffer(EVENTS * 4096);
     for entry in &entries {
-        encoder.entry(black_box(entry), Holds::All, &mut bytes);
+        encoder.entry(black_box(entry), DeltaBases::All, &mut bytes);
     }
     let bytes = bytes.freeze();
     (encoder, entries, bytes)

@@ -31,9 +31,9 @@ use kubefan_proxy::{
     fanout::{
         send::{
             budget::Budgets,
-            encoder::{Encoder, Holds},
+            encoder::{DeltaBases, Encoder},
         },
-        views::{index::SelectorIndex, shared_snapshot::Generation},
+        views::{index::SelectorIndex, shared_snapshot::SharedSnapshot},
     },
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -368,7 +368,7 @@ mod frames {
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut bytes = encoder.buffer(64 << 10);
             for entry in black_box(&entries) {
-                encoder.entry(entry, Holds::All, &mut bytes);
+                encoder.entry(entry, DeltaBases::All, &mut bytes);
             }
             bytes.freeze()
         });
@@ -384,7 +384,7 @@ mod frames {
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut frames = encoder.writer(0);
             for entry in black_box(&entries) {
-                encoder.entry(entry, Holds::All, &mut frames);
+                encoder.entry(entry, DeltaBases::All, &mut frames);
             }
             frames.finish()
         });
@@ -434,7 +434,7 @@ mod snapshot {
         let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
         let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
-            let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
+            let generation = Arc::new(SharedSnapshot::new(&store, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))
         });
     }

@@ -372,7 +372,7 @@ pub(crate) fn peers(data: &[u8]) {
         let (objects_again, copy_again, _) = taken(again).expect("what is given is taken");
         assert_eq!(objects, objects_again);
         assert_eq!((copy.ring_floor, copy.records.len()), (copy_again.ring_floor, copy_again.records.len()));
-        assert_eq!((copy.residue_floor, copy.changes.len()), (copy_again.residue_floor, copy_again.changes.len()));
+        assert_eq!((copy.conflated_floor, copy.changes.len()), (copy_again.conflated_floor, copy_again.changes.len()));
     });
 }
 

@@ -21,8 +21,8 @@ use kubefan_proxy::{
         writer::{Change, Commit},
     },
     fanout::{
-        Bell, Gate, GateLimits, Hub, HubOptions, Line, Rung, Start, Subscription,
-        views::log::{LogEntry, Seen},
+        ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+        views::log::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
 };
@@ -184,7 +184,7 @@ impl Cache {
     pub(crate) fn entries(&mut self, count: usize) -> Vec<LogEntry> {
         let entry = |event: Arc<WatchEvent>| LogEntry {
             version: event.version(),
-            seen: Seen::Event(event, Transition::Change),
+            kind: EntryKind::Event(event, Transition::Change),
             received: None,
         };
         self.events(count).into_iter().map(entry).collect()
@@ -198,13 +198,13 @@ impl Cache {
 
     /// A subscriber that has everything, and waits.
     pub(crate) fn subscribe(&self, labels: &str, fields: &str) -> Subscriber {
-        let line = Line::new();
+        let line = ConnectionWaker::new();
         let start = Start::After(self.hub.head().expect("a list"));
         let selection = self.kind.select(labels, fields);
-        let subscription = self.hub.subscribe(selection, Format::default(), start, Bell::new(&line, 1));
+        let subscription = self.hub.subscribe(selection, Format::default(), start, StreamWaker::new(&line, 1));
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
         assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|pieces| pieces.is_none()), "nothing has happened");
-        Subscriber { line, subscription, rung: Rung::new() }
+        Subscriber { line, subscription, rung: ReadyStreams::new() }
     }
 }
 
@@ -220,16 +220,16 @@ pub(crate) fn list(writer: &mut CacheWriter, objects: Vec<Object>, version: u64)
 
 /// One subscriber on a connection of its own.
 pub(crate) struct Subscriber {
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     subscription: Subscription,
-    rung: Rung,
+    rung: ReadyStreams,
 }
 
 impl Subscriber {
     /// What a connection does when it is woken, but for HTTP/2 and the socket; gives the messages that there were.
     pub(crate) fn deliver(&mut self) -> usize {
         self.line.register(Waker::noop());
-        self.line.rung(&mut self.rung);
+        self.line.take_ready(&mut self.rung);
         let mut messages = 0;
         for _ in self.rung.drain(..) {
             while let Ok(Some(pieces)) = self.subscription.take(BATCH_BYTES_MAX) {

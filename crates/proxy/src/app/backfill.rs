@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::informer::Shared;
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
-    fanout::{Ahead, Refusal, Served},
+    fanout::{CachePosition, Refusal, Served},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,
@@ -189,14 +189,14 @@ impl Backfiller {
     }
 
     fn join(self: &Arc<Self>, ask: Ask) -> Result<Joined, Refusal> {
-        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let expired = self.expired(ask.version);
         let mut inner = self.inner();
         if inner.too_old.epoch == epoch && inner.too_old.has(ask) {
             return Err(expired.into());
         }
         let good = |backfill: &&Arc<Backfill>| {
-            let leads_on = self.served.hub.leads_on(backfill.epoch, backfill.reached);
+            let leads_on = self.served.hub.can_resume_from(backfill.epoch, backfill.reached);
             backfill.serves(ask.version, ask.needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
         };
         if let Some(latest) = inner.latest.as_ref().filter(good) {
@@ -252,7 +252,7 @@ impl Backfiller {
     /// again, without those who were.
     async fn search(&self, mut asked: BTreeSet<Ask>, told: &Told) -> Outcome {
         let _pass = self.served.hub.gate().enter().await?;
-        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let oldest = asked.first().map(|ask| ask.version);
         while let Some(span) = Span::of(&asked) {
             self.inner().running = Some((span, told.clone()));
@@ -305,7 +305,7 @@ impl Backfiller {
 
     async fn read(&self, Span { from, to, with_state: needs_state }: Span) -> Result<Backfill, Unread> {
         let Served { gvr, hub, .. } = &self.served;
-        let Ahead { epoch, store, .. } = hub.ahead().ok_or_else(|| self.unsynced())?;
+        let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| self.unsynced())?;
         let reflector = self.shared.reflector_for(&self.served, WatchPurpose::Backfill);
         let mut reflector = reflector.backfilling(from, needs_state);
         let mut writer = CacheWriter::sharing(store);
@@ -320,7 +320,7 @@ impl Backfiller {
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
-                let (leads_on, head) = hub.leads_on(epoch, at).ok_or_else(another)?;
+                let (leads_on, head) = hub.can_resume_from(epoch, at).ok_or_else(another)?;
                 // The cache's own watch will tell this: everything up to where it stands was read here.
                 if at > head {
                     return Ok(Backfill { epoch, ring, reached: head, has_state: needs_state });

@@ -21,7 +21,7 @@ use tracing::debug;
 use super::informer::Shared;
 use crate::{
     cache::Update,
-    fanout::{Ahead, Hub, Patience, Phase, Refusal, Served},
+    fanout::{CachePosition, Hub, Patience, Phase, Refusal, Served},
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::reflector::Step,
 };
@@ -296,7 +296,7 @@ impl Prover {
         let failed = Unproved::Failed;
         // While its own watch is down, upstream knows better in any case.
         let synced = *hub.phase().borrow() == Phase::Synced;
-        let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
+        let Some(CachePosition { epoch, version: from, .. }) = hub.position().filter(|_| synced) else {
             return Err(failed("it is not watched just now".to_owned()));
         };
         let asked_at = Instant::now();
@@ -361,7 +361,7 @@ impl Prover {
 
     /// The version of the cache, as long as it is of the history that this began in.
     fn reached(&self, epoch: u64) -> Result<ResourceVersion, Unproved> {
-        let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
+        let here = self.served.hub.position().filter(|ahead| ahead.epoch == epoch);
         here.map(|ahead| ahead.version).ok_or_else(|| Unproved::Failed("it is being listed again".to_owned()))
     }
 
@@ -384,7 +384,7 @@ impl Prover {
 impl Quiet {
     /// How far the cache of this hub may be taken to be, where that is further than it is.
     pub(super) fn moves(&self, hub: &Hub) -> Option<ResourceVersion> {
-        let Ahead { epoch, version, .. } = hub.ahead()?;
+        let CachePosition { epoch, version, .. } = hub.position()?;
         (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)
     }
 }

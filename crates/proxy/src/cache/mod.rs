@@ -12,8 +12,8 @@ pub mod store;
 pub mod writer;
 
 pub use backfill::Backfill;
-pub use conflated::{Replaced, Residue};
-pub use history::{History, HistoryCopy, Way};
+pub use conflated::{ConflatedHistory, PriorState};
+pub use history::{History, HistoryCopy, HistorySource};
 pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, Update, UpdateError};

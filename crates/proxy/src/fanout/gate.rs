@@ -45,7 +45,7 @@ struct Places {
 
 /// Leave to pin state; given back when it is dropped.
 #[derive(Debug)]
-pub struct Pass {
+pub struct GatePermit {
     /// `None` only while it is dropped.
     permit: Option<OwnedSemaphorePermit>,
     places: Arc<Mutex<Places>>,
@@ -63,7 +63,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] where that takes too long, and at once where nobody may enter.
-    pub async fn enter(&self) -> Result<Pass, Refusal> {
+    pub async fn enter(&self) -> Result<GatePermit, Refusal> {
         if let Some(pass) = self.try_enter() {
             return Ok(pass);
         }
@@ -86,12 +86,12 @@ impl Gate {
     }
 
     /// Enters if nobody has to be waited for.
-    pub fn try_enter(&self) -> Option<Pass> {
+    pub fn try_enter(&self) -> Option<GatePermit> {
         self.permits.clone().try_acquire_owned().ok().map(|permit| self.pass(permit))
     }
 
     /// As [`Self::try_enter`], for one who cannot wait; counts the refusal.
-    pub fn enter_now(&self) -> Result<Pass, String> {
+    pub fn enter_now(&self) -> Result<GatePermit, String> {
         self.try_enter().ok_or_else(|| {
             self.metrics.refused.inc();
             self.message()
@@ -111,9 +111,9 @@ impl Gate {
         )
     }
 
-    fn pass(&self, permit: OwnedSemaphorePermit) -> Pass {
+    fn pass(&self, permit: OwnedSemaphorePermit) -> GatePermit {
         self.metrics.in_flight.inc();
-        Pass { permit: Some(permit), places: self.places.clone(), in_flight: self.metrics.in_flight.clone() }
+        GatePermit { permit: Some(permit), places: self.places.clone(), in_flight: self.metrics.in_flight.clone() }
     }
 
     /// Lets only so many in at once from now on; those who are in stay, and are not followed while they are too many. To be called
@@ -137,7 +137,7 @@ impl Gate {
     }
 }
 
-impl Drop for Pass {
+impl Drop for GatePermit {
     fn drop(&mut self) {
         self.in_flight.dec();
         let mut places = locked(&self.places);

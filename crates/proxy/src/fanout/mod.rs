@@ -18,9 +18,9 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{Catalog, Patience, Served};
-pub use gate::{Gate, GateLimits, Pass};
-pub use hub::{Ahead, Hub, HubOptions, HubStatus, Phase};
-pub use send::Pieces;
+pub use gate::{Gate, GateLimits, GatePermit};
+pub use hub::{CachePosition, Hub, HubOptions, HubStatus, Phase};
+pub use send::FrameBuf;
 pub use stream_end::{Refusal, StreamEnd};
-pub use subscribe::{OnExpired, OnLag, Start, Subscription, Terms};
-pub use wake::{Bell, Line, Rung};
+pub use subscribe::{OnExpired, OnLag, Start, SubscribeOptions, Subscription};
+pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};

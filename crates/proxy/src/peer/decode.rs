@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{CHUNK_BYTES_MAX, CacheIdentity, PeerError, encode::Sent};
 use crate::cache::{
-    CacheWriter, Commit, Gap, History, Record, Replaced, RingLimits, Store, Update, UpdateError, writer::Change,
+    CacheWriter, Commit, Gap, History, PriorState, Record, RingLimits, Store, Update, UpdateError, writer::Change,
 };
 use kubefan_common::{
     encoding::chunk,
@@ -270,17 +270,17 @@ impl Events {
 
     fn inexact(&mut self, span: &TransferSpan) -> Result<(), PeerError> {
         let (from, to) = (version(&span.from)?, version(&span.to)?);
-        if self.in_ring || !self.history.residue().is_empty() || from >= to || to > self.header.ring_floor {
+        if self.in_ring || !self.history.conflated().is_empty() || from >= to || to > self.header.ring_floor {
             return Err(PeerError::broken(format_args!("a relist from {from} to {to} is not in its place")));
         }
-        self.history.residue_mut().restore_gap(from, to);
+        self.history.conflated_mut().restore_gap(from, to);
         Ok(())
     }
 
     fn change(&mut self, change: &TransferChange, parser: &Arc<ObjectParser>) -> Result<(), PeerError> {
         let version = version(&change.resource_version)?;
         // A relist's changes share one version.
-        let again = !self.history.residue().is_empty();
+        let again = !self.history.conflated().is_empty();
         self.reach(version, self.header.ring_floor, again)?;
         if self.in_ring {
             return Err(PeerError::broken("a change after the first event"));
@@ -293,7 +293,7 @@ impl Events {
         if before.as_ref().is_some_and(|before| *before.key() != key) {
             return Err(PeerError::broken(format_args!("a change of {key} that is another's")));
         }
-        self.history.residue_mut().restore(Replaced { version, key, before });
+        self.history.conflated_mut().restore(PriorState { version, key, before });
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::{CacheIdentity, Encoder};
 use crate::{
     cache::HistoryCopy,
-    fanout::{Ahead, Hub, Phase},
+    fanout::{CachePosition, Hub, Phase},
     telemetry::metrics::Transfer,
 };
 use kubefan_common::proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService};
@@ -101,12 +101,12 @@ impl<S: Source> Sender<S> {
 }
 
 /// State and history of one moment.
-async fn copy(hub: &Hub) -> Result<(Ahead, HistoryCopy), Status> {
+async fn copy(hub: &Hub) -> Result<(CachePosition, HistoryCopy), Status> {
     let unsynced = || Status::unavailable("it is not synced here");
     if *hub.phase().borrow() != Phase::Synced {
         return Err(unsynced());
     }
-    let ahead = hub.ahead().ok_or_else(unsynced)?;
+    let ahead = hub.position().ok_or_else(unsynced)?;
     let mut history = HistoryCopy::of(ahead.version);
     while hub.copy_history(ahead.epoch, &mut history, COPY_ENTRIES).ok_or_else(unsynced)? {
         yield_now().await;

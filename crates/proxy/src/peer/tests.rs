@@ -148,9 +148,9 @@ fn decode(
 
 /// Everything that a subscriber could be told.
 fn told(store: &Store, history: &History) -> String {
-    let mut lines = vec![format!("{} {}", history.residue().floor(), history.ring().floor())];
+    let mut lines = vec![format!("{} {}", history.conflated().floor(), history.ring().floor())];
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
-    let residue = history.residue();
+    let residue = history.conflated();
     for change in residue.between(residue.floor(), Bound::Unbounded) {
         lines.push(format!(
             "{} {} {:?}",

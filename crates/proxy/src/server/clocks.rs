@@ -24,7 +24,7 @@ pub struct Clocks {
     stall_timeout: Duration,
     last_sent: Instant,
     /// Whether what was last sent was of a snapshot or a catch-up, which always has more to send.
-    in_prelude: bool,
+    in_backlog: bool,
     /// When of that enough was last sent, and how much since then.
     got_on_at: Instant,
     got_on_bytes: usize,
@@ -54,7 +54,7 @@ impl Clocks {
         let last_bookmark_at = timeout_at.filter(|_| tells_end && bookmark_interval.is_some());
         let last_bookmark_at = last_bookmark_at.and_then(|at| at.checked_sub(BEFORE_THE_END));
         let last_bookmark_at = last_bookmark_at.filter(|at| *at > last_sent);
-        let (in_prelude, got_on_at, got_on_bytes) = (false, last_sent, 0);
+        let (in_backlog, got_on_at, got_on_bytes) = (false, last_sent, 0);
         Self {
             bookmark_interval,
             timeout_at,
@@ -62,18 +62,18 @@ impl Clocks {
             last_bookmark_at,
             stall_timeout,
             last_sent,
-            in_prelude,
+            in_backlog,
             got_on_at,
             got_on_bytes,
         }
     }
 
-    /// So many bytes were sent; `in_prelude`: of a snapshot or a catch-up.
-    pub fn sent(&mut self, now: Instant, bytes: usize, in_prelude: bool) {
+    /// So many bytes were sent; `in_backlog`: of a snapshot or a catch-up.
+    pub fn sent(&mut self, now: Instant, bytes: usize, in_backlog: bool) {
         self.last_sent = now;
         self.got_on_bytes += bytes;
-        let has_begun = in_prelude && !self.in_prelude;
-        self.in_prelude = in_prelude;
+        let has_begun = in_backlog && !self.in_backlog;
+        self.in_backlog = in_backlog;
         if has_begun || self.got_on_bytes >= PROGRESS_BYTES_MIN {
             (self.got_on_at, self.got_on_bytes) = (now, 0);
         }
@@ -81,8 +81,8 @@ impl Clocks {
 
     /// When it must be looked at, whatever happens; `None`: never. Nobody is told when a snapshot or a catch-up is over: it is looked for,
     /// so that the first bookmark does not wait for the end of what that may take.
-    pub fn due_at(&self, now: Instant, in_prelude: bool) -> Option<Instant> {
-        let silent = match (in_prelude, self.bookmark_interval) {
+    pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
+        let silent = match (in_backlog, self.bookmark_interval) {
             (true, interval) => {
                 let stalled = self.got_on_at + self.stall_timeout;
                 Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
@@ -93,7 +93,7 @@ impl Clocks {
     }
 
     /// What is to be done now.
-    pub fn tick(&mut self, now: Instant, in_prelude: bool) -> Tick {
+    pub fn tick(&mut self, now: Instant, in_backlog: bool) -> Tick {
         let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if over(self.timeout_at) {
             return Tick::End(StreamEnd::Timeout);
@@ -101,7 +101,7 @@ impl Clocks {
         if over(self.deadline_at) {
             return Tick::End(StreamEnd::Deadline);
         }
-        if in_prelude {
+        if in_backlog {
             let stalled = now.saturating_duration_since(self.got_on_at) >= self.stall_timeout;
             return if stalled { Tick::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Tick::Nothing };
         }

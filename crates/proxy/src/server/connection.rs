@@ -38,7 +38,7 @@ use super::{
     stream::{Turn, WatchStream},
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Rung, StreamEnd},
+    fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamEnd, StreamWaker},
     telemetry::metrics::ConnectionEnd,
 };
 use kubefan_common::proto::v1alpha1::WatchRequest;
@@ -71,11 +71,11 @@ pub struct Connection<C, T> {
     alarm: Arc<Alarm>,
     waker: Waker,
     seldom: Arc<Seldom>,
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     streams: BTreeMap<u32, Box<WatchStream>>,
     /// Those that may have something to send.
-    queue: Rung,
-    rung: Rung,
+    queue: ReadyStreams,
+    rung: ReadyStreams,
     /// Requests that are being answered; watches among them until they have begun.
     requests: JoinSet<Option<Begun>>,
     deadlines: Deadlines,
@@ -106,7 +106,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
         keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
-        let line = Line::new();
+        let line = ConnectionWaker::new();
         let alarm = Arc::new(Alarm { line: line.clone(), quiet: AtomicBool::new(false) });
         let waker = Waker::from(alarm.clone());
         let seldom = Arc::new(Seldom { line: line.clone(), woke: AtomicBool::new(true) });
@@ -121,8 +121,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             seldom,
             line,
             streams: BTreeMap::new(),
-            queue: Rung::new(),
-            rung: Rung::new(),
+            queue: ReadyStreams::new(),
+            rung: ReadyStreams::new(),
             requests: JoinSet::new(),
             deadlines,
             keepalive,
@@ -252,7 +252,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Gives each stream that has something its turn.
     fn send(&mut self, budget: &mut usize) {
         let blocked = self.flusher.is_blocked();
-        self.line.rung(&mut self.rung);
+        self.line.take_ready(&mut self.rung);
         for id in self.rung.drain(..) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if !std::mem::replace(&mut stream.queued, true) {
@@ -326,7 +326,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             self.requests.spawn(open(self.server.clone(), self.line.clone(), request, respond));
         } else if http::is_kubernetes(&request) {
             request.extensions_mut().insert(self.peer);
-            let bell = Bell::new(&self.line, respond.stream_id().as_u32());
+            let bell = StreamWaker::new(&self.line, respond.stream_id().as_u32());
             self.requests.spawn(answer(self.server.clone(), bell, request, respond));
         } else {
             request.extensions_mut().insert(self.peer);
@@ -348,13 +348,13 @@ impl<C: Catalog, T: Io> Future for Connection<C, T> {
 /// Opens the watch that a request asks for; a refusal is its whole response.
 async fn open<C: Catalog>(
     server: Arc<Server<C>>,
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<Begun> {
     let (head, mut body) = request.into_parts();
     let deadline_at = call::deadline_at(&head.headers);
-    let bell = Bell::new(&line, respond.stream_id().as_u32());
+    let bell = StreamWaker::new(&line, respond.stream_id().as_u32());
     let opening = pin!(async {
         let Some(message) = call::message(&head.headers, &mut body, server.options.message_bytes_max).await? else {
             return Ok(None);
@@ -380,7 +380,7 @@ async fn open<C: Catalog>(
 /// Answers a request of the Kubernetes API: a watch begins, all else is its whole response.
 async fn answer<C: Catalog>(
     server: Arc<Server<C>>,
-    bell: Bell,
+    bell: StreamWaker,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<Begun> {
@@ -407,7 +407,7 @@ async fn answer<C: Catalog>(
 
 /// How HTTP/2 and the socket wake the connection's task.
 struct Alarm {
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     quiet: AtomicBool,
 }
 
@@ -427,7 +427,7 @@ impl Wake for Alarm {
 /// How the timer and the signal to drain wake it. They lie in memory that an ordinary pass does not touch: with a thousand connections
 /// that is a good part of what a pass costs.
 struct Seldom {
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     /// Since they were last looked at, or there is something new to look at.
     woke: AtomicBool,
 }

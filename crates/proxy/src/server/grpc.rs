@@ -12,7 +12,7 @@ use super::{
     status,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Served, Start, Terms},
+    fanout::{Catalog, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     telemetry::{
         metrics::Metrics,
         requests::{AnsweredBy, Counted, OTHER, Protocol},
@@ -53,7 +53,7 @@ impl<C: Catalog> Service<C> {
     }
 
     /// Starts a watch; its bell rings when there is something to send.
-    pub async fn open(&self, request: WatchRequest, bell: Bell) -> Result<Opened, Status> {
+    pub async fn open(&self, request: WatchRequest, bell: StreamWaker) -> Result<Opened, Status> {
         let (reader, mut counted) = (&self.reader, self.begin(WATCH));
         let open = async {
             let permit = reader.admit()?;
@@ -72,7 +72,7 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::After(version),
                 (Some(version), true) => Start::Kept(version),
             };
-            let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
+            let terms = SubscribeOptions { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);

@@ -18,7 +18,7 @@ use super::{
     stall::{Guarded, Sending},
 };
 use crate::{
-    fanout::{Bell, Catalog, Line},
+    fanout::{Catalog, ConnectionWaker, StreamWaker},
     telemetry::metrics::ConnectionEnd,
 };
 
@@ -121,10 +121,10 @@ async fn answer<C: Catalog>(
     if !http::is_kubernetes(&request) {
         return router.call(request).await;
     }
-    let line = Line::new();
+    let line = ConnectionWaker::new();
     // What is wrong with it is in the answer; and of what is answered here, only a watch is asked for so.
     let socket = Socket::of(request.headers(), request.extensions()).ok().flatten();
-    let answer = front.answer(request.map(axum::body::Body::new), Bell::new(&line, WATCH)).await;
+    let answer = front.answer(request.map(axum::body::Body::new), StreamWaker::new(&line, WATCH)).await;
     sending.must_not_wait(matches!(answer, http::Answer::Read(_)));
     // A tunnel may well end one side first.
     sending.look_for_end(match &answer {

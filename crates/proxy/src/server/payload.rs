@@ -4,12 +4,12 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use crate::fanout::Pieces;
+use crate::fanout::FrameBuf;
 
 /// The data of a stream.
 pub enum Payload {
     /// A watch's ready messages, shared with every subscriber they go to.
-    Pieces(Pieces),
+    FrameBuf(FrameBuf),
     /// A part of any other response.
     Bytes(Bytes),
 }
@@ -17,7 +17,7 @@ pub enum Payload {
 macro_rules! either {
     ($self:ident, $buffer:ident => $call:expr) => {
         match $self {
-            Self::Pieces($buffer) => $call,
+            Self::FrameBuf($buffer) => $call,
             Self::Bytes($buffer) => $call,
         }
     };

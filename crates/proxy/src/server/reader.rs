@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{self, Selected};
 use crate::{
-    cache::Way,
-    fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
+    cache::HistorySource,
+    fanout::{Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, StreamWaker, SubscribeOptions, Subscription},
     telemetry::metrics::Resume,
 };
 use kubefan_common::{
@@ -156,8 +156,8 @@ impl<C: Catalog> Reader<C> {
         served: &Served,
         selection: Selection,
         format: Format,
-        terms: Terms,
-        bell: Bell,
+        terms: SubscribeOptions,
+        bell: StreamWaker,
     ) -> Result<Subscription, Refusal> {
         match terms.start {
             Start::After(version) | Start::Kept(version) => {
@@ -166,7 +166,7 @@ impl<C: Catalog> Reader<C> {
             Start::Ahead(_) => served.hub.subscribe(selection, format, terms, bell),
             Start::Snapshot | Start::Over(_) => {
                 let pass = Some(Arc::new(served.hub.gate().enter().await?));
-                served.hub.subscribe(selection, format, Terms { pass, ..terms }, bell)
+                served.hub.subscribe(selection, format, SubscribeOptions { pass, ..terms }, bell)
             }
         }
     }
@@ -177,8 +177,8 @@ impl<C: Catalog> Reader<C> {
         served: &Served,
         selection: Selection,
         format: Format,
-        (terms, version): (Terms, ResourceVersion),
-        bell: Bell,
+        (terms, version): (SubscribeOptions, ResourceVersion),
+        bell: StreamWaker,
     ) -> Result<Subscription, Refusal> {
         let (hub, bell) = (&served.hub, Arc::new(bell));
         if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
@@ -201,10 +201,10 @@ impl<C: Catalog> Reader<C> {
             };
             // Not before the backfill: whoever waits here has been heard there.
             let pass = match way {
-                Some(Way::Ring) => None,
+                Some(HistorySource::Log) => None,
                 _ => Some(Arc::new(hub.gate().enter().await?)),
             };
-            let terms = Terms { backfill, pass, ..terms.clone() };
+            let terms = SubscribeOptions { backfill, pass, ..terms.clone() };
             tries += 1;
             match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
                 // History has moved on meanwhile.
@@ -242,13 +242,13 @@ async fn start_over(
     hub: &Arc<Hub>,
     selection: Selection,
     format: Format,
-    (terms, version): (Terms, ResourceVersion),
-    bell: Arc<Bell>,
+    (terms, version): (SubscribeOptions, ResourceVersion),
+    bell: Arc<StreamWaker>,
     refusal: Refusal,
 ) -> Result<Subscription, Refusal> {
     if terms.on_expired == OnExpired::Restart {
         let pass = Some(Arc::new(hub.gate().enter().await?));
-        return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
+        return hub.subscribe(selection, format, SubscribeOptions { start: Start::Over(version), pass, ..terms }, bell);
     }
     hub.metrics().resume(Resume::Expired);
     Err(refusal)

@@ -24,7 +24,7 @@ use super::{
     reader::{Opened, Speech},
     status,
 };
-use crate::fanout::{Line, StreamEnd};
+use crate::fanout::{ConnectionWaker, StreamEnd};
 use kubefan_common::planted::{self, Bug};
 
 /// The longest bookmark: a version of 20 digits, and what is around it; over HTTP names too.
@@ -60,7 +60,7 @@ impl WatchStream {
     pub fn new(
         opened: Opened,
         send: SendStream<Payload>,
-        line: &Arc<Line>,
+        line: &Arc<ConnectionWaker>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
@@ -110,14 +110,14 @@ impl WatchStream {
             match self.opened.subscription.take(room) {
                 Ok(Some(pieces)) => {
                     let sent = pieces.remaining();
-                    if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
+                    if self.send.send_data(Payload::FrameBuf(pieces), false).is_err() {
                         break Turn::Gone;
                     }
-                    let in_prelude = self.opened.subscription.in_prelude();
-                    self.clocks.sent(now, sent, in_prelude);
+                    let in_backlog = self.opened.subscription.in_backlog();
+                    self.clocks.sent(now, sent, in_backlog);
                     room = room.saturating_sub(sent);
                     // A batch of a snapshot is this connection's own memory; one of the log is shared.
-                    let weight = if in_prelude { 2 } else { 1 };
+                    let weight = if in_backlog { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,
@@ -131,12 +131,12 @@ impl WatchStream {
 
     /// When it must be looked at, whatever happens; `None`: never.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        self.clocks.due_at(now, self.opened.subscription.in_prelude())
+        self.clocks.due_at(now, self.opened.subscription.in_backlog())
     }
 
     /// Looks at its clocks; tells if it ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
-        match self.clocks.tick(now, self.opened.subscription.in_prelude()) {
+        match self.clocks.tick(now, self.opened.subscription.in_backlog()) {
             Tick::Nothing => {}
             Tick::End(end) => return Some(end),
             Tick::Bookmark => {
@@ -146,7 +146,7 @@ impl WatchStream {
                     && let Some(bookmark) = self.opened.subscription.bookmark()
                 {
                     // Fails where the stream is gone, which its notice tells.
-                    let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+                    let _ = self.send.send_data(Payload::FrameBuf(bookmark), false);
                 }
             }
         }
@@ -181,7 +181,7 @@ impl WatchStream {
 /// How HTTP/2 tells that a stream was reset or has room again: as the subscription does, on the line.
 #[derive(Default)]
 struct Notice {
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     stream: u32,
     listens: AtomicBool,
     quiet: AtomicBool,

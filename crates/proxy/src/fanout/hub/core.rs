@@ -89,7 +89,7 @@ impl Inner {
 }
 
 /// Where a cache stands, for a backfill that is to lead up to it.
-pub struct Ahead {
+pub struct CachePosition {
     /// Which history it is.
     pub epoch: u64,
     /// The version reached.
@@ -276,12 +276,12 @@ impl Hub {
     /// a tokio runtime.
     pub fn wake(self: &Arc<Self>) {
         let mut inner = self.inner();
-        if inner.views.all_told() || inner.scheduled {
+        if inner.views.all_announced() || inner.scheduled {
             return;
         }
         match inner.pacer.hold(Instant::now()) {
             None => {
-                let (views, records) = inner.views.take_untold();
+                let (views, records) = inner.views.take_unannounced();
                 drop(inner);
                 self.ring(&views, records);
             }
@@ -294,7 +294,7 @@ impl Hub {
                     let (views, records) = {
                         let mut inner = hub.inner();
                         inner.scheduled = false;
-                        inner.views.take_untold()
+                        inner.views.take_unannounced()
                     };
                     hub.ring(&views, records);
                 });
@@ -436,14 +436,14 @@ impl Hub {
     }
 
     /// What a backfill has to reach, and what it can share; `None` while there is no state.
-    pub fn ahead(&self) -> Option<Ahead> {
+    pub fn position(&self) -> Option<CachePosition> {
         let inner = self.inner();
         let Cached { epoch, store, version, .. } = inner.cache.as_ref()?;
-        Some(Ahead { epoch: *epoch, version: *version, store: store.clone() })
+        Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
     }
 
     /// Whether something held here leads on from `version`, and the version reached; `None` in another epoch.
-    pub fn leads_on(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
+    pub fn can_resume_from(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
         let inner = self.inner();
         let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
         Some((cached.history.way_from(version).is_ok(), cached.version))

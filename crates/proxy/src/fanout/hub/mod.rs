@@ -3,5 +3,5 @@
 pub mod core;
 mod status;
 
-pub use self::core::{Ahead, COALESCE_MAX, ClusterName, Hub, HubOptions};
+pub use self::core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions};
 pub use status::{HubStatus, Phase};

@@ -96,7 +96,7 @@ impl Hub {
     }
 
     /// What the blocks of all views take, in bytes.
-    pub fn block_bytes(&self) -> usize {
+    pub fn segment_bytes(&self) -> usize {
         self.view_bytes.blocks.load(Ordering::Relaxed)
     }
 
@@ -110,12 +110,12 @@ impl Hub {
             ..CacheGauges::default()
         };
         if let Some(cached) = &inner.cache {
-            let (ring, residue) = (cached.history.ring(), cached.history.residue());
+            let (ring, residue) = (cached.history.ring(), cached.history.conflated());
             gauges.ring_bytes = ring.bytes();
             gauges.residue_bytes = residue.bytes();
             let Budgets { projected, chunks } = &self.view_bytes.kept;
             gauges.log_bytes =
-                self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes() + projected.used() + chunks.used();
+                self.view_bytes.logs.load(Ordering::Relaxed) + self.segment_bytes() + projected.used() + chunks.used();
             gauges.ring_events = ring.len();
             gauges.ring_age = ring.age(Instant::now());
             gauges.objects = cached.store.len();

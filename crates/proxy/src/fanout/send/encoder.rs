@@ -14,10 +14,10 @@ use crate::fanout::{
     http::place_of_columns,
     send::{
         budget::{Budget, Budgets, Share},
-        frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
-        frame_buf::Pieces,
+        frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
+        frame_buf::FrameBuf,
     },
-    views::log::{LogEntry, Seen},
+    views::log::{EntryKind, LogEntry},
 };
 use kubefan_common::{
     encoding::delta,
@@ -37,7 +37,7 @@ const RECENT_EVENTS_MAX: usize = 128;
 
 /// Of which objects a stream's client holds the bytes that deltas are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holds {
+pub enum DeltaBases {
     /// Of all: it was sent a snapshot, or has kept what it was sent before.
     All,
     /// Of those that have changed since this version, at which it came back.
@@ -68,25 +68,25 @@ pub struct Encoder {
 }
 
 /// A delta and its base; nothing where it would not be shorter than the object.
-type MadeDelta = Option<(Bytes, Base)>;
+type MadeDelta = Option<(Bytes, DeltaBase)>;
 
 #[derive(Default)]
 struct Recent {
     changed: VecDeque<(ResourceVersion, bool)>,
-    projected: VecDeque<(ResourceVersion, Arc<Kept<Bytes>>)>,
-    deltas: VecDeque<(ResourceVersion, Arc<Kept<MadeDelta>>)>,
+    projected: VecDeque<(ResourceVersion, Arc<Budgeted<Bytes>>)>,
+    deltas: VecDeque<(ResourceVersion, Arc<Budgeted<MadeDelta>>)>,
 }
 
 #[derive(Default)]
 struct Projected {
     /// Known by where they are: a version may come again with other bytes, when the schema has changed.
-    objects: HashMap<ObjectKey, (Weak<Object>, Kept<Bytes>)>,
+    objects: HashMap<ObjectKey, (Weak<Object>, Budgeted<Bytes>)>,
     /// Those that found no room since the dead were cleared away.
     refused: usize,
 }
 
 /// What is remembered, with the room that it takes.
-struct Kept<T> {
+struct Budgeted<T> {
     value: T,
     _share: Share,
 }
@@ -95,7 +95,7 @@ impl Projected {
     fn insert(&mut self, object: &Arc<Object>, bytes: &Bytes, budget: &Budget) {
         self.objects.remove(object.key());
         if let Some(share) = budget.take(bytes.len()) {
-            let kept = Kept { value: bytes.clone(), _share: share };
+            let kept = Budgeted { value: bytes.clone(), _share: share };
             self.objects.insert(object.key().clone(), (Arc::downgrade(object), kept));
             return;
         }
@@ -176,18 +176,18 @@ impl Encoder {
     }
 
     /// Writes an entry for a stream whose client holds `holds`.
-    pub fn entry(&self, entry: &LogEntry, holds: Holds, sink: &mut impl Sink) -> Written {
-        match &entry.seen {
+    pub fn entry(&self, entry: &LogEntry, holds: DeltaBases, sink: &mut impl Sink) -> Written {
+        match &entry.kind {
             // Where there are no marks, nobody is led over a gap.
-            Seen::GapBegin(_) | Seen::GapEnd(_) | Seen::GapEvent(..) if !self.format.has_marks() => {
+            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_marks() => {
                 return Written::default();
             }
-            Seen::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
-            Seen::GapEnd(gap) => sink.message(&control::gap_end(gap)),
-            Seen::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
-            Seen::Event(event, seen) => return self.event(event, *seen, Some(event.version()), holds, sink),
+            EntryKind::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
+            EntryKind::GapEnd(gap) => sink.message(&control::gap_end(gap)),
+            EntryKind::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
+            EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), holds, sink),
             // Only its end is exact: what a client holds is not looked at inside a gap.
-            Seen::GapEvent(event, seen) => {
+            EntryKind::GapEvent(event, seen) => {
                 let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
                 return self.full_event(event, *seen, resume, sink);
             }
@@ -196,13 +196,13 @@ impl Encoder {
     }
 
     /// Whether a client that holds `holds` can read a delta with this base.
-    pub fn can_read(&self, holds: Holds, base: Option<ResourceVersion>) -> bool {
+    pub fn can_read(&self, holds: DeltaBases, base: Option<ResourceVersion>) -> bool {
         match (holds, base) {
-            (Holds::All, _) | (_, None) => true,
-            (Holds::Nothing, Some(_)) => false,
+            (DeltaBases::All, _) | (_, None) => true,
+            (DeltaBases::Nothing, Some(_)) => false,
             // A change that it was not told of has moved the base past what it holds.
-            (Holds::Since(_), Some(_)) if self.format.only_changes() => false,
-            (Holds::Since(start), Some(base)) => base > start,
+            (DeltaBases::Since(_), Some(_)) if self.format.only_changes() => false,
+            (DeltaBases::Since(start), Some(base)) => base > start,
         }
     }
 
@@ -216,7 +216,7 @@ impl Encoder {
         if !self.remembers() {
             return self.bytes(object);
         }
-        let same = |(of, _): &&(Weak<Object>, Kept<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
+        let same = |(of, _): &&(Weak<Object>, Budgeted<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
         if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
             return bytes.value.clone();
         }
@@ -232,7 +232,7 @@ impl Encoder {
     }
 
     /// The first message of a subscriber's stream says what the ones that all share do not: see [`Layout::columns`].
-    pub fn begin(&self, pieces: &mut Pieces) {
+    pub fn begin(&self, pieces: &mut FrameBuf) {
         if let Some(columns) = self.layout.columns()
             && let Some(place) = place_of_columns(pieces.chunk())
         {
@@ -250,7 +250,7 @@ impl Encoder {
         }
         let bytes = self.bytes(&event.object());
         if let Some(share) = self.budgets.projected.take(bytes.len()) {
-            let kept = Arc::new(Kept { value: bytes.clone(), _share: share });
+            let kept = Arc::new(Budgeted { value: bytes.clone(), _share: share });
             remember(&mut lock(&self.recent).projected, event.version(), kept);
         }
         bytes
@@ -267,7 +267,7 @@ impl Encoder {
         event: &WatchEvent,
         seen: Transition,
         resume: Option<ResourceVersion>,
-        holds: Holds,
+        holds: DeltaBases,
         sink: &mut impl Sink,
     ) -> Written {
         let delta = match (self.format.encoding(), event.previous()) {
@@ -316,12 +316,12 @@ impl Encoder {
         }
         let base = self.bytes(previous);
         let new = if leaves { base.clone() } else { self.event_bytes(event) };
-        let known = Base { version: previous.version(), crc32: delta::base_crc32(&base) };
+        let known = DeltaBase { version: previous.version(), crc32: delta::base_crc32(&base) };
         let made = delta::encode(&base, &new).map(|zstd| (zstd, known));
         if shared {
             let share = self.budgets.projected.take(made.as_ref().map_or(0, |(zstd, _)| zstd.len()));
             if let Some(share) = share {
-                let kept = Arc::new(Kept { value: made.clone(), _share: share });
+                let kept = Arc::new(Budgeted { value: made.clone(), _share: share });
                 remember(&mut lock(&self.recent).deltas, event.version(), kept);
             }
         }

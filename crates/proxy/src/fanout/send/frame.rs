@@ -12,7 +12,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use crate::fanout::{http, send::frame_buf::Pieces};
+use crate::fanout::{http, send::frame_buf::FrameBuf};
 use kubefan_common::proto::v1alpha1::{
     Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
     SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,
@@ -100,12 +100,12 @@ impl<'a> EventHead<'a> {
 #[derive(Debug, Clone)]
 pub struct Body {
     bytes: Bytes,
-    base: Option<Base>,
+    base: Option<DeltaBase>,
 }
 
 /// What a delta is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
+pub struct DeltaBase {
     /// The version of the object's state.
     pub version: ResourceVersion,
     /// The CRC-32 of its bytes.
@@ -119,7 +119,7 @@ impl Body {
     }
 
     /// A zstd frame that makes the object out of its base.
-    pub fn delta(zstd: Bytes, base: Base) -> Self {
+    pub fn delta(zstd: Bytes, base: DeltaBase) -> Self {
         Self { bytes: zstd, base: Some(base) }
     }
 
@@ -348,8 +348,8 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Ready to send.
-    pub fn finish(self) -> Pieces {
-        let (mut pieces, heads) = (Pieces::default(), self.heads.freeze());
+    pub fn finish(self) -> FrameBuf {
+        let (mut pieces, heads) = (FrameBuf::default(), self.heads.freeze());
         let mut start = 0;
         for (end, body) in self.bodies {
             pieces.push(heads.slice(start..end));
@@ -513,7 +513,7 @@ mod tests {
         for head in heads {
             for body in [
                 Body::object(Bytes::from(vec![b'x'; 300])),
-                Body::delta(Bytes::from(vec![b'z'; 130]), Base { version: head.version, crc32: 0xdead_beef }),
+                Body::delta(Bytes::from(vec![b'z'; 130]), DeltaBase { version: head.version, crc32: 0xdead_beef }),
             ] {
                 let mut writer = FrameWriter::new(&Layout::Grpc, 0);
                 writer.event(&head, body.clone());

@@ -5,4 +5,4 @@ pub mod encoder;
 pub mod frame;
 pub mod frame_buf;
 
-pub use frame_buf::Pieces;
+pub use frame_buf::FrameBuf;

@@ -9,13 +9,13 @@ use crate::{
     fanout::{
         hub::core::Hub,
         send::{
-            encoder::Holds,
+            encoder::DeltaBases,
             frame::{FrameWriter, Sink, control},
-            frame_buf::Pieces,
+            frame_buf::FrameBuf,
         },
         stream_end::StreamEnd,
         subscribe::catch_up::{CHANGES_MAX, CatchUp},
-        views::{log::entries, shared_snapshot::Joined, view::View},
+        views::{log::entries, shared_snapshot::SharedSnapshotReader, view::View},
     },
 };
 use kubefan_common::{
@@ -25,19 +25,19 @@ use kubefan_common::{
 use kubefan_model::{ObjectKey, ResourceVersion};
 
 /// What is sent, and what after it.
-pub(in crate::fanout) struct Prelude {
-    part: Part,
+pub(in crate::fanout) struct Backlog {
+    part: BacklogPart,
     /// Objects so far.
     sent: usize,
     /// What follows before the log.
-    then: Option<Box<Prelude>>,
+    then: Option<Box<Backlog>>,
 }
 
-pub(in crate::fanout) enum Part {
+pub(in crate::fanout) enum BacklogPart {
     /// The state, object by object.
-    Objects { head: Head, store: Store, last: Option<ObjectKey> },
+    Objects { head: SnapshotHeader, store: Store, last: Option<ObjectKey> },
     /// The state in compressed chunks.
-    Chunks { head: Head, chunks: Joined, next: usize },
+    Chunks { head: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
     /// What changed, each object once.
     CatchUp { catch_up: Box<CatchUp>, begun: bool },
     /// Events from before the cache began, after this version; the subscriber was told of another one last.
@@ -45,7 +45,7 @@ pub(in crate::fanout) enum Part {
 }
 
 /// How a snapshot begins.
-pub(in crate::fanout) struct Head {
+pub(in crate::fanout) struct SnapshotHeader {
     pub(in crate::fanout) version: ResourceVersion,
     /// The resource and the cluster, taken when it begins.
     pub(in crate::fanout) begin: Option<(ResolvedResource, Option<String>)>,
@@ -56,23 +56,23 @@ pub(in crate::fanout) struct Head {
 
 /// What a turn gave.
 #[derive(Default)]
-pub(in crate::fanout) struct Taken {
-    pub(in crate::fanout) pieces: Pieces,
+pub(in crate::fanout) struct BacklogBatch {
+    pub(in crate::fanout) pieces: FrameBuf,
     /// The version to come back with from now on, where there is one.
     pub(in crate::fanout) resume: Option<ResourceVersion>,
     pub(in crate::fanout) complete: bool,
 }
 
 /// Why a prelude cannot go on. Nothing of it was sent then.
-pub(in crate::fanout) enum Stuck {
+pub(in crate::fanout) enum BacklogError {
     /// The history that it needs is gone.
     Expired(Expired),
     /// The view has ended.
     Ended(StreamEnd),
 }
 
-impl Prelude {
-    pub(in crate::fanout) fn new(part: Part) -> Self {
+impl Backlog {
+    pub(in crate::fanout) fn new(part: BacklogPart) -> Self {
         Self { part, sent: 0, then: None }
     }
 
@@ -92,13 +92,13 @@ impl Prelude {
         bytes_max: usize,
         hub: &Hub,
         view: &View,
-        holds: Holds,
-    ) -> Result<Taken, Stuck> {
+        holds: DeltaBases,
+    ) -> Result<BacklogBatch, BacklogError> {
         let (selection, encoder) = (view.selection(), view.encoder());
-        let mut taken = Taken { complete: true, ..Taken::default() };
+        let mut taken = BacklogBatch { complete: true, ..BacklogBatch::default() };
         let before = self.sent;
         match &mut self.part {
-            Part::Objects { head, store, last } => {
+            BacklogPart::Objects { head, store, last } => {
                 let mut frames = encoder.writer(bytes_max);
                 head.write(&mut frames);
                 let mut written = None;
@@ -118,7 +118,7 @@ impl Prelude {
                 taken.end_of_snapshot(head, self.sent, &mut frames);
                 taken.pieces = frames.finish();
             }
-            Part::Chunks { head, chunks, next } => {
+            BacklogPart::Chunks { head, chunks, next } => {
                 let mut frames = encoder.writer(0);
                 head.write(&mut frames);
                 let (mut pieces, first) = (frames.finish(), *next);
@@ -138,7 +138,7 @@ impl Prelude {
                 pieces.append(frames.finish());
                 taken.pieces = pieces;
             }
-            Part::CatchUp { catch_up, begun } => {
+            BacklogPart::CatchUp { catch_up, begun } => {
                 while let Some(up_to) = catch_up.unread() {
                     let (part, rest) = hub.replaced(view, catch_up.from, up_to, CHANGES_MAX)?;
                     catch_up.read(part, rest, selection);
@@ -156,12 +156,12 @@ impl Prelude {
                 }
                 taken.pieces = frames.finish();
             }
-            Part::Backfill { backfill, after, told } => {
+            BacklogPart::Backfill { backfill, after, told } => {
                 // Without the state before them nothing is known that a delta could be made from.
                 let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
-                let holds = if has_bases { holds } else { Holds::Nothing };
+                let holds = if has_bases { holds } else { DeltaBases::Nothing };
                 let mut frames = encoder.writer(0);
-                for record in backfill.since(*after).map_err(Stuck::Expired)? {
+                for record in backfill.since(*after).map_err(BacklogError::Expired)? {
                     if frames.len() >= bytes_max {
                         taken.complete = false;
                         break;
@@ -183,11 +183,11 @@ impl Prelude {
             }
         }
         match &self.part {
-            Part::Objects { .. } | Part::Chunks { .. } => {
+            BacklogPart::Objects { .. } | BacklogPart::Chunks { .. } => {
                 hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
             }
             // No snapshot: an operator who sees none sent wants to rely on it.
-            Part::CatchUp { .. } | Part::Backfill { .. } => {
+            BacklogPart::CatchUp { .. } | BacklogPart::Backfill { .. } => {
                 hub.metrics().sent(taken.pieces.messages(), taken.pieces.len(), None);
             }
         }
@@ -195,7 +195,7 @@ impl Prelude {
     }
 }
 
-impl Head {
+impl SnapshotHeader {
     fn write(&mut self, frames: &mut FrameWriter<'_>) {
         if let Some((resource, cluster)) = self.begin.take() {
             frames.message(&control::snapshot_begin(self.version, resource, cluster, self.restarted_from));
@@ -203,8 +203,8 @@ impl Head {
     }
 }
 
-impl Taken {
-    fn end_of_snapshot(&mut self, head: &Head, sent: usize, frames: &mut FrameWriter<'_>) {
+impl BacklogBatch {
+    fn end_of_snapshot(&mut self, head: &SnapshotHeader, sent: usize, frames: &mut FrameWriter<'_>) {
         if self.complete {
             frames.message(&control::snapshot_end(head.version, sent as u64));
             if head.marks_end {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    cache::{Replaced, Store},
+    cache::{PriorState, Store},
     fanout::send::{
         encoder::Encoder,
         frame::{Body, EventHead, FrameWriter, Sink},
@@ -59,11 +59,11 @@ impl CatchUp {
     /// Takes in a part of history, newest first, and where the next one ends.
     pub(in crate::fanout) fn read(
         &mut self,
-        part: Vec<Replaced>,
+        part: Vec<PriorState>,
         rest: Option<ResourceVersion>,
         selection: &Selection,
     ) {
-        for Replaced { key, before, .. } in part {
+        for PriorState { key, before, .. } in part {
             if planted::is(Bug::NewestChangeCounts) && self.before.contains_key(&key) {
                 continue;
             }

@@ -6,5 +6,5 @@ pub mod options;
 mod start;
 mod subscription;
 
-pub use options::{OnExpired, OnLag, Start, Terms};
+pub use options::{OnExpired, OnLag, Start, SubscribeOptions};
 pub use subscription::Subscription;

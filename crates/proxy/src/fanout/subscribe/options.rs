@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{cache::Backfill, fanout::gate::Pass};
+use crate::{cache::Backfill, fanout::gate::GatePermit};
 use kubefan_model::ResourceVersion;
 
 /// Where a subscription starts.
@@ -43,7 +43,7 @@ pub enum OnExpired {
 
 /// All of it.
 #[derive(Debug, Clone)]
-pub struct Terms {
+pub struct SubscribeOptions {
     /// Where it starts.
     pub start: Start,
     /// On lag.
@@ -57,10 +57,10 @@ pub struct Terms {
     /// A watch over HTTP asks to be told where its initial state ends.
     pub marks_end: bool,
     /// Leave to be sent more than events; where there is none, and the gate has room, it is given then.
-    pub pass: Option<Arc<Pass>>,
+    pub pass: Option<Arc<GatePermit>>,
 }
 
-impl From<Start> for Terms {
+impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
         Self { start, on_lag, on_expired, cluster: String::new(), backfill: None, marks_end: false, pass: None }

@@ -9,19 +9,19 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::{
-    cache::{Expired, Replaced, Way},
+    cache::{Expired, HistorySource, PriorState},
     fanout::{
-        gate::Pass,
+        gate::GatePermit,
         hub::core::{Cached, Hub, Inner},
         stream_end::{Refusal, StreamEnd},
         subscribe::{
-            backlog::{Head, Part, Prelude, Stuck},
+            backlog::{Backlog, BacklogError, BacklogPart, SnapshotHeader},
             catch_up::CatchUp,
-            options::{OnExpired, OnLag, Start, Terms},
-            subscription::{Place, Subscription},
+            options::{OnExpired, OnLag, Start, SubscribeOptions},
+            subscription::{StartPoint, Subscription},
         },
-        views::view::{RunError, View, ViewKey},
-        wake::waker::Bell,
+        views::view::{LogReadError, View, ViewKey},
+        wake::waker::StreamWaker,
     },
     telemetry::metrics::{Lag, Resume},
 };
@@ -37,8 +37,8 @@ impl Hub {
         self: &Arc<Self>,
         selection: Selection,
         format: Format,
-        terms: impl Into<Terms>,
-        bell: impl Into<Arc<Bell>>,
+        terms: impl Into<SubscribeOptions>,
+        bell: impl Into<Arc<StreamWaker>>,
     ) -> Result<Subscription, Refusal> {
         let (terms, bell) = (terms.into(), bell.into());
         let mut inner = self.inner();
@@ -62,7 +62,7 @@ impl Hub {
         let place = match start {
             Start::Ahead(version) => {
                 floor = Some(version);
-                Place { cursor: view.end(), prelude: None, resume: floor, pass: None }
+                StartPoint { cursor: view.end(), prelude: None, resume: floor, pass: None }
             }
             Start::Snapshot => self.snapshot_for(&view, cached, None, terms.marks_end),
             Start::After(requested) | Start::Kept(requested) if requested > cached.version => {
@@ -84,13 +84,13 @@ impl Hub {
                         let from =
                             if planted::is(Bug::SpliceDoubles) { cached.history.oldest() } else { backfill.reached };
                         let then = self.way_on(&view, cached, from)?.0;
-                        let part = Part::Backfill { backfill: backfill.clone(), after: version, told: version };
-                        let prelude = Prelude::new(part).followed_by(then.prelude);
-                        (Place { prelude: Some(prelude), ..then }, Resume::Backfill)
+                        let part = BacklogPart::Backfill { backfill: backfill.clone(), after: version, told: version };
+                        let prelude = Backlog::new(part).followed_by(then.prelude);
+                        (StartPoint { prelude: Some(prelude), ..then }, Resume::Backfill)
                     }
                 };
                 self.resumed(version, way);
-                Place { resume: Some(version), ..place }
+                StartPoint { resume: Some(version), ..place }
             }
         };
         let place = self.admit(place, terms.pass.clone()).map_err(Refusal::Exhausted)?;
@@ -123,44 +123,44 @@ impl Hub {
         cached: &Cached,
         restarted_from: Option<ResourceVersion>,
         marks_end: bool,
-    ) -> Place {
+    ) -> StartPoint {
         let begin = Some((self.resource.clone(), self.cluster()));
-        let head = |version| Head { version, begin, restarted_from, marks_end };
+        let head = |version| SnapshotHeader { version, begin, restarted_from, marks_end };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let Cached { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
                 view.generation(store, *version, history.ring(), restarted_from, Instant::now());
-            (cursor, Part::Chunks { head: head(version), chunks, next: 0 })
+            (cursor, BacklogPart::Chunks { head: head(version), chunks, next: 0 })
         } else {
-            (view.end(), Part::Objects { head: head(cached.version), store: cached.store.clone(), last: None })
+            (view.end(), BacklogPart::Objects { head: head(cached.version), store: cached.store.clone(), last: None })
         };
-        Place { cursor, prelude: Some(Prelude::new(part)), resume: None, pass: None }
+        StartPoint { cursor, prelude: Some(Backlog::new(part)), resume: None, pass: None }
     }
 
     /// Sees to it that whoever is sent more than events has leave for it.
-    fn admit(&self, place: Place, pass: Option<Arc<Pass>>) -> Result<Place, String> {
+    fn admit(&self, place: StartPoint, pass: Option<Arc<GatePermit>>) -> Result<StartPoint, String> {
         let pass = match (&place.prelude, pass) {
             (None, _) => None,
             (Some(_), Some(pass)) => Some(pass),
             (Some(_), None) => Some(Arc::new(self.gate.enter_now()?)),
         };
-        Ok(Place { pass, ..place })
+        Ok(StartPoint { pass, ..place })
     }
 
     /// What leads on from `version`, where anything held here does, for one who can be told of marks or not.
-    pub fn way_from(&self, version: ResourceVersion, has_marks: bool) -> Result<Way, Refusal> {
+    pub fn way_from(&self, version: ResourceVersion, has_marks: bool) -> Result<HistorySource, Refusal> {
         let inner = self.inner();
         Ok(self.serving(&inner)?.history.way_for(version, has_marks)?)
     }
 
     /// What leads on from `version`, which is not from the future: the log, or a catch-up and then the log.
-    fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(Place, Resume), Expired> {
-        let place = |cursor, prelude| Place { cursor, prelude, resume: Some(version), pass: None };
+    fn way_on(&self, view: &View, cached: &Cached, version: ResourceVersion) -> Result<(StartPoint, Resume), Expired> {
+        let place = |cursor, prelude| StartPoint { cursor, prelude, resume: Some(version), pass: None };
         match cached.history.way_for(version, view.encoder().format().has_marks())? {
-            Way::Ring => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
-            Way::Residue => {
+            HistorySource::Log => Ok((place(view.cursor_after(version, cached.history.ring())?, None), Resume::Ring)),
+            HistorySource::CatchUp => {
                 let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
-                let prelude = Prelude::new(Part::CatchUp { catch_up, begun: false });
+                let prelude = Backlog::new(BacklogPart::CatchUp { catch_up, begun: false });
                 Ok((place(view.end(), Some(prelude)), Resume::Residue))
             }
         }
@@ -174,8 +174,8 @@ impl Hub {
         sent: Option<ResourceVersion>,
         expired: Expired,
         terms: (OnLag, OnExpired),
-        pass: Option<Arc<Pass>>,
-    ) -> Result<Place, StreamEnd> {
+        pass: Option<Arc<GatePermit>>,
+    ) -> Result<StartPoint, StreamEnd> {
         let inner = self.inner();
         let cached = self.current(&inner, view)?;
         let (on_lag, on_expired) = terms;
@@ -197,14 +197,14 @@ impl Hub {
     }
 
     /// Where one goes on who has everything up to `floor` from elsewhere, and whether the cache has come so far.
-    pub(in crate::fanout) fn skip(&self, view: &View, floor: ResourceVersion) -> Result<(u64, bool), RunError> {
+    pub(in crate::fanout) fn skip(&self, view: &View, floor: ResourceVersion) -> Result<(u64, bool), LogReadError> {
         let inner = self.inner();
-        let cached = self.current(&inner, view).map_err(RunError::Ended)?;
+        let cached = self.current(&inner, view).map_err(LogReadError::Ended)?;
         if cached.version < floor {
             return Ok((view.end(), false));
         }
         let cursor = view.cursor_after(floor, cached.history.ring());
-        cursor.map(|cursor| (cursor, true)).map_err(|expired| RunError::Behind { oldest: expired.oldest })
+        cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
     }
 
     /// A part of what [`History::replaced`] tells, for a catch-up in this view.
@@ -214,10 +214,10 @@ impl Hub {
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,
         changes_max: usize,
-    ) -> Result<(Vec<Replaced>, Option<ResourceVersion>), Stuck> {
+    ) -> Result<(Vec<PriorState>, Option<ResourceVersion>), BacklogError> {
         let inner = self.inner();
-        let cached = self.current(&inner, view).map_err(Stuck::Ended)?;
-        cached.history.replaced(after, up_to, changes_max).map_err(Stuck::Expired)
+        let cached = self.current(&inner, view).map_err(BacklogError::Ended)?;
+        cached.history.replaced(after, up_to, changes_max).map_err(BacklogError::Expired)
     }
 
     /// The state that this view is of: versions of another history mean nothing in it.

@@ -7,23 +7,23 @@ use tokio::time::Instant;
 use crate::{
     cache::Expired,
     fanout::{
-        gate::Pass,
+        gate::GatePermit,
         hub::core::Hub,
         send::{
-            encoder::Holds,
+            encoder::DeltaBases,
             frame::{Sink, control},
-            frame_buf::Pieces,
+            frame_buf::FrameBuf,
         },
         stream_end::StreamEnd,
         subscribe::{
-            backlog::{Prelude, Stuck},
-            options::{OnExpired, OnLag, Start, Terms},
+            backlog::{Backlog, BacklogError},
+            options::{OnExpired, OnLag, Start, SubscribeOptions},
         },
         views::{
-            log::{LogEntry, Seen},
-            view::{Run, RunError, View},
+            log::{EntryKind, LogEntry},
+            view::{LogReadError, LogRun, View},
         },
-        wake::waker::{Bell, Rung},
+        wake::waker::{ReadyStreams, StreamWaker},
     },
     upstream::warnings::Warnings,
 };
@@ -39,17 +39,17 @@ pub struct Subscription {
     hub: Arc<Hub>,
     view: Arc<View>,
     at_view: usize,
-    bell: Arc<Bell>,
+    bell: Arc<StreamWaker>,
     cursor: u64,
     /// What comes up to this version its client has from elsewhere.
     floor: Option<ResourceVersion>,
     /// Where it has last found nothing; see [`View::run`].
     waited: Option<u64>,
-    holds: Holds,
+    holds: DeltaBases,
     /// In a box: most of its life a subscription has none.
-    prelude: Option<Box<Prelude>>,
+    prelude: Option<Box<Backlog>>,
     /// Leave to send it.
-    pass: Option<Arc<Pass>>,
+    pass: Option<Arc<GatePermit>>,
     /// The last `resume_version` given out.
     resume: Option<ResourceVersion>,
     /// Something was sent.
@@ -63,14 +63,14 @@ pub struct Subscription {
 }
 
 /// Where a subscription goes on. Made by the hub inside its critical section.
-pub(in crate::fanout) struct Place {
+pub(in crate::fanout) struct StartPoint {
     pub(in crate::fanout) cursor: u64,
     /// What is sent before the log is read.
-    pub(in crate::fanout) prelude: Option<Prelude>,
+    pub(in crate::fanout) prelude: Option<Backlog>,
     /// Everything at or below this version was sent.
     pub(in crate::fanout) resume: Option<ResourceVersion>,
     /// Leave to send the prelude.
-    pub(in crate::fanout) pass: Option<Arc<Pass>>,
+    pub(in crate::fanout) pass: Option<Arc<GatePermit>>,
 }
 
 impl Subscription {
@@ -78,17 +78,17 @@ impl Subscription {
     pub(in crate::fanout) fn new(
         hub: Arc<Hub>,
         view: Arc<View>,
-        (at_view, bell): (usize, Arc<Bell>),
-        place: Place,
+        (at_view, bell): (usize, Arc<StreamWaker>),
+        place: StartPoint,
         floor: Option<ResourceVersion>,
-        terms: &Terms,
+        terms: &SubscribeOptions,
     ) -> Self {
         let holds = match terms.start {
-            Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => Holds::Since(version),
-            Start::After(_) | Start::Kept(_) | Start::Ahead(_) | Start::Snapshot | Start::Over(_) => Holds::All,
+            Start::After(version) if !planted::is(Bug::HoldsAllAfterResume) => DeltaBases::Since(version),
+            Start::After(_) | Start::Kept(_) | Start::Ahead(_) | Start::Snapshot | Start::Over(_) => DeltaBases::All,
         };
-        let Place { cursor, prelude, resume, pass } = place;
-        let &Terms { on_lag, on_expired, .. } = terms;
+        let StartPoint { cursor, prelude, resume, pass } = place;
+        let &SubscribeOptions { on_lag, on_expired, .. } = terms;
         let (prelude, waited, inside_gap, end) = (prelude.map(Box::new), None, false, None);
         Self {
             hub,
@@ -117,20 +117,20 @@ impl Subscription {
 
     /// What is ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the bell is armed, and rings
     /// when there is.
-    pub fn take(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+    pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         let pieces = self.take_shared(bytes_max)?;
         Ok(pieces.map(|pieces| self.begin(pieces)))
     }
 
     /// What goes out first is not only what all are sent.
-    fn begin(&mut self, mut pieces: Pieces) -> Pieces {
+    fn begin(&mut self, mut pieces: FrameBuf) -> FrameBuf {
         if !std::mem::replace(&mut self.begun, true) {
             self.view.encoder().begin(&mut pieces);
         }
         pieces
     }
 
-    fn take_shared(&mut self, bytes_max: usize) -> Result<Option<Pieces>, StreamEnd> {
+    fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         loop {
             if let Some(prelude) = &mut self.prelude {
                 match prelude.take(bytes_max, &self.hub, &self.view, self.holds) {
@@ -144,8 +144,8 @@ impl Subscription {
                             return Ok(Some(taken.pieces));
                         }
                     }
-                    Err(Stuck::Ended(end)) => return Err(end),
-                    Err(Stuck::Expired(expired)) => self.lag(expired)?,
+                    Err(BacklogError::Ended(end)) => return Err(end),
+                    Err(BacklogError::Expired(expired)) => self.lag(expired)?,
                 }
                 continue;
             }
@@ -155,8 +155,8 @@ impl Subscription {
             }
             match self.take_of_log(bytes_max) {
                 Ok(pieces) => return Ok(pieces),
-                Err(RunError::Ended(end)) => return Err(end),
-                Err(RunError::Behind { oldest }) => {
+                Err(LogReadError::Ended(end)) => return Err(end),
+                Err(LogReadError::Behind { oldest }) => {
                     self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;
                 }
             }
@@ -171,7 +171,7 @@ impl Subscription {
         let place = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), pass)?;
         // A snapshot leaves nothing of what was sent.
         if place.resume.is_none() {
-            self.holds = Holds::All;
+            self.holds = DeltaBases::All;
         }
         (self.cursor, self.prelude, self.pass) = (place.cursor, place.prelude.map(Box::new), place.pass);
         (self.waited, self.inside_gap) = (None, false);
@@ -179,10 +179,10 @@ impl Subscription {
     }
 
     /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its line. Cancel-safe.
-    pub async fn next(&mut self) -> Result<Pieces, StreamEnd> {
+    pub async fn next(&mut self) -> Result<FrameBuf, StreamEnd> {
         poll_fn(|cx| {
             self.bell.line().register(cx.waker());
-            self.bell.line().rung(&mut Rung::new());
+            self.bell.line().take_ready(&mut ReadyStreams::new());
             match self.take(BATCH_BYTES_MAX) {
                 Ok(Some(pieces)) => Poll::Ready(Ok(pieces)),
                 Ok(None) => Poll::Pending,
@@ -198,12 +198,12 @@ impl Subscription {
     }
 
     /// Whether something is still being sent that pins old state.
-    pub fn in_prelude(&self) -> bool {
+    pub fn in_backlog(&self) -> bool {
         self.prelude.is_some()
     }
 
     /// A bookmark, if everything has been sent and the version has moved since.
-    pub fn bookmark(&mut self) -> Option<Pieces> {
+    pub fn bookmark(&mut self) -> Option<FrameBuf> {
         if self.prelude.is_some() {
             return None;
         }
@@ -219,21 +219,21 @@ impl Subscription {
         })
     }
 
-    fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<Pieces>, RunError> {
-        let (mut pieces, mut received) = (Pieces::default(), None);
+    fn take_of_log(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, LogReadError> {
+        let (mut pieces, mut received) = (FrameBuf::default(), None);
         let view = self.view.clone();
         while pieces.len() < bytes_max {
             self.skip()?;
             let room = bytes_max - pieces.len();
             match view.run(self.cursor, room, &self.bell, &mut self.waited) {
-                Ok(Run::Nothing) => break,
+                Ok(LogRun::Nothing) => break,
                 // It has come since: looked at again, from where it is no longer before what the client has.
                 Ok(_) if self.floor.is_some() => {}
-                Ok(Run::Shared(block)) => {
+                Ok(LogRun::Shared(block)) => {
                     let taken = block.take(self.cursor, room, view.encoder(), self.holds, &mut pieces);
                     received = received.or(self.pass(taken));
                 }
-                Ok(Run::Alone(entries)) => {
+                Ok(LogRun::Alone(entries)) => {
                     let mut frames = view.encoder().writer(0);
                     entries.iter().for_each(|entry| {
                         view.encoder().entry(entry, self.holds, &mut frames);
@@ -254,7 +254,7 @@ impl Subscription {
     }
 
     /// Moves past what its client has from elsewhere.
-    fn skip(&mut self) -> Result<(), RunError> {
+    fn skip(&mut self) -> Result<(), LogReadError> {
         let Some(floor) = self.floor else { return Ok(()) };
         let (cursor, reached) = self.hub.skip(&self.view, floor)?;
         self.cursor = cursor;
@@ -265,7 +265,7 @@ impl Subscription {
     /// Moves past entries; tells when the first of them was received.
     fn pass(&mut self, entries: &[LogEntry]) -> Option<Instant> {
         self.cursor += entries.len() as u64;
-        let is_inside = |entry: &LogEntry| matches!(entry.seen, Seen::GapBegin(_) | Seen::GapEvent(..));
+        let is_inside = |entry: &LogEntry| matches!(entry.kind, EntryKind::GapBegin(_) | EntryKind::GapEvent(..));
         self.inside_gap = is_inside(entries.last()?);
         let boundary = entries.iter().rfind(|entry| !is_inside(entry));
         self.resume = boundary.map(|entry| entry.version).or(self.resume);

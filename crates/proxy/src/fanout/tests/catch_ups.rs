@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     cache::{Backfill, EventRing, Record},
-    fanout::{OnExpired, OnLag, Terms},
+    fanout::{OnExpired, OnLag, SubscribeOptions},
 };
 use kubefan_model::{
     event::WatchEvent,
@@ -15,15 +15,15 @@ use kubefan_model::{
     projection::{Parts, Projection},
 };
 
-fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> Terms {
-    Terms { on_lag, on_expired, ..start.into() }
+fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> SubscribeOptions {
+    SubscribeOptions { on_lag, on_expired, ..start.into() }
 }
 
-fn conflate(start: Start) -> Terms {
+fn conflate(start: Start) -> SubscribeOptions {
     terms(start, OnLag::Conflate, OnExpired::Fail)
 }
 
-fn restart(start: Start) -> Terms {
+fn restart(start: Start) -> SubscribeOptions {
     terms(start, OnLag::Expire, OnExpired::Restart)
 }
 
@@ -33,8 +33,8 @@ impl Cache {
         Self::within(RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS })
     }
 
-    fn with(&self, labels: &str, terms: Terms) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), Format::default(), terms, Bell::new(&Line::new(), 0))
+    fn with(&self, labels: &str, terms: SubscribeOptions) -> Result<Subscription, Refusal> {
+        self.hub.subscribe(self.select(labels), Format::default(), terms, StreamWaker::new(&ConnectionWaker::new(), 0))
     }
 
     fn objects(&mut self, events: &[(EventType, &str, &str, u64)]) {
@@ -189,9 +189,9 @@ async fn a_catch_up_never_leads_into_another_history() {
 async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5)], 10);
-    let epoch = cache.hub.ahead().unwrap().epoch;
+    let epoch = cache.hub.position().unwrap().epoch;
     let backfill = Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true };
-    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
+    let terms = SubscribeOptions { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
     let mut back = cache.with("", terms).unwrap();
     (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
     let mut lines = ready(&mut back).await;
@@ -202,16 +202,16 @@ async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
 async fn a_backfill_without_state_is_told_to_those_who_want_only_changes() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 8)], 10);
-    let epoch = cache.hub.ahead().unwrap().epoch;
+    let epoch = cache.hub.position().unwrap().epoch;
     let mut ring = EventRing::new(LIMITS, version(5));
     let object = Arc::new(cache.object("a", "web", 8));
     let event = WatchEvent::new(Modified, version(8), object.clone(), Some(object));
     ring.push(Record::Event(Arc::new(event)), Instant::now());
     let backfill = Backfill { epoch, ring, reached: version(10), has_state: false };
-    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
+    let terms = SubscribeOptions { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
     let format = Format::new(labels, true, Encoding::Json).unwrap();
-    let bell = Bell::new(&Line::new(), 0);
+    let bell = StreamWaker::new(&ConnectionWaker::new(), 0);
     let mut back = cache.hub.subscribe(cache.select(""), format, terms, bell).unwrap();
     assert_eq!(ready(&mut back).await, ["~a@8 (8)", "bookmark (10)"], "what was there before is not known");
 }

@@ -22,7 +22,7 @@ struct Client {
 
 impl Client {
     fn new(cache: &Cache, labels: &str, format: Format, start: Start) -> Self {
-        let bell = Bell::new(&Line::new(), 0);
+        let bell = StreamWaker::new(&ConnectionWaker::new(), 0);
         let subscription = cache.hub.subscribe(cache.select(labels), format, start, bell).unwrap();
         Self { subscription, held: HashMap::new(), deltas: 0 }
     }

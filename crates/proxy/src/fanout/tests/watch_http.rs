@@ -1,11 +1,21 @@
 //! What a Kubernetes watch over HTTP sees, line by line.
 
 use super::*;
-use crate::fanout::Terms;
+use crate::fanout::SubscribeOptions;
 use kubefan_model::{format::Format, projection::Projection};
 
-fn subscribe(cache: &Cache, labels: &str, projection: Projection, terms: Terms) -> Result<Subscription, Refusal> {
-    cache.hub.subscribe(cache.select(labels), Format::http(Media::Json, projection), terms, Bell::new(&Line::new(), 0))
+fn subscribe(
+    cache: &Cache,
+    labels: &str,
+    projection: Projection,
+    terms: SubscribeOptions,
+) -> Result<Subscription, Refusal> {
+    cache.hub.subscribe(
+        cache.select(labels),
+        Format::http(Media::Json, projection),
+        terms,
+        StreamWaker::new(&ConnectionWaker::new(), 0),
+    )
 }
 
 fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> {
@@ -35,7 +45,7 @@ async fn lines(subscription: &mut Subscription) -> Vec<String> {
 async fn the_state_its_end_and_then_events_of_which_each_is_a_line() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
-    let terms = Terms { marks_end: true, ..Start::Snapshot.into() };
+    let terms = SubscribeOptions { marks_end: true, ..Start::Snapshot.into() };
     let mut web = subscribe(&cache, "app=web", Projection::default(), terms).unwrap();
     let mut silent = subscribe(&cache, "app=web", Projection::default(), Start::Snapshot.into()).unwrap();
     assert_eq!(lines(&mut web).await, ["ADDED a@5", "BOOKMARK @10 ends the state"]);

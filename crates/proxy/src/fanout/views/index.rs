@@ -39,7 +39,7 @@ struct FieldValues {
 }
 
 /// Under which term a view is filed; kept with the view, because the choice depends on what was filed before.
-pub enum Place {
+pub enum IndexTerm {
     /// Under none.
     Rest,
     /// Under its name.
@@ -54,41 +54,41 @@ pub enum Place {
 
 impl SelectorIndex {
     /// Files a view under the equality term that shares its values with the fewest others.
-    pub fn insert(&mut self, id: ViewId, selection: &Selection) -> Place {
+    pub fn insert(&mut self, id: ViewId, selection: &Selection) -> IndexTerm {
         let narrowest = selection.equalities().min_by_key(|term| self.crowd(term));
         match narrowest {
             None => {
                 self.rest.push(id);
-                Place::Rest
+                IndexTerm::Rest
             }
             Some(Equality::Name(name)) => {
                 file(&mut self.names, name, id);
-                Place::Name(name.into())
+                IndexTerm::Name(name.into())
             }
             Some(Equality::Namespace(namespace)) => {
                 file(&mut self.namespaces, namespace, id);
-                Place::Namespace(namespace.into())
+                IndexTerm::Namespace(namespace.into())
             }
             Some(Equality::Label(key, values)) => {
                 let label = self.labels.entry(key.into()).or_default();
                 values.iter().for_each(|value| file(label, value, id));
-                Place::Label(key.into(), values.into())
+                IndexTerm::Label(key.into(), values.into())
             }
             Some(Equality::Field(field, value)) => {
                 let new = || FieldValues { parser: selection.parser().clone(), values: Values::new() };
                 file(&mut self.fields.entry(field).or_insert_with(new).values, value, id);
-                Place::Field(field, value.into())
+                IndexTerm::Field(field, value.into())
             }
         }
     }
 
     /// Takes a view out.
-    pub fn remove(&mut self, id: ViewId, place: &Place) {
+    pub fn remove(&mut self, id: ViewId, place: &IndexTerm) {
         match place {
-            Place::Rest => self.rest.retain(|other| *other != id),
-            Place::Name(name) => unfile(&mut self.names, name, id),
-            Place::Namespace(namespace) => unfile(&mut self.namespaces, namespace, id),
-            Place::Label(key, values) => {
+            IndexTerm::Rest => self.rest.retain(|other| *other != id),
+            IndexTerm::Name(name) => unfile(&mut self.names, name, id),
+            IndexTerm::Namespace(namespace) => unfile(&mut self.namespaces, namespace, id),
+            IndexTerm::Label(key, values) => {
                 if let Entry::Occupied(mut label) = self.labels.entry(key.clone()) {
                     values.iter().for_each(|value| unfile(label.get_mut(), value, id));
                     if label.get().is_empty() {
@@ -96,7 +96,7 @@ impl SelectorIndex {
                     }
                 }
             }
-            Place::Field(field, value) => {
+            IndexTerm::Field(field, value) => {
                 if let Entry::Occupied(mut of_field) = self.fields.entry(*field) {
                     unfile(&mut of_field.get_mut().values, value, id);
                     if of_field.get().values.is_empty() {
@@ -240,7 +240,7 @@ mod tests {
             index.insert(id, &pods.select("", "", "status.phase=Running"));
         }
         let place = index.insert(10, &pods.select("", "", "spec.nodeName=n1,status.phase=Running"));
-        assert!(matches!(place, Place::Field(_, value) if &*value == "n1"));
+        assert!(matches!(place, IndexTerm::Field(_, value) if &*value == "n1"));
     }
 
     proptest! {

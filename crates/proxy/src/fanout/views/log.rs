@@ -23,7 +23,7 @@ use kubefan_model::{
 
 /// What a view sees of a record.
 #[derive(Debug, Clone)]
-pub enum Seen {
+pub enum EntryKind {
     /// An event.
     Event(Arc<WatchEvent>, Transition),
     /// A gap opens.
@@ -40,7 +40,7 @@ pub struct LogEntry {
     /// The version that the stream has reached with the record that this is part of.
     pub version: ResourceVersion,
     /// What is sent.
-    pub seen: Seen,
+    pub kind: EntryKind,
     /// When upstream's line was read; `None` where it was found in history.
     pub received: Option<Instant>,
 }
@@ -49,15 +49,15 @@ impl LogEntry {
     /// About how long its message is.
     pub fn estimate_bytes(&self) -> usize {
         const HEAD: usize = 128;
-        match &self.seen {
-            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().json_len(),
-            Seen::GapBegin(_) | Seen::GapEnd(_) => HEAD,
+        match &self.kind {
+            EntryKind::Event(event, _) | EntryKind::GapEvent(event, _) => HEAD + event.object().json_len(),
+            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) => HEAD,
         }
     }
 }
 
 /// An event inside a gap, as a selection sees it.
-pub type SeenInGap = (Arc<WatchEvent>, Transition);
+pub type GapTransition = (Arc<WatchEvent>, Transition);
 
 /// What a selection sees of a record.
 pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
@@ -74,20 +74,20 @@ pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>
 
 /// An event as it is seen.
 pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
-    LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received }
+    LogEntry { version: event.version(), kind: EntryKind::Event(event.clone(), seen), received }
 }
 
 /// A gap with what is seen inside.
 pub fn gap_entries(
     gap: &Arc<Gap>,
-    inside: impl IntoIterator<Item = SeenInGap>,
+    inside: impl IntoIterator<Item = GapTransition>,
     received: Option<Instant>,
 ) -> impl Iterator<Item = LogEntry> {
     let version = gap.to;
-    let inside = inside.into_iter().map(|(event, seen)| Seen::GapEvent(event, seen));
-    let begin = std::iter::once(Seen::GapBegin(gap.clone()));
-    let all = begin.chain(inside).chain(std::iter::once(Seen::GapEnd(gap.clone())));
-    all.map(move |seen| LogEntry { version, seen, received })
+    let inside = inside.into_iter().map(|(event, seen)| EntryKind::GapEvent(event, seen));
+    let begin = std::iter::once(EntryKind::GapBegin(gap.clone()));
+    let all = begin.chain(inside).chain(std::iter::once(EntryKind::GapEnd(gap.clone())));
+    all.map(move |kind| LogEntry { version, kind, received })
 }
 
 /// What the logs of all views of one cache take together, in bytes.
@@ -184,7 +184,7 @@ mod tests {
 
     fn entry(number: u64) -> LogEntry {
         let gap = Gap { from: version(1), to: version(number), reason: "test", events: vec![] };
-        LogEntry { version: version(number), seen: Seen::GapEnd(Arc::new(gap)), received: None }
+        LogEntry { version: version(number), kind: EntryKind::GapEnd(Arc::new(gap)), received: None }
     }
 
     fn from(log: &ViewLog, sequence: u64) -> Option<Vec<u64>> {

@@ -1,6 +1,6 @@
 //! A run of a view's log as one piece of memory, made by whoever takes it first and shared by all who follow.
 //!
-//! Blocks are cut where somebody took: who is behind gets the same blocks in the same order. They are kept while subscribers are
+//! Segments are cut where somebody took: who is behind gets the same blocks in the same order. They are kept while subscribers are
 //! on their way through them, within limits per view and per cache, and made again from the log where they are missing.
 
 use std::{
@@ -16,25 +16,25 @@ use bytes::Bytes;
 
 use crate::fanout::{
     send::{
-        encoder::{Encoder, Holds},
-        frame_buf::Pieces,
+        encoder::{DeltaBases, Encoder},
+        frame_buf::FrameBuf,
     },
     views::log::{LogEntry, ViewLog},
 };
 use kubefan_model::{ResourceVersion, format::Encoding};
 
 /// About how much one block holds, in bytes; one larger message is a block of its own.
-const BLOCK_BYTES: usize = 64 << 10;
+const SEGMENT_BYTES: usize = 64 << 10;
 /// The blocks that one view keeps, in bytes.
-const VIEW_BLOCK_BYTES_MAX: usize = 4 << 20;
+const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 /// The blocks that all views of one cache keep, in bytes.
-const BLOCK_BYTES_MAX: usize = 32 << 20;
+const SEGMENT_BYTES_MAX: usize = 32 << 20;
 
 /// What the blocks of all views of one cache take together, in bytes.
-pub type BlockBytes = Arc<AtomicUsize>;
+pub type SegmentBytes = Arc<AtomicUsize>;
 
 /// A run of entries, encoded once.
-pub struct Block {
+pub struct Segment {
     first: u64,
     entries: Vec<LogEntry>,
     estimate_bytes: usize,
@@ -52,7 +52,7 @@ struct Content {
 }
 
 impl Content {
-    fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, holds: Holds) -> Self {
+    fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, holds: DeltaBases) -> Self {
         let mut bytes = encoder.buffer(capacity);
         let (mut ends, mut bases, mut messages) = (Vec::with_capacity(entries.len()), Vec::new(), 0);
         for (place, entry) in entries.iter().enumerate() {
@@ -83,14 +83,14 @@ impl Content {
         place..(place + fits).min(upto)
     }
 
-    fn give(&self, run: &Range<usize>, pieces: &mut Pieces) {
+    fn give(&self, run: &Range<usize>, pieces: &mut FrameBuf) {
         let ((start, before), (end, messages)) = (self.start(run.start), self.start(run.end));
         pieces.push(self.bytes.slice(start..end));
         pieces.count(messages - before);
     }
 }
 
-impl Block {
+impl Segment {
     fn new(first: u64, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
         Self { first, entries, estimate_bytes, content: OnceLock::new(), full: OnceLock::new() }
     }
@@ -106,13 +106,13 @@ impl Block {
         cursor: u64,
         bytes_max: usize,
         encoder: &Encoder,
-        holds: Holds,
-        pieces: &mut Pieces,
+        holds: DeltaBases,
+        pieces: &mut FrameBuf,
     ) -> &[LogEntry] {
         let content = self.content.get_or_init(|| {
             // Deltas are much shorter than what was estimated.
             let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
-            Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, Holds::All)
+            Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, DeltaBases::All)
         });
         let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
         let (mut place, had) = (skip, pieces.len());
@@ -128,7 +128,7 @@ impl Block {
                 true => content,
                 false => self
                     .full
-                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, Holds::Nothing)),
+                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, DeltaBases::Nothing)),
             };
             let run = content.fitting(place, upto, bytes_max.saturating_sub(pieces.len() - had));
             content.give(&run, pieces);
@@ -139,36 +139,36 @@ impl Block {
 }
 
 /// The blocks of one view.
-pub struct Blocks {
-    blocks: BTreeMap<u64, Arc<Block>>,
+pub struct Segments {
+    blocks: BTreeMap<u64, Arc<Segment>>,
     bytes: usize,
     /// Of all views.
-    total: BlockBytes,
+    total: SegmentBytes,
 }
 
-impl Blocks {
+impl Segments {
     /// None yet; counted in `total`.
-    pub fn new(total: BlockBytes) -> Self {
+    pub fn new(total: SegmentBytes) -> Self {
         Self { blocks: BTreeMap::new(), bytes: 0, total }
     }
 
     /// The block that holds `cursor`, cut from the log if there is none. The cursor points at an entry of the log.
-    pub fn at(&mut self, cursor: u64, log: &ViewLog) -> Option<Arc<Block>> {
+    pub fn at(&mut self, cursor: u64, log: &ViewLog) -> Option<Arc<Segment>> {
         if let Some((_, block)) = self.blocks.range(..=cursor).next_back().filter(|(_, block)| cursor < block.end()) {
             return Some(block.clone());
         }
         let next = self.blocks.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
-        let (entries, estimate_bytes) = cut(log, cursor, next, BLOCK_BYTES)?;
-        let block = Arc::new(Block::new(cursor, entries, estimate_bytes));
+        let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
+        let block = Arc::new(Segment::new(cursor, entries, estimate_bytes));
         self.keep(block.clone());
         Some(block)
     }
 
-    fn keep(&mut self, block: Arc<Block>) {
+    fn keep(&mut self, block: Arc<Segment>) {
         self.bytes += block.estimate_bytes;
         self.total.fetch_add(block.estimate_bytes, Ordering::Relaxed);
         self.blocks.insert(block.first, block);
-        while self.bytes > VIEW_BLOCK_BYTES_MAX || self.total.load(Ordering::Relaxed) > BLOCK_BYTES_MAX {
+        while self.bytes > VIEW_SEGMENT_BYTES_MAX || self.total.load(Ordering::Relaxed) > SEGMENT_BYTES_MAX {
             if !self.drop_oldest() {
                 break;
             }
@@ -197,7 +197,7 @@ impl Blocks {
     }
 }
 
-impl Drop for Blocks {
+impl Drop for Segments {
     fn drop(&mut self) {
         self.clear();
     }

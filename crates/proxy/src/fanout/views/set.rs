@@ -17,8 +17,8 @@ use crate::{
         send::{budget::Budgets, encoder::Encoder},
         stream_end::StreamEnd,
         views::{
-            index::{Place, SelectorIndex, ViewId},
-            log::SeenInGap,
+            index::{IndexTerm, SelectorIndex, ViewId},
+            log::GapTransition,
             view::{View, ViewKey},
         },
     },
@@ -34,19 +34,19 @@ pub(in crate::fanout) struct Views {
     encoders: HashMap<Format, Weak<Encoder>>,
     index: SelectorIndex,
     /// Views that have something that their subscribers were not told of.
-    untold: Vec<ViewId>,
+    unannounced: Vec<ViewId>,
     /// Those that have ended for themselves, whose subscribers were not told of it.
     ended: Vec<Arc<View>>,
     /// How many records that is.
-    untold_records: usize,
+    unannounced_records: usize,
     /// Kept between events.
     candidates: Vec<ViewId>,
 }
 
 struct Slot {
     view: Arc<View>,
-    place: Place,
-    untold: bool,
+    place: IndexTerm,
+    unannounced: bool,
 }
 
 impl Views {
@@ -83,7 +83,7 @@ impl Views {
         let id = entry.key();
         let place = self.index.insert(id, view.selection());
         self.ids.insert(view.key(), id);
-        entry.insert(Slot { view, place, untold: false });
+        entry.insert(Slot { view, place, unannounced: false });
     }
 
     /// Takes a view out; not its successor, which may have the same key.
@@ -148,16 +148,16 @@ impl Views {
                 }
             };
             dispatched += messages;
-            if messages > 0 && !std::mem::replace(&mut slot.untold, true) {
-                self.untold.push(*id);
+            if messages > 0 && !std::mem::replace(&mut slot.unannounced, true) {
+                self.unannounced.push(*id);
             }
         }
-        self.untold_records += usize::from(dispatched > 0);
+        self.unannounced_records += usize::from(dispatched > 0);
         dispatched
     }
 
     /// What each view sees inside a gap: each event is looked up, as one outside is.
-    fn see(&mut self, gap: &Gap) -> HashMap<ViewId, Vec<SeenInGap>> {
+    fn see(&mut self, gap: &Gap) -> HashMap<ViewId, Vec<GapTransition>> {
         let mut inside: HashMap<_, Vec<_>> = HashMap::new();
         for event in &gap.events {
             self.index.candidates(event, &mut self.candidates);
@@ -178,19 +178,19 @@ impl Views {
     }
 
     /// The views whose subscribers are to be woken, and of how many records; they count as told.
-    pub(in crate::fanout) fn take_untold(&mut self) -> (Vec<Arc<View>>, usize) {
-        let (ids, ended) = (std::mem::take(&mut self.untold), std::mem::take(&mut self.ended));
+    pub(in crate::fanout) fn take_unannounced(&mut self) -> (Vec<Arc<View>>, usize) {
+        let (ids, ended) = (std::mem::take(&mut self.unannounced), std::mem::take(&mut self.ended));
         let told = ids.into_iter().filter_map(|id| {
             let slot = self.slots.get_mut(id)?;
-            slot.untold = false;
+            slot.unannounced = false;
             Some(slot.view.clone())
         });
-        (told.chain(ended).collect(), std::mem::take(&mut self.untold_records))
+        (told.chain(ended).collect(), std::mem::take(&mut self.unannounced_records))
     }
 
     /// Whether nobody is to be woken.
-    pub(in crate::fanout) fn all_told(&self) -> bool {
-        self.untold.is_empty() && self.ended.is_empty()
+    pub(in crate::fanout) fn all_announced(&self) -> bool {
+        self.unannounced.is_empty() && self.ended.is_empty()
     }
 
     /// How many there are.

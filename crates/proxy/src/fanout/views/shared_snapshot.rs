@@ -28,14 +28,14 @@ use kubefan_common::{
 use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
 
 /// How old a state a new subscriber may be sent; what has happened since follows as events.
-const GENERATION_AGE_MAX: Duration = Duration::from_secs(1);
+const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
 /// How long its chunks are kept for the next one.
-const GENERATION_KEPT: Duration = Duration::from_secs(60);
+const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
 /// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
 
 /// The state of a view at one version, in chunks.
-pub struct Generation {
+pub struct SharedSnapshot {
     version: ResourceVersion,
     made: Instant,
     /// Held by those who are sent it, so that a generation alone pins no old objects.
@@ -46,9 +46,9 @@ pub struct Generation {
 }
 
 /// A generation as it is handed to a subscriber: with what the chunks are made from, unless all are made.
-pub enum Joined {
+pub enum SharedSnapshotReader {
     /// Some chunks may have to be made from this state.
-    Making(Arc<Generation>, Arc<Store>),
+    Making(Arc<SharedSnapshot>, Arc<Store>),
     /// All chunks are there.
     Made(Arc<[Chunk]>),
 }
@@ -66,7 +66,7 @@ pub struct Chunk {
     frame: Arc<OnceLock<Option<(Bytes, Share)>>>,
 }
 
-impl Generation {
+impl SharedSnapshot {
     /// The state in `store`, which is at `version`, taking over from `before` what has not changed.
     pub fn new(store: &Arc<Store>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
@@ -81,17 +81,17 @@ impl Generation {
 
     /// Whether it is too old to be of use to the next one.
     pub fn is_over(&self, now: Instant) -> bool {
-        now.duration_since(self.made) > GENERATION_KEPT
+        now.duration_since(self.made) > CHUNKS_RETAINED
     }
 
     /// For a subscriber that starts now, with the cache at `version`: `None` where it is too old, or no longer at hand.
-    pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<Joined> {
-        if self.version != version && now.duration_since(self.made) > GENERATION_AGE_MAX {
+    pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
+        if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
             return None;
         }
         match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.kept().is_some())) {
-            Some(made) => Some(Joined::Made(made.clone())),
-            None => self.store.upgrade().map(|store| Joined::Making(self.clone(), store)),
+            Some(made) => Some(SharedSnapshotReader::Made(made.clone())),
+            None => self.store.upgrade().map(|store| SharedSnapshotReader::Making(self.clone(), store)),
         }
     }
 
@@ -104,7 +104,7 @@ impl Generation {
     }
 }
 
-impl Joined {
+impl SharedSnapshotReader {
     /// The message of the chunk at this place, and how many objects it has; `None` after the last.
     pub fn frame(&self, place: usize, selection: &Selection, encoder: &Encoder) -> Option<(Bytes, usize)> {
         match self {

@@ -13,11 +13,11 @@ use crate::{
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{
-            log::{LogBytes, LogEntry, SeenInGap, ViewLog, entries, entry, gap_entries},
-            segment::{Block, BlockBytes, Blocks, cut},
-            shared_snapshot::{Generation, Joined},
+            log::{GapTransition, LogBytes, LogEntry, ViewLog, entries, entry, gap_entries},
+            segment::{Segment, SegmentBytes, Segments, cut},
+            shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
         },
-        wake::waker::{Bell, Woken},
+        wake::waker::{StreamWaker, Woken},
     },
 };
 use kubefan_common::planted::{self, Bug};
@@ -42,14 +42,14 @@ pub struct View {
     selection: Selection,
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
-    bells: Mutex<Slab<Arc<Bell>>>,
+    bells: Mutex<Slab<Arc<StreamWaker>>>,
 }
 
 struct ViewState {
     log: ViewLog,
-    blocks: Blocks,
+    blocks: Segments,
     /// The latest compressed snapshot.
-    generation: Option<Arc<Generation>>,
+    generation: Option<Arc<SharedSnapshot>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
     subscribers: usize,
@@ -58,11 +58,11 @@ struct ViewState {
 }
 
 /// What comes next for a cursor.
-pub enum Run {
+pub enum LogRun {
     /// Nothing yet; the bell is armed.
     Nothing,
     /// A block that others take too.
-    Shared(Arc<Block>),
+    Shared(Arc<Segment>),
     /// Entries that nobody else takes.
     Alone(Vec<LogEntry>),
 }
@@ -73,7 +73,7 @@ pub struct ViewBytes {
     /// Of logs.
     pub logs: LogBytes,
     /// Of blocks.
-    pub blocks: BlockBytes,
+    pub blocks: SegmentBytes,
     /// Of what is kept to save work.
     pub kept: Budgets,
 }
@@ -83,7 +83,7 @@ impl View {
     pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, bytes.logs.clone()),
-            blocks: Blocks::new(bytes.blocks.clone()),
+            blocks: Segments::new(bytes.blocks.clone()),
             generation: None,
             end: None,
             subscribers: 0,
@@ -113,7 +113,7 @@ impl View {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn bells(&self) -> MutexGuard<'_, Slab<Arc<Bell>>> {
+    fn bells(&self) -> MutexGuard<'_, Slab<Arc<StreamWaker>>> {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +124,7 @@ impl View {
     }
 
     /// Appends a gap and what this view sees inside; tells how many messages that is.
-    pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<SeenInGap>, received: Instant) -> usize {
+    pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<GapTransition>, received: Instant) -> usize {
         self.extend(gap_entries(gap, inside, Some(received)))
     }
 
@@ -189,27 +189,34 @@ impl View {
 
     /// What comes after `cursor`, about `bytes_max` bytes of it; arms the bell where that is nothing. `waited` is the caller's memory of
     /// where it has last found nothing.
-    pub fn run(&self, cursor: u64, bytes_max: usize, bell: &Bell, waited: &mut Option<u64>) -> Result<Run, RunError> {
+    pub fn run(
+        &self,
+        cursor: u64,
+        bytes_max: usize,
+        bell: &StreamWaker,
+        waited: &mut Option<u64>,
+    ) -> Result<LogRun, LogReadError> {
         let mut state = self.state();
         let ViewState { log, blocks, end, subscribers, waiting, .. } = &mut *state;
         if cursor < log.first() {
-            return Err(RunError::Behind { oldest: log.floor() });
+            return Err(LogReadError::Behind { oldest: log.floor() });
         }
         if cursor < log.end() {
             // A block pays where more than one take it.
             return Ok(match *subscribers {
-                ..=1 => cut(log, cursor, log.end(), bytes_max).map_or(Run::Nothing, |(entries, _)| Run::Alone(entries)),
-                _ => blocks.at(cursor, log).map_or(Run::Nothing, Run::Shared),
+                ..=1 => cut(log, cursor, log.end(), bytes_max)
+                    .map_or(LogRun::Nothing, |(entries, _)| LogRun::Alone(entries)),
+                _ => blocks.at(cursor, log).map_or(LogRun::Nothing, LogRun::Shared),
             });
         }
         if let Some(end) = end {
-            return Err(RunError::Ended(end.clone()));
+            return Err(LogReadError::Ended(end.clone()));
         }
         if planted::is(Bug::ArmedAfterTheLook) {
             drop(state);
             bell.arm();
             *waited = Some(cursor);
-            return Ok(Run::Nothing);
+            return Ok(LogRun::Nothing);
         }
         // Armed under the lock that an append takes too: what comes after this rings.
         bell.arm();
@@ -220,7 +227,7 @@ impl View {
         if *waiting >= *subscribers {
             blocks.clear();
         }
-        Ok(Run::Nothing)
+        Ok(LogRun::Nothing)
     }
 
     /// The compressed snapshot for one who starts now, with the cache at `version`; its version, and the place in the log after it.
@@ -231,7 +238,7 @@ impl View {
         ring: &EventRing,
         not_older_than: Option<ResourceVersion>,
         now: Instant,
-    ) -> (Joined, ResourceVersion, u64) {
+    ) -> (SharedSnapshotReader, ResourceVersion, u64) {
         let known = self.state().generation.clone();
         if let Some(generation) = &known
             && not_older_than.is_none_or(|least| generation.version() >= least)
@@ -242,10 +249,10 @@ impl View {
             return (joined, generation.version(), cursor);
         }
         let store = Arc::new(store.clone());
-        let generation = Arc::new(Generation::new(&store, version, known.as_deref(), now));
+        let generation = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
         let mut state = self.state();
         state.generation = Some(generation.clone());
-        (Joined::Making(generation, store), version, state.log.end())
+        (SharedSnapshotReader::Making(generation, store), version, state.log.end())
     }
 
     /// The place in the log after `version`; the log is completed from the ring where it begins later.
@@ -262,7 +269,7 @@ impl View {
     }
 
     /// Takes a subscription in; gives its place.
-    pub fn join(&self, bell: Arc<Bell>) -> usize {
+    pub fn join(&self, bell: Arc<StreamWaker>) -> usize {
         self.state().subscribers += 1;
         self.bells().insert(bell)
     }
@@ -283,7 +290,7 @@ impl View {
 }
 
 /// Why there is nothing more for a cursor.
-pub enum RunError {
+pub enum LogReadError {
     /// What it points at is gone.
     Behind {
         /// The oldest version that can be gone on from.

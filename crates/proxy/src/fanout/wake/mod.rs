@@ -3,4 +3,4 @@
 pub mod pacer;
 pub mod waker;
 
-pub use waker::{Bell, Line, Rung};
+pub use waker::{ConnectionWaker, ReadyStreams, StreamWaker};

@@ -17,16 +17,16 @@ use crate::fanout::sync::{AtomicBool, Mutex};
 use kubefan_common::planted::{self, Bug};
 
 /// Streams of one connection. Most have one, for which this needs no memory of its own.
-pub type Rung = SmallVec<[u32; 4]>;
+pub type ReadyStreams = SmallVec<[u32; 4]>;
 
 /// What one connection listens on.
 #[derive(Default)]
-pub struct Line {
+pub struct ConnectionWaker {
     waker: AtomicWaker,
-    rung: Mutex<Rung>,
+    rung: Mutex<ReadyStreams>,
 }
 
-impl Line {
+impl ConnectionWaker {
     /// A line that nobody listens on yet.
     pub fn new() -> Arc<Self> {
         Arc::default()
@@ -38,7 +38,7 @@ impl Line {
     }
 
     /// Moves the streams whose bells rang to `into`.
-    pub fn rung(&self, into: &mut Rung) {
+    pub fn take_ready(&self, into: &mut ReadyStreams) {
         into.append(&mut self.rung.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -83,20 +83,20 @@ impl Sum for Woken {
 }
 
 /// One subscription's place on its connection's line.
-pub struct Bell {
+pub struct StreamWaker {
     armed: AtomicBool,
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     stream: u32,
 }
 
-impl Bell {
+impl StreamWaker {
     /// A bell on `line` for its stream of this number. It is not armed.
-    pub fn new(line: &Arc<Line>, stream: u32) -> Self {
+    pub fn new(line: &Arc<ConnectionWaker>, stream: u32) -> Self {
         Self { armed: AtomicBool::new(false), line: line.clone(), stream }
     }
 
     /// The line it is on.
-    pub fn line(&self) -> &Arc<Line> {
+    pub fn line(&self) -> &Arc<ConnectionWaker> {
         &self.line
     }
 
@@ -145,15 +145,15 @@ mod tests {
 
     #[test]
     fn a_connection_is_woken_once_for_all_its_streams() {
-        let (line, count) = (Line::new(), Arc::new(Count::default()));
+        let (line, count) = (ConnectionWaker::new(), Arc::new(Count::default()));
         line.register(&Waker::from(count.clone()));
-        let bells = [3, 5, 7].map(|stream| Bell::new(&line, stream));
+        let bells = [3, 5, 7].map(|stream| StreamWaker::new(&line, stream));
         assert_eq!(bells[0].ring(), Woken::default(), "not armed");
-        bells.iter().for_each(Bell::arm);
+        bells.iter().for_each(StreamWaker::arm);
         let woken: Woken = [0, 2, 0].iter().map(|bell: &usize| bells[*bell].ring()).sum();
         assert_eq!(woken, Woken { connections: 1, streams: 2 });
-        let mut rung = Rung::new();
-        line.rung(&mut rung);
+        let mut rung = ReadyStreams::new();
+        line.take_ready(&mut rung);
         assert_eq!((rung.to_vec(), count.0.load(Ordering::SeqCst)), (vec![3, 7], 1));
     }
 }

@@ -15,7 +15,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::status;
 use crate::{
-    fanout::{Line, Rung, StreamEnd},
+    fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
     server::{
         clocks::{Clocks, Tick},
         limits::BATCH_BYTES_MAX,
@@ -27,7 +27,7 @@ use crate::{
 /// Its subscription and its clocks.
 pub struct WatchBody {
     opened: Option<Opened>,
-    line: Arc<Line>,
+    line: Arc<ConnectionWaker>,
     clocks: Clocks,
     alarm: Pin<Box<Sleep>>,
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -37,7 +37,7 @@ pub struct WatchBody {
 impl WatchBody {
     pub(super) fn new(
         opened: Opened,
-        line: Arc<Line>,
+        line: Arc<ConnectionWaker>,
         stall_timeout: Duration,
         drain: CancellationToken,
         sending: Sending,
@@ -58,25 +58,25 @@ impl WatchBody {
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         self.line.register(cx.waker());
-        self.line.rung(&mut Rung::new());
+        self.line.take_ready(&mut ReadyStreams::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
             // A snapshot pins state; a watch that is not read keeps its place and no more.
-            self.sending.must_not_wait(opened.subscription.in_prelude());
+            self.sending.must_not_wait(opened.subscription.in_backlog());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();
-                    self.clocks.sent(Instant::now(), remaining, opened.subscription.in_prelude());
+                    self.clocks.sent(Instant::now(), remaining, opened.subscription.in_backlog());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 Ok(None) => {}
                 Err(end) => return Poll::Ready(self.end(end)),
             }
             let now = Instant::now();
-            match self.clocks.tick(now, opened.subscription.in_prelude()) {
+            match self.clocks.tick(now, opened.subscription.in_backlog()) {
                 Tick::End(end) => return Poll::Ready(self.end(end)),
                 Tick::Bookmark => {
                     if let Some(mut bookmark) = opened.subscription.bookmark() {
@@ -86,7 +86,7 @@ impl WatchBody {
                 }
                 Tick::Nothing => {}
             }
-            let Some(due_at) = self.clocks.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
+            let Some(due_at) = self.clocks.due_at(now, opened.subscription.in_backlog()) else { return Poll::Pending };
             self.alarm.as_mut().reset(due_at);
             if self.alarm.poll_unpin(cx).is_pending() {
                 return Poll::Pending;

@@ -12,7 +12,7 @@ use http::{Method, Request, Response, StatusCode, Uri, header};
 
 use super::{Answer, CACHE_STATUS, Front, path::Path, proxy::ByUpstream, status::Failure, verb};
 use crate::{
-    fanout::{Bell, Catalog, Refusal},
+    fanout::{Catalog, Refusal, StreamWaker},
     server::listen::Peer,
     telemetry::requests::{AnsweredBy, OTHER, Protocol},
     upstream::client::holding,
@@ -24,7 +24,7 @@ const SUBPATH_PARTS_MAX: usize = 4;
 
 impl<C: Catalog> Front<C> {
     /// Answers a request. A watch rings `bell` when there is something to send.
-    pub async fn answer(&self, request: Request<Body>, bell: Bell) -> Answer {
+    pub async fn answer(&self, request: Request<Body>, bell: StreamWaker) -> Answer {
         let (verb, is_watch) = (verb::of(&request), verb::is_watch(&request));
         let uri = request.uri().clone();
         let is_long_running = verb::is_long_running(verb, uri.path());

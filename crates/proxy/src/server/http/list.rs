@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Ahead, Catalog, Hub, Patience, Served},
+    fanout::{CachePosition, Catalog, Hub, Patience, Served},
     server::request::Selected,
 };
 use kubefan_model::{Media, ObjectKey, ResourceVersion, object::Object, selection::Selection};
@@ -96,7 +96,7 @@ impl Pages {
 
     fn find(&self, hub: &Arc<Hub>, version: i64) -> Option<(Store, ResourceVersion)> {
         let version = ResourceVersion::new(u64::try_from(version).ok()?)?;
-        let epoch = hub.ahead()?.epoch;
+        let epoch = hub.position()?.epoch;
         let mut held = self.held();
         let found = held.iter_mut().find(|held| held.is_of(hub, epoch, version))?;
         found.read_at = Instant::now();
@@ -104,7 +104,7 @@ impl Pages {
     }
 
     fn keep(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
-        let Some(Ahead { epoch, .. }) = hub.ahead() else { return };
+        let Some(CachePosition { epoch, .. }) = hub.position() else { return };
         let mut held = self.held();
         let read_at = Instant::now();
         if let Some(known) = held.iter_mut().find(|held| held.is_of(hub, epoch, version)) {

@@ -49,7 +49,7 @@ use super::{
     stall::Sending,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Patience, Phase, Refusal, Served},
+    fanout::{Catalog, ConnectionWaker, Patience, Phase, Refusal, Served, StreamWaker},
     telemetry::metrics::Metrics,
     upstream::warnings::Warnings,
 };
@@ -198,7 +198,7 @@ impl<C: Catalog> Front<C> {
     }
 
     /// Answers a request of which the door has nothing to say.
-    async fn answer_admitted(&self, request: Request<Body>, bell: Bell) -> Answer {
+    async fn answer_admitted(&self, request: Request<Body>, bell: StreamWaker) -> Answer {
         let (parts, body) = request.into_parts();
         let failure = match self.read(&parts, bell).await {
             Ok(answer) => return answer,
@@ -214,7 +214,7 @@ impl<C: Catalog> Front<C> {
     }
 
     /// Reads from a cache.
-    async fn read(&self, request: &Parts, bell: Bell) -> Result<Answer, Otherwise> {
+    async fn read(&self, request: &Parts, bell: StreamWaker) -> Result<Answer, Otherwise> {
         let uri = &request.uri;
         let nothing = || {
             let because = "and nothing is passed on to the apiserver (--passthrough=off)";
@@ -403,7 +403,7 @@ impl<C: Catalog> Front<C> {
     }
 
     /// The body of a watch that nobody else drives.
-    pub fn body(&self, opened: Opened, line: Arc<Line>, sending: Sending) -> Response<Body> {
+    pub fn body(&self, opened: Opened, line: Arc<ConnectionWaker>, sending: Sending) -> Response<Body> {
         let (media, warnings) = (opened.speech.media(), opened.subscription.warnings());
         let drain = self.reader.drain().clone();
         let watch = body::WatchBody::new(opened, line, self.options.stall_timeout, drain, sending);

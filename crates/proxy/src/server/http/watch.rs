@@ -11,7 +11,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    fanout::{Catalog, Refusal, Start, StreamWaker, SubscribeOptions},
     server::reader::{Opened, Speech},
 };
 use kubefan_model::Media;
@@ -27,7 +27,7 @@ impl<C: Catalog> Front<C> {
         &self,
         Read { selected, format, .. }: Read<'_>,
         options: WatchOptions,
-        bell: Bell,
+        bell: StreamWaker,
     ) -> Result<Answer, Otherwise> {
         let WatchOptions { begin, bookmarks, marks_end, timeout, .. } = options;
         let permit = self.reader.admit()?;
@@ -53,7 +53,7 @@ impl<C: Catalog> Front<C> {
                 _ => Start::After(version),
             },
         };
-        let terms = Terms { marks_end, ..start.into() };
+        let terms = SubscribeOptions { marks_end, ..start.into() };
         let subscription = match self.reader.subscribe(&selected.served, selected.selection, format, terms, bell).await
         {
             Ok(subscription) => subscription,
