@@ -185,6 +185,26 @@ bugs! {
     RingsTwice = "rings-twice" breaks "a wake-up is for nothing",
 }
 
+/// Runs a statement only if this bug is planted.
+#[macro_export]
+macro_rules! when_planted {
+    ($bug:ident => $statement:expr) => {
+        if $crate::planted::is($crate::planted::Bug::$bug) {
+            $statement;
+        }
+    };
+}
+
+/// Runs a statement unless this bug, which forgets it, is planted.
+#[macro_export]
+macro_rules! unless_planted {
+    ($bug:ident => $statement:expr) => {
+        if !$crate::planted::is($crate::planted::Bug::$bug) {
+            $statement;
+        }
+    };
+}
+
 /// Whether this one is planted.
 #[cfg(not(planted_bugs))]
 #[inline(always)]

@@ -251,7 +251,7 @@ impl Backfiller {
     /// from the middle of what is still asked for; where it has the events but not the state, without that. Who is not served then asks
     /// again, without those who were.
     async fn search(&self, mut asked: BTreeSet<Ask>, told: &Told) -> Outcome {
-        let _pass = self.served.hub.gate().enter().await?;
+        let _pass = self.served.hub.gate().acquire().await?;
         let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let oldest = asked.first().map(|ask| ask.version);
         while let Some(span) = Span::of(&asked) {

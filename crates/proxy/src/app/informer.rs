@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     cache::{CacheWriter, Update},
-    fanout::{Phase, Served, StreamEnd},
+    fanout::{CommitBatch, Phase, Served, StreamEnd},
     peer::{Peers, Restored},
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -141,7 +141,14 @@ pub struct Informer {
 /// How often the task that reads upstream's socket gets its turn before it is believed that there is nothing more.
 const READ_YIELDS: usize = 2;
 /// The events after which subscribers are woken, although upstream has sent more already.
-const UNTOLD_MAX: usize = 64;
+const UNANNOUNCED_MAX: usize = 64;
+
+/// What subscribers have not been woken for yet.
+struct Unannounced {
+    batch: CommitBatch,
+    /// The reflector's steps since the last wake-up.
+    steps: usize,
+}
 
 impl Informer {
     /// An informer that has not begun; with an allowance it stops when it holds more. A `warm` one asks peers first.
@@ -180,21 +187,22 @@ impl Informer {
 
     /// Runs until the resource is gone or too large. May be dropped at any time; [`Self::relist`] must come before it is run again.
     pub async fn run(&mut self) -> Stopped {
-        let mut untold = 0;
+        // Dropped on every way out of here, so that nothing stays committed without a wake-up.
+        let mut unannounced = Unannounced { batch: self.served.hub.batch(), steps: 0 };
         if let Some(allowance) = &self.allowance
             && let Err(stopped) = allowance.look(&self.shared, &self.served).await
         {
             return stopped;
         }
         if std::mem::take(&mut self.warm) {
-            self.begin_warm().await;
+            self.begin_warm(&mut unannounced.batch).await;
         }
         loop {
-            let stopped = match self.step(&mut untold).await {
-                Ok(Step::Update { update, received }) => self.apply(update, received).await,
+            let stopped = match self.step(&mut unannounced).await {
+                Ok(Step::Update { update, received }) => self.apply(&mut unannounced.batch, update, received).await,
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
-                    if self.is_believed(None).await {
+                    if self.is_believed(&mut unannounced.batch, None).await {
                         self.served.hub.warn(self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
@@ -208,7 +216,7 @@ impl Informer {
                 }
                 Err(error) => {
                     self.doubt = Some(self.shared.upstream.doubt());
-                    self.handle(error).await
+                    self.handle(&mut unannounced.batch, error).await
                 }
             };
             if let Some(stopped) = stopped {
@@ -218,19 +226,19 @@ impl Informer {
     }
 
     /// Takes state and history over from a peer, if there is one that can give them; else the first step lists.
-    async fn begin_warm(&mut self) {
+    async fn begin_warm(&mut self, batch: &mut CommitBatch) {
         let taken = warm_start(&self.shared, &self.served, &self.schema, &mut self.random).await;
         let Some((Restored { commit, writer, .. }, proven_at)) = taken else { return };
         self.reflector.go_on_from(commit.version);
         self.writer = writer;
         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
-        self.served.hub.commit(commit, Instant::now());
+        batch.commit(commit, Instant::now());
     }
 
     /// The reflector's next step. Subscribers are woken when upstream has nothing more at hand: what it sent at once is told at once.
-    async fn step(&mut self, untold: &mut usize) -> Result<Step, ReflectorError> {
+    async fn step(&mut self, unannounced: &mut Unannounced) -> Result<Step, ReflectorError> {
         let (watching, mut moved) = (self.reflector.is_watching(), None);
-        let step = self.step_or_move(watching, &mut moved, untold).await;
+        let step = self.step_or_move(watching, &mut moved, unannounced).await;
         moved.into_iter().for_each(|version| self.reflector.nothing_until(version));
         step
     }
@@ -241,20 +249,20 @@ impl Informer {
         &mut self,
         watching: bool,
         moved: &mut Option<ResourceVersion>,
-        untold: &mut usize,
+        unannounced: &mut Unannounced,
     ) -> Result<Step, ReflectorError> {
         let mut step = pin!(self.reflector.step());
-        if *untold < UNTOLD_MAX {
+        if unannounced.steps < UNANNOUNCED_MAX {
             for _ in 0..=READ_YIELDS {
                 if let Poll::Ready(done) = futures::poll!(&mut step) {
-                    *untold += 1;
+                    unannounced.steps += 1;
                     return done;
                 }
                 yield_now().await;
             }
         }
-        *untold = 0;
-        self.served.hub.wake();
+        unannounced.steps = 0;
+        unannounced.batch.wake();
         loop {
             let quiet = tokio::select! {
                 biased;
@@ -265,7 +273,7 @@ impl Informer {
             let Some(version) = quiet.moves(hub) else { continue };
             if let Ok(Some(commit)) = self.writer.apply(Update::Bookmark(version)) {
                 hub.proved(quiet.received);
-                hub.commit(commit, quiet.received);
+                unannounced.batch.commit(commit, quiet.received);
                 *moved = Some(version);
             }
         }
@@ -273,14 +281,14 @@ impl Informer {
 
     /// Whether what was read is of the cluster that this cache is of. If not, or if that cannot be told, it is as if it had not been
     /// read, and after a wait it is read again. `list` is why a list has just begun.
-    async fn is_believed(&mut self, list: Option<&'static str>) -> bool {
+    async fn is_believed(&mut self, batch: &mut CommitBatch, list: Option<&'static str>) -> bool {
         let Some(doubt) = self.doubt else { return true };
         let Err(error) = self.shared.upstream.confirm(doubt).await else {
             self.doubt = None;
             return true;
         };
         let hub = &self.served.hub;
-        hub.wake();
+        batch.wake();
         hub.metrics().watch_restart(error.reason());
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "not believed");
         hub.trouble(error.to_string());
@@ -293,9 +301,9 @@ impl Informer {
         false
     }
 
-    async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {
+    async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if !matches!(update, Update::ListItem(_)) && !self.is_believed(list).await {
+        if !matches!(update, Update::ListItem(_)) && !self.is_believed(batch, list).await {
             return None;
         }
         let hub = &self.served.hub;
@@ -311,7 +319,7 @@ impl Informer {
             Update::WentBack { reached } => {
                 let message = format!("the cluster is at version {reached}, below what it had told; listing again");
                 warn!(resource = %self.served.gvr, message);
-                hub.wake();
+                batch.wake();
                 hub.trouble(message);
             }
             _ => {}
@@ -346,13 +354,13 @@ impl Informer {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
                 }
-                hub.commit(commit, received);
+                batch.commit(commit, received);
             }
             Ok(None) => {}
             Err(error) => {
                 // Passing it on would repeat or reorder; only a list tells what is true.
                 warn!(resource = %self.served.gvr, %error, "listing again");
-                hub.wake();
+                batch.wake();
                 hub.trouble(error.to_string());
                 self.reflector.relist("out_of_order");
                 self.wait(None).await;
@@ -363,10 +371,10 @@ impl Informer {
     }
 
     /// The one place that decides what a failure means.
-    async fn handle(&mut self, error: ReflectorError) -> Option<Stopped> {
+    async fn handle(&mut self, batch: &mut CommitBatch, error: ReflectorError) -> Option<Stopped> {
         let hub = &self.served.hub;
         // What came before the failure does not wait for what follows it.
-        hub.wake();
+        batch.wake();
         if let ReflectorError::Object(ObjectError::Table(table)) = &error {
             let resource = &self.served.gvr;
             return Some(match table {

@@ -402,14 +402,12 @@ impl Registry {
                 }
                 stopped = informer.run() => stopped,
                 () = cache.suspect.notified() => {
-                    hub.wake();
                     informer.relist(SELF_CHECK);
                     continue;
                 }
                 now = schema_changed(self.shared.clone(), served.gvr.clone(), known.clone()) => {
                     cache.schema.changes_to(now.clone());
                     known = Some(now);
-                    hub.wake();
                     let upstream = &self.shared.upstream;
                     if upstream.confirm(upstream.doubt()).await.is_err() {
                         // Another cluster's schema, or nobody's: the list tells when it can be had.

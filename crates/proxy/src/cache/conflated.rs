@@ -5,9 +5,13 @@
 //! the first change after that version, or its present self where there was none. So what changed since can be told to any selector,
 //! each object once. Bounded by bytes; what falls out raises a floor of its own, below which nothing is known.
 
-use std::{collections::VecDeque, ops::Bound, sync::Arc};
+use std::{
+    collections::VecDeque,
+    ops::{Bound, RangeBounds},
+    sync::Arc,
+};
 
-use crate::cache::{history::is_within, ring::Record};
+use super::ring::Record;
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -141,7 +145,7 @@ impl ConflatedHistory {
     /// The changes from after one version up to another, newest first.
     pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &PriorState> {
         let start = self.changes.partition_point(|change| change.version <= after);
-        let end = self.changes.partition_point(|change| is_within(change.version, up_to));
+        let end = self.changes.partition_point(|change| (Bound::Unbounded, up_to).contains(&change.version));
         self.changes.range(start..end.max(start)).rev()
     }
 

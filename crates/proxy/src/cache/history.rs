@@ -6,29 +6,12 @@ use std::{ops::Bound, sync::Arc};
 
 use tokio::time::Instant;
 
-use crate::cache::{
+use super::{
     conflated::{ConflatedHistory, PriorState},
+    resume::Coverage,
     ring::{EventRing, Expired, Record, RingLimits},
 };
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-
-/// What leads on from a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HistorySource {
-    /// The log of events: every event after the version is retained.
-    Log,
-    /// A catch-up: what changed after the version is known, each object once.
-    CatchUp,
-}
-
-/// Whether `version` is within an upper bound.
-pub(super) fn is_within(version: ResourceVersion, up_to: Bound<ResourceVersion>) -> bool {
-    match up_to {
-        Bound::Included(last) => version <= last,
-        Bound::Excluded(end) => version < end,
-        Bound::Unbounded => true,
-    }
-}
 
 /// A history as it is at one version, copied by reference, in parts, so that nobody waits for it long: see [`History::copy`].
 #[derive(Debug)]
@@ -116,8 +99,8 @@ impl History {
         gone
     }
 
-    /// Keeps a share of its usual size from the next eviction on.
-    pub fn keep(&mut self, share: f64) {
+    /// Limits it to a share, from 0 to 1, of its usual size, from the next eviction on.
+    pub fn limit_to(&mut self, share: f64) {
         self.share = share;
     }
 
@@ -126,27 +109,20 @@ impl History {
         self.conflated.floor()
     }
 
-    /// What leads on from `version`, which is not from the future: events where they are held.
-    pub fn way_from(&self, version: ResourceVersion) -> Result<HistorySource, Expired> {
-        let Err(expired) = self.ring.since(version) else { return Ok(HistorySource::Log) };
-        // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
-        let inside_a_gap = version >= self.ring.floor();
-        let oldest = if inside_a_gap { expired.oldest } else { self.conflated.known_from(version) };
-        match oldest == version {
-            true => Ok(HistorySource::CatchUp),
-            false => Err(Expired { requested: version, oldest }),
-        }
+    /// What it covers at `version`, for a subscriber whose format has `gap_markers` or not. The cache has reached `current`.
+    pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
+        let log_floor = self.ring.floor();
+        let (gap_end, conflated_from) = match version >= log_floor {
+            true => (self.ring.since(version).err().map(|expired| expired.oldest), version),
+            false => (None, self.conflated.known_from(version)),
+        };
+        let exact_from = self.ring.exact_from();
+        Coverage { version, current, log_floor, gap_end, conflated_from, exact_from, gap_markers }
     }
 
-    /// The same for one who may not be able to tell what is exact from what is not: then only events lead on, and none that are older than
-    /// the last gap.
-    pub fn way_for(&self, version: ResourceVersion, has_marks: bool) -> Result<HistorySource, Expired> {
-        let way = self.way_from(version)?;
-        let exact_from = self.ring.exact_from();
-        match has_marks || version >= exact_from {
-            true => Ok(way),
-            false => Err(Expired { requested: version, oldest: exact_from }),
-        }
+    /// Whether a subscriber whose format has gap markers can resume from `version`.
+    pub fn can_resume_from(&self, version: ResourceVersion) -> bool {
+        self.coverage(version, version, true).source().is_ok()
     }
 
     /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
@@ -193,7 +169,7 @@ impl History {
     /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes
     /// each time, so that a reader who has much to catch up with keeps nobody from the history: where there is more, the version that
     /// it lies below is given too.
-    pub fn replaced(
+    pub fn prior_states(
         &self,
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,

@@ -4,11 +4,15 @@
 //! either complete or [`Expired`], never thinned out. The newest records are *fresh*: they hold their objects as they came, because
 //! subscribers are about to take them; then they settle, and hold what was replaced packed.
 
-use std::{collections::VecDeque, ops::Bound, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    ops::{Bound, RangeBounds},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
-use crate::cache::history::is_within;
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
@@ -256,7 +260,7 @@ impl EventRing {
         up_to: Bound<ResourceVersion>,
     ) -> impl Iterator<Item = (&Record, Instant)> {
         let start = self.records.partition_point(|entry| entry.record.version() <= after);
-        let end = self.records.partition_point(|entry| is_within(entry.record.version(), up_to));
+        let end = self.records.partition_point(|entry| (Bound::Unbounded, up_to).contains(&entry.record.version()));
         self.records.range(start..end.max(start)).rev().map(|entry| (&entry.record, entry.at))
     }
 

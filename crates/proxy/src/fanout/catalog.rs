@@ -5,8 +5,8 @@ use std::{future::Future, sync::Arc};
 use tokio::time::Instant;
 
 use crate::{
-    cache::Backfill,
-    fanout::{hub::core::Hub, stream_end::Refusal},
+    cache::{Backfill, Refusal},
+    fanout::hub::Hub,
 };
 use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;

@@ -17,10 +17,11 @@ pub mod wake;
 #[cfg(test)]
 mod tests;
 
+pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{Catalog, Patience, Served};
 pub use gate::{Gate, GateLimits, GatePermit};
-pub use hub::{CachePosition, Hub, HubOptions, HubStatus, Phase};
+pub use hub::{CachePosition, CommitBatch, Hub, HubOptions, HubStatus};
 pub use send::FrameBuf;
-pub use stream_end::{Refusal, StreamEnd};
-pub use subscribe::{OnExpired, OnLag, Start, SubscribeOptions, Subscription};
+pub use stream_end::StreamEnd;
+pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
 pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};

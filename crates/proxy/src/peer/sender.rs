@@ -136,7 +136,7 @@ impl<S: Source> PeerService for Sender<S> {
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
         // It pins state as a snapshot does. Refused by memory pressure, a peer begins with a list.
         let pass =
-            find()?.hub.gate().enter().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
+            find()?.hub.gate().acquire().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
         // It may have waited: what it is now counts.
         let offer = find()?;
         let identity = self.identity_of(&wanted, cluster, &offer)?;

@@ -288,7 +288,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_forgets_meanwhile() {
     let parts = Encoder::new(&identity(), cache.store.clone(), copy, now).collect::<Result<Vec<_>, _>>().unwrap();
     let (_, history, _) = restored(decode(parts, limits(40), false).unwrap());
     assert!(history.oldest() >= known_from);
-    assert!(history.way_from(cache.version).is_ok() && history.way_from(history.oldest()).is_ok());
+    assert!(history.can_resume_from(cache.version) && history.can_resume_from(history.oldest()));
 }
 
 #[tokio::test(start_paused = true)]

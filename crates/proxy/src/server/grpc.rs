@@ -69,8 +69,8 @@ impl<C: Catalog> Service<C> {
             };
             let start = match (version, kept) {
                 (None, _) => Start::Snapshot,
-                (Some(version), false) => Start::After(version),
-                (Some(version), true) => Start::Kept(version),
+                (Some(version), false) => Start::Resume(version),
+                (Some(version), true) => Start::ResumeWithObjects(version),
             };
             let terms = SubscribeOptions { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, bell).await?;
@@ -111,7 +111,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.reader.fresh(&selected, version).await?;
-            let pass = selected.served.hub.gate().enter().await?;
+            let pass = selected.served.hub.gate().acquire().await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (permit, pass), format))
         };

@@ -195,7 +195,7 @@ impl Wake for Notice {
     fn wake_by_ref(self: &Arc<Self>) {
         self.listens.store(false, Ordering::Relaxed);
         if !self.quiet.load(Ordering::Relaxed) {
-            self.line.ring(self.stream);
+            self.line.mark_ready(self.stream);
         }
     }
 }

@@ -17,7 +17,7 @@ pub mod resource_index;
 pub mod settings;
 mod token_file;
 mod transport;
-pub mod warnings;
+pub use crate::cache::warnings;
 
 pub use client::Upstream;
 pub use error::UpstreamError;

@@ -1,25 +1,32 @@
-//! The meeting point of one writer and many subscribers, for one resource and scope.
+//! State, history and views of one resource and scope, behind one lock.
 //!
-//! State, history and views change together, in one short critical section per commit; a subscription is registered in the same
-//! section that takes its snapshot, so that there is no gap and no repeat between the two. The head version is published after the
-//! last view's log was appended, and bookmarks read only that. No lock is held across an await.
+//! The hazard is a subscriber that misses an event or receives it twice because state and events were read at different moments. So
+//! there is one critical section: a commit changes the published state, its history and the logs of all views in it, and a
+//! subscription takes its snapshot and its place in the log in it. Separate locks, or a lock per view, would allow more parallelism,
+//! but a subscription would then have to detect and repair every interleaving.
+//!
+//! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be compared is made before it; wake-ups are
+//! sent after it. The head version, which bookmarks are made from, is published after the last append and before the section ends:
+//! whoever reads it finds every event up to it in the logs.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     cache::{
-        History, HistoryCopy, Record, RingLimits, Store,
-        writer::{Change, Commit},
+        CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
+        published::Applied, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
-        hub::status::Phase,
-        stream_end::{Refusal, StreamEnd},
+        stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{
             set::Views,
@@ -28,12 +35,12 @@ use crate::{
         wake::pacer::Pacer,
     },
     telemetry::metrics::{CacheGauges, CacheMetrics},
-    upstream::warnings::Warnings,
 };
-use kubefan_common::sync::watch;
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    sync::watch,
+    unless_planted, when_planted,
 };
 use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser};
 
@@ -41,56 +48,34 @@ use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, ob
 pub struct Hub {
     pub(in crate::fanout) resource: ResolvedResource,
     pub(in crate::fanout) parser: Arc<ObjectParser>,
-    pub(in crate::fanout) limits: RingLimits,
-    pub(in crate::fanout) gate: Arc<Gate>,
-    pub(in crate::fanout) cluster: ClusterName,
     pub(in crate::fanout) metrics: CacheMetrics,
-    pub(in crate::fanout) head: watch::Sender<Option<ResourceVersion>>,
-    pub(in crate::fanout) phase: watch::Sender<Phase>,
     pub(in crate::fanout) view_bytes: ViewBytes,
-    pub(in crate::fanout) inner: Mutex<Inner>,
+    limits: RingLimits,
+    gate: Arc<Gate>,
+    cluster: ClusterName,
+    /// Mirrors of what is published, for readers that take no lock.
+    head: watch::Sender<Option<ResourceVersion>>,
+    phase: watch::Sender<Phase>,
+    state: Mutex<HubState>,
 }
 
-pub(in crate::fanout) struct Inner {
-    pub(in crate::fanout) message: String,
-    pub(in crate::fanout) warnings: Warnings,
-    pub(in crate::fanout) synced_since: Option<SystemTime>,
-    pub(in crate::fanout) cache: Option<Cached>,
-    /// How many histories there were.
-    pub(in crate::fanout) epochs: u64,
+/// What changes together, in the critical section.
+pub(in crate::fanout) struct HubState {
+    pub(in crate::fanout) published: PublishedCache,
     pub(in crate::fanout) views: Views,
-    pub(in crate::fanout) pacer: Pacer,
-    /// A wave of wake-ups is scheduled.
-    pub(in crate::fanout) scheduled: bool,
     pub(in crate::fanout) subscribers: usize,
+    /// When there was last a subscriber or a reader.
     pub(in crate::fanout) used_at: Instant,
-    /// As of when upstream has proved the version.
-    pub(in crate::fanout) proven_at: Option<Instant>,
-    /// Beyond this age of the proof nobody reads; `None`: whatever the age.
-    pub(in crate::fanout) staleness_max: Option<Duration>,
-    /// Lists of upstream that have begun.
-    pub(in crate::fanout) lists: u64,
-    /// When the views last let go of what has served its time.
-    pub(in crate::fanout) tidied_at: Instant,
+    pacer: Pacer,
+    /// A wave of wake-ups is scheduled.
+    is_wave_scheduled: bool,
+    /// When the views last dropped what is too old to be reused.
+    tidied_at: Instant,
 }
 
-pub(in crate::fanout) struct Cached {
-    /// Grows with each history that has nothing to do with the one before.
-    pub(in crate::fanout) epoch: u64,
-    pub(in crate::fanout) store: Store,
-    pub(in crate::fanout) history: History,
-    pub(in crate::fanout) version: ResourceVersion,
-}
-
-impl Inner {
-    pub(in crate::fanout) fn age(&self) -> Option<Duration> {
-        self.proven_at.map(|at| at.elapsed())
-    }
-}
-
-/// Where a cache stands, for a backfill that is to lead up to it.
+/// Where a cache stands, for a backfill that is to end there.
 pub struct CachePosition {
-    /// Which history it is.
+    /// Names the history.
     pub epoch: u64,
     /// The version reached.
     pub version: ResourceVersion,
@@ -102,25 +87,6 @@ pub struct CachePosition {
 #[expect(clippy::disallowed_methods, reason = "a timestamp to show, which no test compares")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
-}
-
-impl Cached {
-    /// Takes the new state, and lets go of the history that is over the limits, in the ring and in every view.
-    fn advance(
-        &mut self,
-        store: Store,
-        version: ResourceVersion,
-        views: &mut Views,
-        view_bytes: &ViewBytes,
-        now: Instant,
-    ) {
-        self.store = store;
-        self.version = version;
-        let log_bytes = view_bytes.logs.load(Ordering::Relaxed);
-        for gone in self.history.evict(now, self.store.json_bytes(), log_bytes) {
-            views.trim(&gone);
-        }
-    }
 }
 
 /// What the hubs of one kubefan share.
@@ -154,34 +120,21 @@ impl Hub {
         metrics: CacheMetrics,
     ) -> Arc<Self> {
         let HubOptions { limits, coalesce_max, gate, cluster } = options;
-        let inner = Inner {
-            message: "the first list has not begun".to_owned(),
-            warnings: Warnings::default(),
-            synced_since: None,
-            cache: None,
-            epochs: 0,
+        let ResolvedResource { group, version, resource: plural, .. } = &resource;
+        let name = GroupVersionResource::new(group, version, plural).to_string();
+        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock);
+        let (head, phase) = (watch::Sender::new(None), watch::Sender::new(published.phase()));
+        let state = HubState {
+            published,
             views: Views::default(),
-            pacer: Pacer::new(coalesce_max),
-            scheduled: false,
             subscribers: 0,
             used_at: Instant::now(),
-            proven_at: None,
-            staleness_max: None,
-            lists: 0,
+            pacer: Pacer::new(coalesce_max),
+            is_wave_scheduled: false,
             tidied_at: Instant::now(),
         };
-        Arc::new(Self {
-            resource,
-            parser,
-            limits,
-            gate,
-            cluster,
-            metrics,
-            head: watch::Sender::new(None),
-            phase: watch::Sender::new(Phase::Syncing),
-            view_bytes: ViewBytes::default(),
-            inner: Mutex::new(inner),
-        })
+        let (view_bytes, state) = (ViewBytes::default(), Mutex::new(state));
+        Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
     }
 
     /// The resource, as messages name it.
@@ -189,7 +142,7 @@ impl Hub {
         &self.resource
     }
 
-    /// The cluster that versions are of; `None` where that is not known.
+    /// The cluster that versions are of; `None` if that is not known.
     pub fn cluster(&self) -> Option<String> {
         (self.cluster)()
     }
@@ -199,173 +152,157 @@ impl Hub {
         &self.metrics
     }
 
-    /// Keeps what upstream warns of whoever reads this resource.
+    /// Replaces the warnings that upstream sends to every reader of this resource.
     pub fn warn(&self, warnings: &Warnings) {
-        self.inner().warnings = warnings.clone();
+        self.lock().published.warn(warnings);
     }
 
     /// What readers are warned of, over HTTP.
     pub fn warnings(&self) -> Warnings {
-        self.inner().warnings.clone()
+        self.lock().published.warnings().clone()
     }
 
-    pub(in crate::fanout) fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Enters the critical section. Never held across an await.
+    pub(in crate::fanout) fn lock(&self) -> MutexGuard<'_, HubState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a new state; `received` is when upstream's line was read. Called by the one writer only, which then calls
-    /// [`Self::wake`]: after each commit, or after several that came together.
-    pub fn commit(&self, commit: Commit, received: Instant) {
-        let Commit { store, version, change } = commit;
-        if let Change::Record(Record::Event(event)) = &change {
-            // Made before the critical section, where it is then found.
-            let comparing = self.inner().views.comparing();
+    fn log_bytes(&self) -> usize {
+        self.view_bytes.logs.load(Ordering::Relaxed)
+    }
+
+    /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls it.
+    pub(super) fn publish(&self, commit: Commit, received: Instant) {
+        if let Change::Record(Record::Event(event)) = &commit.change {
+            // The comparison unpacks and projects. It is made here and found again in the critical section.
+            let comparing = self.lock().views.comparing();
             for encoder in comparing {
                 encoder.tells(event, Transition::Change);
             }
         }
-        let mut inner = self.inner();
-        if inner.cache.is_none() {
-            inner.synced_since = Some(wall_clock());
-        }
-        inner.message.clear();
-        let Inner { cache, views, epochs, .. } = &mut *inner;
-        if planted::is(Bug::HeadBeforeAppend) {
-            self.head.send_replace(Some(version));
-        }
-        let (mut dispatched, mut closed) = (0, Vec::new());
-        match (change, cache) {
-            (Change::Record(record), Some(cached)) => {
-                dispatched = views.append(&record, received);
-                cached.history.push(record, received);
-                cached.advance(store, version, views, &self.view_bytes, received);
-            }
-            (Change::Version, Some(cached)) => cached.advance(store, version, views, &self.view_bytes, received),
-            (change, cache) => {
-                let fresh = || History::new(self.limits, version, self.parser.clone());
-                let (history, because) = match change {
-                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
-                    Change::Start { because } => (fresh(), because),
-                    Change::Record(_) | Change::Version => (fresh(), String::new()),
-                };
-                if cache.is_some() && !planted::is(Bug::RewoundSilently) {
-                    closed = views.drain();
+        let version = commit.version;
+        let mut state = self.lock();
+        when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
+        let HubState { published, views, .. } = &mut *state;
+        // To the logs first: what is evicted below depends on their size.
+        let dispatched = match &commit.change {
+            Change::Record(record) if published.state().is_some() => views.append(record, received),
+            _ => 0,
+        };
+        let mut ended = Vec::new();
+        match published.apply(commit, received, self.log_bytes()) {
+            Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
+            Applied::NewEpoch { because, replaced } => {
+                if replaced && !planted::is(Bug::RewoundSilently) {
+                    ended = views.drain();
                     let end = StreamEnd::Rewritten(because);
-                    closed.iter().for_each(|view| view.close(&end));
+                    ended.iter().for_each(|view| view.close(&end));
                 }
-                *epochs += 1;
-                *cache = Some(Cached { epoch: *epochs, store, history, version });
             }
         }
-        // Published after the last append, and inside the section, so that nobody subscribes in between.
+        // After the last append, and inside the section, so that no subscription starts in between.
         self.head.send_replace(Some(version));
-        self.enter(Phase::Synced);
-        // Upstream's bookmarks are commits too, so a quiet resource comes by here every minute.
-        if received.saturating_duration_since(inner.tidied_at) > TIDY_INTERVAL {
-            inner.tidied_at = received;
-            inner.views.tidy(received);
+        self.publish_phase(&state.published);
+        // Upstream's bookmarks are commits too, so a quiet resource gets here every minute.
+        if received.saturating_duration_since(state.tidied_at) > TIDY_INTERVAL {
+            state.tidied_at = received;
+            state.views.tidy(received);
         }
-        drop(inner);
-        closed.iter().for_each(|view| {
-            view.wake();
-        });
+        drop(state);
+        wake_all(&ended);
         self.metrics.dispatched(dispatched);
     }
 
-    /// Wakes those who have something to take: at once, or a moment later where the wave before is still on its way. Must be called in
-    /// a tokio runtime.
-    pub fn wake(self: &Arc<Self>) {
-        let mut inner = self.inner();
-        if inner.views.all_announced() || inner.scheduled {
+    /// Wakes the subscribers that have something to read: at once, or a moment later if the last wave is still being worked off.
+    pub(super) fn wake(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.views.all_announced() || state.is_wave_scheduled {
             return;
         }
-        match inner.pacer.hold(Instant::now()) {
+        // Outside of a runtime there is no timer, and no load to wait for.
+        let wait = state.pacer.hold(Instant::now());
+        match wait.and_then(|until| Some((until, Handle::try_current().ok()?))) {
             None => {
-                let (views, records) = inner.views.take_unannounced();
-                drop(inner);
-                self.ring(&views, records);
+                let (views, records) = state.views.take_unannounced();
+                drop(state);
+                self.start_wave(&views, records);
             }
-            Some(until) => {
-                inner.scheduled = true;
-                drop(inner);
+            Some((until, runtime)) => {
+                state.is_wave_scheduled = true;
+                drop(state);
                 let hub = self.clone();
-                tokio::spawn(async move {
+                runtime.spawn(async move {
                     sleep_until(until).await;
                     let (views, records) = {
-                        let mut inner = hub.inner();
-                        inner.scheduled = false;
-                        inner.views.take_unannounced()
+                        let mut state = hub.lock();
+                        state.is_wave_scheduled = false;
+                        state.views.take_unannounced()
                     };
-                    hub.ring(&views, records);
+                    hub.start_wave(&views, records);
                 });
             }
         }
     }
 
-    fn ring(&self, views: &[Arc<View>], records: usize) {
-        // The time at which the wave begins: ringing is part of its work.
+    fn start_wave(&self, views: &[Arc<View>], records: usize) {
+        // The time at which the wave starts: waking is part of its work.
         let now = Instant::now();
         let woken = views.iter().map(|view| view.wake()).sum();
-        self.inner().pacer.begin(woken, records, now);
+        self.lock().pacer.begin(woken, records, now);
     }
 
-    /// Keeps less, or as much as ever: of its usual size history keeps a `share`, from 0 to 1, and what only saves work is kept or not.
-    pub fn shed(&self, share: f64, keeps: bool) {
-        let mut inner = self.inner();
-        let Inner { cache, views, .. } = &mut *inner;
-        if let Some(cached) = cache {
-            cached.history.keep(share);
-            let (store, version) = (cached.store.clone(), cached.version);
-            cached.advance(store, version, views, &self.view_bytes, Instant::now());
-        }
-        self.view_bytes.kept.open(keeps);
-        if !keeps {
+    /// Limits history to a `share`, from 0 to 1, of its usual size. `reuses` says whether projections, deltas and snapshots may be
+    /// retained for reuse.
+    pub fn shed(&self, share: f64, reuses: bool) {
+        let mut state = self.lock();
+        let HubState { published, views, .. } = &mut *state;
+        published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
+        self.view_bytes.kept.open(reuses);
+        if !reuses {
             views.forget();
         }
     }
 
-    /// Says that the upstream watch is down, or why there is no state yet; what is cached is served on.
+    /// Reports that the upstream watch is down, or why there is no state yet. The cached state is still served.
     pub fn trouble(&self, message: String) {
-        let mut inner = self.inner();
-        inner.message = message;
-        self.enter(if inner.cache.is_some() { Phase::Stale } else { Phase::Syncing });
+        let mut state = self.lock();
+        state.published.trouble(message);
+        self.publish_phase(&state.published);
     }
 
-    /// Says that the upstream watch is live again.
+    /// Reports that the upstream watch is live again.
     pub fn live(&self) {
-        let mut inner = self.inner();
-        if inner.cache.is_some() {
-            inner.message.clear();
-            self.enter(Phase::Synced);
-        }
+        let mut state = self.lock();
+        state.published.live();
+        self.publish_phase(&state.published);
     }
 
-    /// From here on nobody reads what upstream has not proved for longer than `staleness_max`. Streams that are open go on.
+    /// Refuses readers from now on if upstream has not proved the version for longer than `staleness_max`. Open streams continue.
     pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
-        self.inner().staleness_max = staleness_max;
+        self.lock().published.limit_staleness(staleness_max);
     }
 
-    /// Upstream's word, as of `at`, that the version reached is not behind: an event, a bookmark (one that repeats the version too), a
-    /// complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch alone
-    /// is none: from a version that its apiserver has not reached it would be just as silent.
+    /// Records upstream's proof, as of `at`, that the version reached is current: an event, a bookmark (one that repeats the version
+    /// too), a complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch
+    /// alone proves nothing: from a version that its apiserver has not reached it would be just as silent.
     pub fn proved(&self, at: Instant) {
-        let mut inner = self.inner();
-        inner.proven_at = inner.proven_at.max(Some(at));
+        self.lock().published.proved(at);
     }
 
-    /// Upstream is being listed, because of `reason`: what was held until now will be replaced.
+    /// Reports that upstream is being listed because of `reason`: the cached state will be replaced.
     pub fn listing(&self, reason: &'static str) {
         self.metrics.relist(reason);
-        self.inner().lists += 1;
+        self.lock().published.listing();
     }
 
-    /// How many lists of upstream have begun.
+    /// The number of upstream lists that have started.
     pub fn lists(&self) -> u64 {
-        self.inner().lists
+        self.lock().published.lists()
     }
 
     /// Called inside the critical section, so that phase and state agree.
-    fn enter(&self, phase: Phase) {
+    fn publish_phase(&self, published: &PublishedCache) {
+        let phase = published.phase();
         self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
     }
 
@@ -376,26 +313,16 @@ impl Hub {
 
     /// Ends every stream and forgets the state.
     pub fn close(&self, phase: Phase, end: StreamEnd) {
-        let mut inner = self.inner();
-        inner.message = end.to_string();
-        inner.cache = None;
-        inner.proven_at = None;
-        inner.synced_since = None;
-        let views = inner.views.drain();
-        if planted::is(Bug::WokenBeforeTheEnd) {
-            views.iter().for_each(|view| {
-                view.wake();
-            });
-        }
+        let mut state = self.lock();
+        state.published.close(phase, end.to_string());
+        let views = state.views.drain();
+        when_planted!(WokenBeforeTheEnd => wake_all(&views));
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
-        self.enter(phase);
-        drop(inner);
-        let wakes = !planted::is(Bug::WokenBeforeTheEnd);
-        views.iter().filter(|_| wakes).for_each(|view| {
-            view.wake();
-        });
-        // Nobody may ask for these gauges again: what is no longer cached must not be shown as if it were.
+        self.publish_phase(&state.published);
+        drop(state);
+        unless_planted!(WokenBeforeTheEnd => wake_all(&views));
+        // These gauges may never be refreshed again, and must not show a cache that is gone.
         self.metrics.set(CacheGauges::default());
     }
 
@@ -404,8 +331,8 @@ impl Hub {
         *self.head.borrow()
     }
 
-    /// Waits until the cache has reached `version`, or until `limit` is over.
-    pub async fn reached(&self, version: ResourceVersion, limit: std::time::Duration) -> Result<(), Refusal> {
+    /// Waits until the cache has reached `version`, for at most `limit`.
+    pub async fn reached(&self, version: ResourceVersion, limit: Duration) -> Result<(), Refusal> {
         let mut head = self.head.subscribe();
         let reached = head.wait_for(|head| head.is_none_or(|head| head >= version));
         match tokio::time::timeout(limit, reached).await {
@@ -419,69 +346,50 @@ impl Hub {
 
     /// The state, for a list or a get.
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
-        let mut inner = self.inner();
-        inner.used_at = Instant::now();
-        let cached = self.serving(&inner)?;
-        Ok((cached.store.clone(), cached.version))
+        let mut state = self.lock();
+        state.used_at = Instant::now();
+        let CachedState { store, version, .. } = state.published.serving(state.used_at)?;
+        Ok((store.clone(), *version))
     }
 
-    /// The state, for who looks after the cache and is no reader of it; `None` before the first list.
+    /// The state, for maintenance of the cache, which does not count as use of it; `None` before the first list.
     pub fn state(&self) -> Option<(Store, ResourceVersion)> {
-        self.inner().cache.as_ref().map(|cached| (cached.store.clone(), cached.version))
+        self.lock().published.state().map(|state| (state.store.clone(), state.version))
     }
 
-    /// Who may pin state.
+    /// Admits what pins state.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
     /// What a backfill has to reach, and what it can share; `None` while there is no state.
     pub fn position(&self) -> Option<CachePosition> {
-        let inner = self.inner();
-        let Cached { epoch, store, version, .. } = inner.cache.as_ref()?;
+        let state = self.lock();
+        let CachedState { epoch, store, version, .. } = state.published.state()?;
         Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
     }
 
-    /// Whether something held here leads on from `version`, and the version reached; `None` in another epoch.
+    /// Whether the cached history can resume from `version`, and the version reached; `None` in another epoch.
     pub fn can_resume_from(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
-        let inner = self.inner();
-        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
-        Some((cached.history.way_from(version).is_ok(), cached.version))
+        let state = self.lock();
+        let cached = state.published.state_of(epoch)?;
+        Some((cached.history.can_resume_from(version), cached.version))
     }
 
-    /// Goes on with a copy of the history of this epoch, as [`History::copy`]; `None` where it is another by now.
+    /// Continues a copy of the history of this epoch, as [`History::copy`](crate::cache::History::copy); `None` if another history has
+    /// begun since.
     pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
-        let inner = self.inner();
-        let cached = inner.cache.as_ref().filter(|cached| cached.epoch == epoch)?;
-        Some(cached.history.copy(copy, entries_max))
+        self.lock().published.copy_history(epoch, copy, entries_max)
     }
 
-    /// How much history is kept.
+    /// How much history is retained.
     pub fn limits(&self) -> RingLimits {
         self.limits
     }
+}
 
-    pub(in crate::fanout) fn serving<'a>(&self, inner: &'a Inner) -> Result<&'a Cached, Refusal> {
-        match (*self.phase.borrow(), &inner.cache) {
-            (_, Some(cached)) => match (inner.age(), inner.staleness_max) {
-                (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
-                    let message = inner.message.clone();
-                    Err(Refusal::Stale { resource: self.name(), age, staleness_max, message })
-                }
-                _ => Ok(cached),
-            },
-            (Phase::NotFound, None) => Err(Refusal::NotFound(inner.message.clone())),
-            (Phase::Forbidden, None) => Err(Refusal::Forbidden(inner.message.clone())),
-            (_, None) => Err(self.not_synced(&inner.message)),
-        }
-    }
-
-    pub(in crate::fanout) fn not_synced(&self, message: &str) -> Refusal {
-        Refusal::NotSynced { resource: self.name(), message: message.to_owned() }
-    }
-
-    fn name(&self) -> String {
-        let ResolvedResource { group, version, resource, .. } = &self.resource;
-        GroupVersionResource::new(group, version, resource).to_string()
+fn wake_all(views: &[Arc<View>]) {
+    for view in views {
+        view.wake();
     }
 }

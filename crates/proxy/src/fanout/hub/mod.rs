@@ -1,7 +1,13 @@
 //! The meeting point of one writer and many subscribers, for one resource and scope.
 
-pub mod core;
+pub mod batch;
+pub(in crate::fanout) mod core;
+mod reads;
 mod status;
 
-pub use self::core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions};
-pub use status::{HubStatus, Phase};
+pub(in crate::fanout) use self::reads::HistoryError;
+pub use self::{
+    batch::CommitBatch,
+    core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions},
+    status::HubStatus,
+};

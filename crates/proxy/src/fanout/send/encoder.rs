@@ -14,10 +14,11 @@ use crate::fanout::{
     http::place_of_columns,
     send::{
         budget::{Budget, Budgets, Share},
-        frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
+        control,
+        entry::{EntryKind, LogEntry},
+        frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink},
         frame_buf::FrameBuf,
     },
-    views::log::{EntryKind, LogEntry},
 };
 use kubefan_common::{
     encoding::delta,
@@ -35,15 +36,15 @@ use kubefan_model::{
 /// The events whose bytes are remembered: views that see one event take it at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
 
-/// Of which objects a stream's client holds the bytes that deltas are made from.
+/// Of which objects a stream's client bases the bytes that deltas are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaBases {
     /// Of all: it was sent a snapshot, or has kept what it was sent before.
     All,
     /// Of those that have changed since this version, at which it came back.
-    Since(ResourceVersion),
+    ChangedSince(ResourceVersion),
     /// Of none.
-    Nothing,
+    None,
 }
 
 /// What was written for an entry.
@@ -175,8 +176,8 @@ impl Encoder {
         changed
     }
 
-    /// Writes an entry for a stream whose client holds `holds`.
-    pub fn entry(&self, entry: &LogEntry, holds: DeltaBases, sink: &mut impl Sink) -> Written {
+    /// Writes an entry for a stream whose client bases `bases`.
+    pub fn entry(&self, entry: &LogEntry, bases: DeltaBases, sink: &mut impl Sink) -> Written {
         match &entry.kind {
             // Where there are no marks, nobody is led over a gap.
             EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_marks() => {
@@ -185,8 +186,8 @@ impl Encoder {
             EntryKind::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
             EntryKind::GapEnd(gap) => sink.message(&control::gap_end(gap)),
             EntryKind::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
-            EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), holds, sink),
-            // Only its end is exact: what a client holds is not looked at inside a gap.
+            EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), bases, sink),
+            // Only its end is exact: what a client bases is not looked at inside a gap.
             EntryKind::GapEvent(event, seen) => {
                 let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
                 return self.full_event(event, *seen, resume, sink);
@@ -195,14 +196,14 @@ impl Encoder {
         Written { messages: 1, base: None }
     }
 
-    /// Whether a client that holds `holds` can read a delta with this base.
-    pub fn can_read(&self, holds: DeltaBases, base: Option<ResourceVersion>) -> bool {
-        match (holds, base) {
+    /// Whether a client that bases `bases` can read a delta with this base.
+    pub fn can_read(&self, bases: DeltaBases, base: Option<ResourceVersion>) -> bool {
+        match (bases, base) {
             (DeltaBases::All, _) | (_, None) => true,
-            (DeltaBases::Nothing, Some(_)) => false,
-            // A change that it was not told of has moved the base past what it holds.
-            (DeltaBases::Since(_), Some(_)) if self.format.only_changes() => false,
-            (DeltaBases::Since(start), Some(base)) => base > start,
+            (DeltaBases::None, Some(_)) => false,
+            // A change that it was not told of has moved the base past what it bases.
+            (DeltaBases::ChangedSince(_), Some(_)) if self.format.only_changes() => false,
+            (DeltaBases::ChangedSince(start), Some(base)) => base > start,
         }
     }
 
@@ -267,12 +268,12 @@ impl Encoder {
         event: &WatchEvent,
         seen: Transition,
         resume: Option<ResourceVersion>,
-        holds: DeltaBases,
+        bases: DeltaBases,
         sink: &mut impl Sink,
     ) -> Written {
         let delta = match (self.format.encoding(), event.previous()) {
             (Encoding::ZstdDelta, Some(previous))
-                if seen != Transition::Enter && self.can_read(holds, Some(previous.version())) =>
+                if seen != Transition::Enter && self.can_read(bases, Some(previous.version())) =>
             {
                 self.delta(event, &previous, seen)
             }

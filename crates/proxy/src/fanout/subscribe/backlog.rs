@@ -1,216 +1,245 @@
-//! What a stream is sent before it reads the log: a snapshot, a catch-up, or events from before the cache began.
+//! What a stream is sent before it reads the view's log: a snapshot, a catch-up, or a backfill.
 //!
-//! It pins the state that it was made from, so one that makes no progress is ended by the server.
+//! A backlog pins the state that it is made from. The server ends a stream whose backlog makes no progress.
 
 use std::sync::Arc;
 
+use super::catch_up::{CHANGES_MAX, CatchUp};
 use crate::{
-    cache::{Backfill, Expired, Store},
+    cache::{Backfill, Store},
     fanout::{
-        hub::core::Hub,
+        hub::{HistoryError, Hub},
         send::{
+            control,
             encoder::DeltaBases,
-            frame::{FrameWriter, Sink, control},
+            entry::entries,
+            frame::{FrameWriter, Sink},
             frame_buf::FrameBuf,
         },
-        stream_end::StreamEnd,
-        subscribe::catch_up::{CHANGES_MAX, CatchUp},
-        views::{log::entries, shared_snapshot::SharedSnapshotReader, view::View},
+        views::{shared_snapshot::SharedSnapshotReader, view::View},
     },
 };
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
+    when_planted,
 };
 use kubefan_model::{ObjectKey, ResourceVersion};
 
-/// What is sent, and what after it.
-pub(in crate::fanout) struct Backlog {
+/// One part of what is sent, and what follows it.
+pub(super) struct Backlog {
     part: BacklogPart,
-    /// Objects so far.
+    /// Objects and events sent so far.
     sent: usize,
-    /// What follows before the log.
+    /// What is sent after this part and before the log.
     then: Option<Box<Backlog>>,
 }
 
-pub(in crate::fanout) enum BacklogPart {
+pub(super) enum BacklogPart {
     /// The state, object by object.
-    Objects { head: SnapshotHeader, store: Store, last: Option<ObjectKey> },
+    Objects { header: SnapshotHeader, store: Store, last: Option<ObjectKey> },
     /// The state in compressed chunks.
-    Chunks { head: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
+    Chunks { header: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
     /// What changed, each object once.
-    CatchUp { catch_up: Box<CatchUp>, begun: bool },
-    /// Events from before the cache began, after this version; the subscriber was told of another one last.
-    Backfill { backfill: Arc<Backfill>, after: ResourceVersion, told: ResourceVersion },
+    CatchUp { catch_up: Box<CatchUp>, is_started: bool },
+    /// The events of a backfill after the version `after`. The subscriber was last sent the version `sent`.
+    Backfill { backfill: Arc<Backfill>, after: ResourceVersion, sent: ResourceVersion },
 }
 
-/// How a snapshot begins.
-pub(in crate::fanout) struct SnapshotHeader {
-    pub(in crate::fanout) version: ResourceVersion,
-    /// The resource and the cluster, taken when it begins.
-    pub(in crate::fanout) begin: Option<(ResolvedResource, Option<String>)>,
-    pub(in crate::fanout) restarted_from: Option<ResourceVersion>,
-    /// A watch over HTTP asked to be told where the state ends.
-    pub(in crate::fanout) marks_end: bool,
+/// How a snapshot starts and ends.
+pub(super) struct SnapshotHeader {
+    pub(super) version: ResourceVersion,
+    /// The resource and the cluster, taken when the start is sent.
+    pub(super) begin: Option<(ResolvedResource, Option<String>)>,
+    pub(super) restarted_from: Option<ResourceVersion>,
+    /// A watch over HTTP asked for a bookmark where the state ends.
+    pub(super) marks_end: bool,
 }
 
-/// What a turn gave.
-#[derive(Default)]
-pub(in crate::fanout) struct BacklogBatch {
-    pub(in crate::fanout) pieces: FrameBuf,
-    /// The version to come back with from now on, where there is one.
-    pub(in crate::fanout) resume: Option<ResourceVersion>,
-    pub(in crate::fanout) complete: bool,
-}
-
-/// Why a prelude cannot go on. Nothing of it was sent then.
-pub(in crate::fanout) enum BacklogError {
-    /// The history that it needs is gone.
-    Expired(Expired),
-    /// The view has ended.
-    Ended(StreamEnd),
+/// The next messages of a backlog.
+pub(super) struct BacklogBatch {
+    pub(super) frames: FrameBuf,
+    /// The version to resume from once they are received; `None` if it stays the one before.
+    pub(super) resume: Option<ResourceVersion>,
+    /// This part has no more.
+    pub(super) is_complete: bool,
 }
 
 impl Backlog {
-    pub(in crate::fanout) fn new(part: BacklogPart) -> Self {
+    pub(super) fn new(part: BacklogPart) -> Self {
         Self { part, sent: 0, then: None }
     }
 
-    pub(in crate::fanout) fn followed_by(mut self, then: Option<Self>) -> Self {
+    pub(super) fn followed_by(mut self, then: Option<Self>) -> Self {
         self.then = then.map(Box::new);
         self
     }
 
-    /// What comes after it.
-    pub(in crate::fanout) fn into_next(self) -> Option<Box<Self>> {
+    /// What follows this part.
+    pub(super) fn into_next(self) -> Option<Box<Self>> {
         self.then
     }
 
-    /// The next messages, about `bytes_max` bytes of them.
-    pub(in crate::fanout) fn take(
+    /// The next messages, about `bytes_max` bytes of them. Nothing was sent if it fails.
+    pub(super) fn take(
         &mut self,
         bytes_max: usize,
         hub: &Hub,
         view: &View,
-        holds: DeltaBases,
-    ) -> Result<BacklogBatch, BacklogError> {
-        let (selection, encoder) = (view.selection(), view.encoder());
-        let mut taken = BacklogBatch { complete: true, ..BacklogBatch::default() };
-        let before = self.sent;
-        match &mut self.part {
-            BacklogPart::Objects { head, store, last } => {
-                let mut frames = encoder.writer(bytes_max);
-                head.write(&mut frames);
-                let mut written = None;
-                for object in store.select(selection, last.as_ref()) {
-                    if frames.len() >= bytes_max {
-                        taken.complete = false;
-                        break;
-                    }
-                    encoder.object(object, &mut frames);
-                    self.sent += 1;
-                    written = Some(object);
-                }
-                *last = written.map(|object| object.key().clone()).or(last.take());
-                if planted::is(Bug::SnapshotEndsAtHead) {
-                    head.version = hub.head().unwrap_or(head.version);
-                }
-                taken.end_of_snapshot(head, self.sent, &mut frames);
-                taken.pieces = frames.finish();
+        bases: DeltaBases,
+    ) -> Result<BacklogBatch, HistoryError> {
+        let (before, sent) = (self.sent, &mut self.sent);
+        let batch = match &mut self.part {
+            BacklogPart::Objects { header, store, last } => {
+                let batch = take_objects(header, (store, last), bytes_max, hub, view, sent);
+                hub.metrics().snapshot_sent(*sent - before, batch.frames.len());
+                return Ok(batch);
             }
-            BacklogPart::Chunks { head, chunks, next } => {
-                let mut frames = encoder.writer(0);
-                head.write(&mut frames);
-                let (mut pieces, first) = (frames.finish(), *next);
-                // At least one each time, whatever its size.
-                taken.complete = loop {
-                    if *next > first && pieces.len() >= bytes_max {
-                        break false;
-                    }
-                    let Some((frame, count)) = chunks.frame(*next, selection, encoder) else { break true };
-                    pieces.push(frame);
-                    pieces.count(1);
-                    self.sent += count;
-                    *next += 1;
-                };
-                let mut frames = encoder.writer(0);
-                taken.end_of_snapshot(head, self.sent, &mut frames);
-                pieces.append(frames.finish());
-                taken.pieces = pieces;
+            BacklogPart::Chunks { header, chunks, next } => {
+                let batch = take_chunks(header, (chunks, next), bytes_max, view, sent);
+                hub.metrics().snapshot_sent(*sent - before, batch.frames.len());
+                return Ok(batch);
             }
-            BacklogPart::CatchUp { catch_up, begun } => {
-                while let Some(up_to) = catch_up.unread() {
-                    let (part, rest) = hub.replaced(view, catch_up.from, up_to, CHANGES_MAX)?;
-                    catch_up.read(part, rest, selection);
-                }
-                let mut frames = encoder.writer(bytes_max);
-                if !std::mem::replace(begun, true) {
-                    frames.message(&control::catch_up_begin(catch_up.from));
-                }
-                let (events, complete) = catch_up.write(bytes_max, selection, encoder, &mut frames);
-                self.sent += events;
-                taken.complete = complete;
-                if complete {
-                    frames.message(&control::catch_up_end(catch_up.to));
-                    taken.resume = Some(catch_up.to);
-                }
-                taken.pieces = frames.finish();
+            BacklogPart::CatchUp { catch_up, is_started } => {
+                take_catch_up((catch_up, is_started), bytes_max, hub, view, sent)?
             }
-            BacklogPart::Backfill { backfill, after, told } => {
-                // Without the state before them nothing is known that a delta could be made from.
-                let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
-                let holds = if has_bases { holds } else { DeltaBases::Nothing };
-                let mut frames = encoder.writer(0);
-                for record in backfill.since(*after).map_err(BacklogError::Expired)? {
-                    if frames.len() >= bytes_max {
-                        taken.complete = false;
-                        break;
-                    }
-                    for entry in entries(record, selection, None) {
-                        if encoder.entry(&entry, holds, &mut frames).messages > 0 {
-                            *told = entry.version;
-                        }
-                        self.sent += 1;
-                    }
-                    *after = record.version();
-                }
-                // What follows, another mark perhaps, begins where the subscriber knows that it is. Where there are no marks, the log does.
-                if taken.complete && *told < backfill.reached && encoder.format().has_marks() {
-                    frames.message(&control::bookmark(backfill.reached));
-                }
-                taken.resume = Some(if taken.complete { backfill.reached } else { *after });
-                taken.pieces = frames.finish();
+            BacklogPart::Backfill { backfill, after, sent: version } => {
+                take_backfill(backfill, (after, version), bytes_max, view, bases, sent)?
             }
-        }
-        match &self.part {
-            BacklogPart::Objects { .. } | BacklogPart::Chunks { .. } => {
-                hub.metrics().snapshot_sent(self.sent - before, taken.pieces.len());
-            }
-            // No snapshot: an operator who sees none sent wants to rely on it.
-            BacklogPart::CatchUp { .. } | BacklogPart::Backfill { .. } => {
-                hub.metrics().sent(taken.pieces.messages(), taken.pieces.len(), None);
-            }
-        }
-        Ok(taken)
+        };
+        // Not counted as snapshots: operators rely on a count of zero to mean that none was sent.
+        hub.metrics().sent(batch.frames.messages(), batch.frames.len(), None);
+        Ok(batch)
     }
 }
 
+fn take_objects(
+    header: &mut SnapshotHeader,
+    (store, last): (&Store, &mut Option<ObjectKey>),
+    bytes_max: usize,
+    hub: &Hub,
+    view: &View,
+    sent: &mut usize,
+) -> BacklogBatch {
+    let (encoder, mut is_complete, mut written) = (view.encoder(), true, None);
+    let mut frames = encoder.writer(bytes_max);
+    header.write_begin(&mut frames);
+    for object in store.select(view.selection(), last.as_ref()) {
+        if frames.len() >= bytes_max {
+            is_complete = false;
+            break;
+        }
+        encoder.object(object, &mut frames);
+        *sent += 1;
+        written = Some(object);
+    }
+    *last = written.map(|object| object.key().clone()).or(last.take());
+    when_planted!(SnapshotEndsAtHead => header.version = hub.head().unwrap_or(header.version));
+    let resume = is_complete.then(|| header.write_end(*sent, &mut frames));
+    BacklogBatch { frames: frames.finish(), resume, is_complete }
+}
+
+fn take_chunks(
+    header: &mut SnapshotHeader,
+    (chunks, next): (&SharedSnapshotReader, &mut usize),
+    bytes_max: usize,
+    view: &View,
+    sent: &mut usize,
+) -> BacklogBatch {
+    let encoder = view.encoder();
+    let mut begin = encoder.writer(0);
+    header.write_begin(&mut begin);
+    let (mut frames, first) = (begin.finish(), *next);
+    // At least one chunk each time, whatever its size.
+    let is_complete = loop {
+        if *next > first && frames.len() >= bytes_max {
+            break false;
+        }
+        let Some((frame, objects)) = chunks.frame(*next, view.selection(), encoder) else { break true };
+        frames.push(frame);
+        frames.count(1);
+        *sent += objects;
+        *next += 1;
+    };
+    let mut end = encoder.writer(0);
+    let resume = is_complete.then(|| header.write_end(*sent, &mut end));
+    frames.append(end.finish());
+    BacklogBatch { frames, resume, is_complete }
+}
+
+fn take_catch_up(
+    (catch_up, is_started): (&mut CatchUp, &mut bool),
+    bytes_max: usize,
+    hub: &Hub,
+    view: &View,
+    sent: &mut usize,
+) -> Result<BacklogBatch, HistoryError> {
+    let (selection, encoder) = (view.selection(), view.encoder());
+    while let Some(up_to) = catch_up.unread() {
+        let (part, rest) = hub.prior_states(view, catch_up.from, up_to, CHANGES_MAX)?;
+        catch_up.read(part, rest, selection);
+    }
+    let mut frames = encoder.writer(bytes_max);
+    if !std::mem::replace(is_started, true) {
+        frames.message(&control::catch_up_begin(catch_up.from));
+    }
+    let (events, is_complete) = catch_up.write(bytes_max, selection, encoder, &mut frames);
+    *sent += events;
+    let resume = is_complete.then_some(catch_up.to);
+    if is_complete {
+        frames.message(&control::catch_up_end(catch_up.to));
+    }
+    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete })
+}
+
+fn take_backfill(
+    backfill: &Backfill,
+    (after, last_sent): (&mut ResourceVersion, &mut ResourceVersion),
+    bytes_max: usize,
+    view: &View,
+    bases: DeltaBases,
+    sent: &mut usize,
+) -> Result<BacklogBatch, HistoryError> {
+    let (encoder, mut is_complete) = (view.encoder(), true);
+    // Without the state before its events, a backfill has no bases to make deltas from.
+    let has_bases = backfill.has_state || planted::is(Bug::DeltaOnWrongBase);
+    let bases = if has_bases { bases } else { DeltaBases::None };
+    let mut frames = encoder.writer(0);
+    for record in backfill.since(*after).map_err(HistoryError::Expired)? {
+        if frames.len() >= bytes_max {
+            is_complete = false;
+            break;
+        }
+        for entry in entries(record, view.selection(), None) {
+            if encoder.entry(&entry, bases, &mut frames).messages > 0 {
+                *last_sent = entry.version;
+            }
+            *sent += 1;
+        }
+        *after = record.version();
+    }
+    // A gap or catch-up that follows starts at a version that the subscriber must have been sent. A format without gap markers is
+    // followed by the log alone.
+    if is_complete && *last_sent < backfill.reached && encoder.format().has_marks() {
+        frames.message(&control::bookmark(backfill.reached));
+    }
+    let resume = Some(if is_complete { backfill.reached } else { *after });
+    Ok(BacklogBatch { frames: frames.finish(), resume, is_complete })
+}
+
 impl SnapshotHeader {
-    fn write(&mut self, frames: &mut FrameWriter<'_>) {
+    fn write_begin(&mut self, frames: &mut FrameWriter<'_>) {
         if let Some((resource, cluster)) = self.begin.take() {
             frames.message(&control::snapshot_begin(self.version, resource, cluster, self.restarted_from));
         }
     }
-}
 
-impl BacklogBatch {
-    fn end_of_snapshot(&mut self, head: &SnapshotHeader, sent: usize, frames: &mut FrameWriter<'_>) {
-        if self.complete {
-            frames.message(&control::snapshot_end(head.version, sent as u64));
-            if head.marks_end {
-                frames.initial_events_end(head.version);
-            }
-            self.resume = Some(head.version);
+    /// Writes the end of a snapshot of so many objects. Returns the version to resume from.
+    fn write_end(&self, objects: usize, frames: &mut FrameWriter<'_>) -> ResourceVersion {
+        frames.message(&control::snapshot_end(self.version, objects as u64));
+        if self.marks_end {
+            frames.initial_events_end(self.version);
         }
+        self.version
     }
 }

@@ -1,10 +1,12 @@
 //! Subscriptions: where one starts, what it is sent first, and how it continues.
 
-pub(in crate::fanout) mod backlog;
+mod backlog;
 mod catch_up;
+mod entry;
 pub mod options;
-mod start;
+mod start_point;
 mod subscription;
 
-pub use options::{OnExpired, OnLag, Start, SubscribeOptions};
+pub use entry::{Need, NotSubscribed};
+pub use options::{Provided, Start, SubscribeOptions};
 pub use subscription::Subscription;

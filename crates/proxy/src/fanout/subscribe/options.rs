@@ -1,68 +1,68 @@
-//! What a subscriber asks for: where it starts, and how it wants to go on where events are no longer held.
+//! What a subscriber asks for: where it starts, and how it continues if events are no longer retained.
 
 use std::sync::Arc;
 
-use crate::{cache::Backfill, fanout::gate::GatePermit};
+use crate::{
+    cache::{Backfill, OnExpired, OnLag, Refusal},
+    fanout::gate::GatePermit,
+};
 use kubefan_model::ResourceVersion;
 
 /// Where a subscription starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// The state as a snapshot, then events.
+    /// With a snapshot of the state, then events.
     Snapshot,
-    /// What came after this version.
-    After(ResourceVersion),
-    /// The same, for a client that has kept the bytes of every object it was sent: it can read deltas from the start.
-    Kept(ResourceVersion),
-    /// What comes after this version, which the cache may not have reached: silence until then. For a client that was told of it by upstream, and
-    /// of a format without deltas.
-    Ahead(ResourceVersion),
-    /// A snapshot in the place of what came after this version, from which nothing leads on.
-    Over(ResourceVersion),
+    /// After this version.
+    Resume(ResourceVersion),
+    /// The same, for a client that retained the bytes of every object it was sent: it can read deltas from the start.
+    ResumeWithObjects(ResourceVersion),
+    /// After this version, which the cache may not have reached yet: silence until then. For a client that received the version from
+    /// upstream, and for a format without deltas.
+    Await(ResourceVersion),
 }
 
-/// What becomes of a subscription that has fallen behind the events that are held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnLag {
-    /// Nothing leads on: [`OnExpired`] decides.
-    #[default]
-    Expire,
-    /// It goes on with a catch-up.
-    Conflate,
-}
-
-/// What becomes of a subscription from whose version nothing leads on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnExpired {
-    /// It ends.
-    #[default]
-    Fail,
-    /// It starts over with a snapshot.
-    Restart,
-}
-
-/// All of it.
+/// Everything that a subscriber asks for.
 #[derive(Debug, Clone)]
 pub struct SubscribeOptions {
     /// Where it starts.
     pub start: Start,
-    /// On lag.
+    /// What happens if it falls behind.
     pub on_lag: OnLag,
-    /// Where nothing leads on.
+    /// What happens if history cannot resume from its version.
     pub on_expired: OnExpired,
-    /// Of which cluster the version is that it starts from; empty where that is not known.
+    /// The cluster that its version is of; empty if that is not known.
     pub cluster: String,
-    /// The events up to a version that something leads on from, read again from upstream.
-    pub backfill: Option<Arc<Backfill>>,
-    /// A watch over HTTP asks to be told where its initial state ends.
+    /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
     pub marks_end: bool,
-    /// Leave to be sent more than events; where there is none, and the gate has room, it is given then.
-    pub pass: Option<Arc<GatePermit>>,
 }
 
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
-        Self { start, on_lag, on_expired, cluster: String::new(), backfill: None, marks_end: false, pass: None }
+        Self { start, on_lag, on_expired, cluster: String::new(), marks_end: false }
     }
+}
+
+/// What was fetched for a subscriber before it could subscribe, outside of the hub's lock.
+#[derive(Debug, Clone, Default)]
+pub struct Provided {
+    /// Why its version is of another history than this cache's, if it is.
+    pub other_history: Option<Refusal>,
+    /// The events that the cache's history lacks.
+    pub backfill: ProvidedBackfill,
+    /// A permit to be sent more than events.
+    pub permit: Option<Arc<GatePermit>>,
+}
+
+/// The events up to a version that history resumes from, read again from upstream.
+#[derive(Debug, Clone, Default)]
+pub enum ProvidedBackfill {
+    /// Not read yet.
+    #[default]
+    Missing,
+    /// Read.
+    Read(Arc<Backfill>),
+    /// Upstream does not have them either.
+    Unavailable,
 }

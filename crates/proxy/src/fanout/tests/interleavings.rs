@@ -116,7 +116,7 @@ fn each_event_comes_once() {
                 told.hear(block_on(subscription.next()).unwrap());
                 let first = told.resume - told.events.len() as u64;
                 drop(subscription);
-                let mut subscription = subscribe(Start::After(version(told.resume)));
+                let mut subscription = subscribe(Start::Resume(version(told.resume)));
                 while told.resume < LAST {
                     told.hear(block_on(subscription.next()).unwrap());
                 }
@@ -176,7 +176,7 @@ fn two_ring_one_bell() {
     let line = ConnectionWaker::new();
     let bell = Arc::new(StreamWaker::new(&line, 0));
     bell.arm();
-    let ringers: Vec<_> = (0..2).map(|_| bell.clone()).map(|bell| thread::spawn(move || bell.ring())).collect();
+    let ringers: Vec<_> = (0..2).map(|_| bell.clone()).map(|bell| thread::spawn(move || bell.wake())).collect();
     let woken: Vec<_> = ringers.into_iter().map(|ringer| ringer.join().unwrap()).collect();
     let mut rung = ReadyStreams::new();
     line.take_ready(&mut rung);

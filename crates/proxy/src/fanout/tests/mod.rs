@@ -80,8 +80,7 @@ impl Cache {
 
     fn apply(&mut self, update: Update) {
         if let Some(commit) = self.writer.apply(update).unwrap() {
-            self.hub.commit(commit, Instant::now());
-            self.hub.wake();
+            self.hub.batch().commit(commit, Instant::now());
         }
     }
 
@@ -108,7 +107,7 @@ impl Cache {
     }
 
     fn after(&self, labels: &str, at: u64) -> Result<Subscription, Refusal> {
-        self.subscribe(labels, Start::After(version(at)))
+        self.subscribe(labels, Start::Resume(version(at)))
     }
 }
 
@@ -324,8 +323,8 @@ async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
     cache.list(&[], 10);
     let line = ConnectionWaker::new();
     let subscribe = |cache: &Cache, labels: &str, stream| {
-        let bell = StreamWaker::new(&line, stream);
-        cache.hub.subscribe(cache.select(labels), Format::default(), Start::After(version(10)), bell).unwrap()
+        let waker = StreamWaker::new(&line, stream);
+        cache.hub.subscribe(cache.select(labels), Format::default(), Start::Resume(version(10)), waker).unwrap()
     };
     let mut all = [subscribe(&cache, "", 1), subscribe(&cache, "app=web", 2), subscribe(&cache, "app!=web", 3)];
     all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));

@@ -1,26 +1,33 @@
-//! What equal subscriptions share: one selection, its log, the blocks that are on their way to subscribers, and the bells of those who
-//! wait for more.
+//! A view: what equal subscriptions share. One selection in one format, its log, the segments that are being sent, and the wakers of
+//! its subscribers.
 
 use std::sync::{Arc, PoisonError};
 
 use slab::Slab;
 use tokio::time::Instant;
 
+use super::{
+    log::{LogBytes, ViewLog},
+    segment::{Segment, SegmentBytes, Segments, cut},
+    shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
+};
 use crate::{
     cache::{EventRing, Expired, Gap, Store},
     fanout::{
-        send::{budget::Budgets, encoder::Encoder},
+        send::{
+            budget::Budgets,
+            encoder::Encoder,
+            entry::{GapTransition, LogEntry, entries, entry, gap_entries},
+        },
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
-        views::{
-            log::{GapTransition, LogBytes, LogEntry, ViewLog, entries, entry, gap_entries},
-            segment::{Segment, SegmentBytes, Segments, cut},
-            shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
-        },
         wake::waker::{StreamWaker, Woken},
     },
 };
-use kubefan_common::planted::{self, Bug};
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
 use kubefan_model::{
     ResourceVersion,
     event::WatchEvent,
@@ -37,44 +44,55 @@ pub struct ViewKey {
     pub format: Format,
 }
 
-/// A view of one resource and scope. The hub writes it, inside its own critical section; subscriptions read it.
+/// A view of one resource and scope. The hub writes it inside its critical section; subscriptions read it.
 pub struct View {
     selection: Selection,
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
-    bells: Mutex<Slab<Arc<StreamWaker>>>,
+    wakers: Mutex<Slab<Arc<StreamWaker>>>,
 }
 
 struct ViewState {
     log: ViewLog,
-    blocks: Segments,
+    segments: Segments,
     /// The latest compressed snapshot.
-    generation: Option<Arc<SharedSnapshot>>,
+    snapshot: Option<Arc<SharedSnapshot>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
     subscribers: usize,
-    /// Those who have taken everything.
+    /// Subscribers that have taken everything.
     waiting: usize,
 }
 
-/// What comes next for a cursor.
+/// What the log has after a cursor.
 pub enum LogRun {
-    /// Nothing yet; the bell is armed.
-    Nothing,
-    /// A block that others take too.
+    /// Nothing yet; the waker is armed.
+    Empty,
+    /// A segment that several subscribers take.
     Shared(Arc<Segment>),
-    /// Entries that nobody else takes.
-    Alone(Vec<LogEntry>),
+    /// Entries for the only subscriber of the view.
+    Unshared(Vec<LogEntry>),
 }
 
-/// The totals that all views of a cache are counted in.
+/// Why the log has nothing after a cursor, and will not have.
+pub enum LogReadError {
+    /// The entry at the cursor was trimmed.
+    Behind {
+        /// The oldest version that the log covers.
+        oldest: ResourceVersion,
+    },
+    /// The view has ended.
+    Ended(StreamEnd),
+}
+
+/// Sizes that all views of a cache are counted in.
 #[derive(Default, Clone)]
 pub struct ViewBytes {
     /// Of logs.
     pub logs: LogBytes,
-    /// Of blocks.
-    pub blocks: SegmentBytes,
-    /// Of what is kept to save work.
+    /// Of segments.
+    pub segments: SegmentBytes,
+    /// Of what is retained for reuse.
     pub kept: Budgets,
 }
 
@@ -83,13 +101,13 @@ impl View {
     pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, bytes.logs.clone()),
-            blocks: Segments::new(bytes.blocks.clone()),
-            generation: None,
+            segments: Segments::new(bytes.segments.clone()),
+            snapshot: None,
             end: None,
             subscribers: 0,
             waiting: 0,
         });
-        Self { selection, encoder, state, bells: Mutex::default() }
+        Self { selection, encoder, state, wakers: Mutex::default() }
     }
 
     /// What is selected.
@@ -97,7 +115,7 @@ impl View {
         &self.selection
     }
 
-    /// What makes a subscription equal to those it has.
+    /// What makes a subscription equal to those of this view.
     pub fn key(&self) -> ViewKey {
         ViewKey { selection: self.selection.spec().clone(), format: self.encoder.format().clone() }
     }
@@ -113,17 +131,17 @@ impl View {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn bells(&self) -> MutexGuard<'_, Slab<Arc<StreamWaker>>> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wakers(&self) -> MutexGuard<'_, Slab<Arc<StreamWaker>>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends what this view sees of an event; tells how many messages that is.
+    /// Appends an event if this view sends it. Returns the number of messages.
     pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> usize {
         let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
         self.extend(seen.map(|seen| entry(event, seen, Some(received))))
     }
 
-    /// Appends a gap and what this view sees inside; tells how many messages that is.
+    /// Appends a gap and this view's events inside it. Returns the number of messages.
     pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<GapTransition>, received: Instant) -> usize {
         self.extend(gap_entries(gap, inside, Some(received)))
     }
@@ -140,25 +158,25 @@ impl View {
         (state.log.end() - before) as usize
     }
 
-    /// Forgets its compressed snapshot: objects may have changed without their versions.
+    /// Drops its compressed snapshot: objects may have changed without their versions.
     pub fn forget(&self) {
-        self.state().generation = None;
+        self.state().snapshot = None;
     }
 
-    /// Lets go of a compressed snapshot that nobody has come for.
+    /// Drops its compressed snapshot if that is too old to be reused.
     pub fn tidy(&self, now: Instant) {
         let mut state = self.state();
-        if state.generation.as_ref().is_some_and(|generation| generation.is_over(now)) {
-            state.generation = None;
+        if state.snapshot.as_ref().is_some_and(|snapshot| snapshot.is_over(now)) {
+            state.snapshot = None;
         }
     }
 
-    /// Lets go of what the ring has let go of.
+    /// Drops what the ring has evicted.
     pub fn trim(&self, floor: ResourceVersion) {
         let mut state = self.state();
         state.log.trim(floor);
         let first = state.log.first();
-        state.blocks.trim(first);
+        state.segments.trim(first);
     }
 
     /// Ends the view. [`Self::wake`] follows.
@@ -171,9 +189,9 @@ impl View {
         self.state().end.clone()
     }
 
-    /// Rings the bell of every subscription that waits; tells who that was.
+    /// Wakes every subscription that waits. Returns how many that were.
     pub fn wake(&self) -> Woken {
-        self.bells().iter().map(|(_, bell)| bell.ring()).sum()
+        self.wakers().iter().map(|(_, waker)| waker.wake()).sum()
     }
 
     /// The end of the log.
@@ -181,57 +199,53 @@ impl View {
         self.state().log.end()
     }
 
-    /// The end of the log where more may come; `None` where the view has ended.
+    /// The end of the log; `None` if the view has ended.
     pub fn open_end(&self) -> Option<u64> {
         let state = self.state();
         state.end.is_none().then(|| state.log.end())
     }
 
-    /// What comes after `cursor`, about `bytes_max` bytes of it; arms the bell where that is nothing. `waited` is the caller's memory of
-    /// where it has last found nothing.
-    pub fn run(
+    /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the waker. `waited` is the caller's memory
+    /// of the cursor at which it last found nothing.
+    pub fn read(
         &self,
         cursor: u64,
         bytes_max: usize,
-        bell: &StreamWaker,
+        waker: &StreamWaker,
         waited: &mut Option<u64>,
     ) -> Result<LogRun, LogReadError> {
         let mut state = self.state();
-        let ViewState { log, blocks, end, subscribers, waiting, .. } = &mut *state;
+        let ViewState { log, segments, end, subscribers, waiting, .. } = &mut *state;
         if cursor < log.first() {
             return Err(LogReadError::Behind { oldest: log.floor() });
         }
         if cursor < log.end() {
-            // A block pays where more than one take it.
+            // A segment pays only if several subscribers take it.
             return Ok(match *subscribers {
                 ..=1 => cut(log, cursor, log.end(), bytes_max)
-                    .map_or(LogRun::Nothing, |(entries, _)| LogRun::Alone(entries)),
-                _ => blocks.at(cursor, log).map_or(LogRun::Nothing, LogRun::Shared),
+                    .map_or(LogRun::Empty, |(entries, _)| LogRun::Unshared(entries)),
+                _ => segments.at(cursor, log).map_or(LogRun::Empty, LogRun::Shared),
             });
         }
         if let Some(end) = end {
             return Err(LogReadError::Ended(end.clone()));
         }
-        if planted::is(Bug::ArmedAfterTheLook) {
-            drop(state);
-            bell.arm();
-            *waited = Some(cursor);
-            return Ok(LogRun::Nothing);
-        }
-        // Armed under the lock that an append takes too: what comes after this rings.
-        bell.arm();
+        when_planted!(ArmedAfterTheLook => return Ok(arm_after_the_lock(state, (cursor, waited), waker)));
+        // Armed under the lock that an append takes too: an append after this wakes.
+        waker.arm();
         if *waited != Some(cursor) {
             *waited = Some(cursor);
             *waiting += 1;
         }
         if *waiting >= *subscribers {
-            blocks.clear();
+            segments.clear();
         }
-        Ok(LogRun::Nothing)
+        Ok(LogRun::Empty)
     }
 
-    /// The compressed snapshot for one who starts now, with the cache at `version`; its version, and the place in the log after it.
-    pub fn generation(
+    /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its version, and the place in the log
+    /// after it. It is at least as new as `not_older_than`.
+    pub fn shared_snapshot(
         &self,
         store: &Store,
         version: ResourceVersion,
@@ -239,23 +253,23 @@ impl View {
         not_older_than: Option<ResourceVersion>,
         now: Instant,
     ) -> (SharedSnapshotReader, ResourceVersion, u64) {
-        let known = self.state().generation.clone();
-        if let Some(generation) = &known
-            && not_older_than.is_none_or(|least| generation.version() >= least)
-            && let Some(joined) = generation.join(version, now)
-            && let Ok(cursor) = self.cursor_after(generation.version(), ring)
+        let known = self.state().snapshot.clone();
+        if let Some(snapshot) = &known
+            && not_older_than.is_none_or(|least| snapshot.version() >= least)
+            && let Some(reader) = snapshot.join(version, now)
+            && let Ok(cursor) = self.cursor_after(snapshot.version(), ring)
         {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
-            return (joined, generation.version(), cursor);
+            return (reader, snapshot.version(), cursor);
         }
         let store = Arc::new(store.clone());
-        let generation = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
+        let snapshot = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
         let mut state = self.state();
-        state.generation = Some(generation.clone());
-        (SharedSnapshotReader::Making(generation, store), version, state.log.end())
+        state.snapshot = Some(snapshot.clone());
+        (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
     }
 
-    /// The place in the log after `version`; the log is completed from the ring where it begins later.
+    /// The place in the log after `version`. If the log starts later, it is completed from the ring.
     pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<u64, Expired> {
         let records = ring.since(version)?;
         let mut state = self.state();
@@ -268,34 +282,35 @@ impl View {
         Ok(state.log.after(version))
     }
 
-    /// Takes a subscription in; gives its place.
-    pub fn join(&self, bell: Arc<StreamWaker>) -> usize {
+    /// Adds a subscription. Returns its place among the wakers.
+    pub fn join(&self, waker: Arc<StreamWaker>) -> usize {
         self.state().subscribers += 1;
-        self.bells().insert(bell)
+        self.wakers().insert(waker)
     }
 
-    /// Lets a subscription go; tells how many are left.
-    pub fn leave(&self, place: usize, waited: Option<u64>) -> usize {
-        self.bells().remove(place);
+    /// Removes a subscription. Returns how many are left.
+    pub fn leave(&self, waker_id: usize, waited: Option<u64>) -> usize {
+        self.wakers().remove(waker_id);
         let mut state = self.state();
         state.subscribers -= 1;
         if waited == Some(state.log.end()) {
             state.waiting = state.waiting.saturating_sub(1);
         }
         if state.waiting >= state.subscribers {
-            state.blocks.clear();
+            state.segments.clear();
         }
         state.subscribers
     }
 }
 
-/// Why there is nothing more for a cursor.
-pub enum LogReadError {
-    /// What it points at is gone.
-    Behind {
-        /// The oldest version that can be gone on from.
-        oldest: ResourceVersion,
-    },
-    /// The view has ended.
-    Ended(StreamEnd),
+/// What the planted bug [`Bug::ArmedAfterTheLook`] does.
+fn arm_after_the_lock(
+    state: MutexGuard<'_, ViewState>,
+    (cursor, waited): (u64, &mut Option<u64>),
+    waker: &StreamWaker,
+) -> LogRun {
+    drop(state);
+    waker.arm();
+    *waited = Some(cursor);
+    LogRun::Empty
 }

@@ -171,7 +171,7 @@ impl<C: Catalog> Front<C> {
                 };
                 self.freshen(&served, freshness, patience).await?;
                 // Who waits for leave to be sent a state pins none meanwhile.
-                pass = hub.gate().enter().await?;
+                pass = hub.gate().acquire().await?;
                 let (store, version) = hub.snapshot()?;
                 if matches!(freshness, Freshness::Exact(exact) if exact != version) {
                     return Err(Otherwise::Upstream(Failure::list_expired()));
@@ -183,7 +183,7 @@ impl<C: Catalog> Front<C> {
                 let no_token = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
                 let token = Token::decode(&continues).ok_or_else(|| Otherwise::Upstream(no_token()))?;
                 last = Some(before(&token, &path.namespace, served.namespaced).ok_or_else(not_held)?);
-                pass = hub.gate().enter().await?;
+                pass = hub.gate().acquire().await?;
                 self.pages.find(&hub, token.rv).ok_or_else(not_held)?
             }
         };

@@ -45,12 +45,12 @@ impl<C: Catalog> Front<C> {
             }
             Begin::Now(freshness) => {
                 self.freshen(&selected.served, freshness, self.patience()).await?;
-                Start::After(hub.snapshot()?.1)
+                Start::Resume(hub.snapshot()?.1)
             }
             // A version of the cluster's may be ahead of a quiet resource's cache; upstream is silent until it gets there, too.
             Begin::After(version) => match hub.head() {
-                Some(head) if head < version => Start::Ahead(version),
-                _ => Start::After(version),
+                Some(head) if head < version => Start::Await(version),
+                _ => Start::Resume(version),
             },
         };
         let terms = SubscribeOptions { marks_end, ..start.into() };
