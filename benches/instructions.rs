@@ -24,8 +24,9 @@ use kubefan_proxy::{
         send::{
             budget::Budgets,
             encoder::{DeltaBases, Encoder},
+            entry::LogEntry,
         },
-        views::{index::SelectorIndex, log::LogEntry},
+        views::index::SelectorIndex,
     },
 };
 use rig::{Cache, PodKind, SMALL, Subscriber};
@@ -92,10 +93,11 @@ impl Wave {
 
     /// Publishes and wakes.
     fn told(mut self) -> Self {
+        let mut batch = self.cache.hub.batch();
         for commit in self.commits.drain(..) {
-            self.cache.hub.commit(commit, Instant::now());
+            batch.commit(commit, Instant::now());
         }
-        self.cache.hub.wake();
+        drop(batch);
         self
     }
 

@@ -172,8 +172,7 @@ mod commit {
         let hub = cache.hub.clone();
         bencher.with_inputs(|| cache.changes(1).pop()).bench_local_values(|commit| {
             if let Some(commit) = commit {
-                hub.commit(commit, Instant::now());
-                hub.wake();
+                hub.batch().commit(commit, Instant::now());
             }
         });
         drop(subscribers);

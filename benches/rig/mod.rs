@@ -22,7 +22,7 @@ use kubefan_proxy::{
     },
     fanout::{
         ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
-        views::log::{EntryKind, LogEntry},
+        send::entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
 };
@@ -192,14 +192,13 @@ impl Cache {
 
     /// Commits, and wakes those whom it concerns.
     pub(crate) fn publish(&self, commit: Commit) {
-        self.hub.commit(commit, Instant::now());
-        self.hub.wake();
+        self.hub.batch().commit(commit, Instant::now());
     }
 
     /// A subscriber that has everything, and waits.
     pub(crate) fn subscribe(&self, labels: &str, fields: &str) -> Subscriber {
         let line = ConnectionWaker::new();
-        let start = Start::After(self.hub.head().expect("a list"));
+        let start = Start::Resume(self.hub.head().expect("a list"));
         let selection = self.kind.select(labels, fields);
         let subscription = self.hub.subscribe(selection, Format::default(), start, StreamWaker::new(&line, 1));
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
