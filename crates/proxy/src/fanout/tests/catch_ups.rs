@@ -34,7 +34,12 @@ impl Cache {
     }
 
     fn with(&self, labels: &str, options: SubscribeOptions) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), Format::default(), options, StreamWaker::new(&ConnectionWaker::new(), 0))
+        self.hub.subscribe(
+            self.select(labels),
+            Format::default(),
+            options,
+            StreamWaker::new(&ConnectionWaker::new(), 0),
+        )
     }
 
     /// Resumes after version 5, which only the backfill has.
