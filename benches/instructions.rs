@@ -24,10 +24,12 @@ use kubefan_model::{
 use kubefan_proxy::{
     cache::writer::Commit,
     fanout::{
-        budget::Budgets,
-        encoder::{Encoder, Holds},
-        index::SelectorIndex,
-        log::LogEntry,
+        send::{
+            budget::Budgets,
+            encoder::{DeltaBases, Encoder},
+            entry::LogEntry,
+        },
+        views::index::SelectorIndex,
     },
 };
 use tokio::time::Instant;
@@ -95,10 +97,11 @@ impl Fixture {
 
     /// Publishes all commits and wakes the subscribers.
     fn commit_all(mut self) -> Self {
+        let mut batch = self.cache.hub.batch();
         for commit in self.commits.drain(..) {
-            self.cache.hub.commit(commit, Instant::now());
+            batch.commit(commit, Instant::now());
         }
-        self.cache.hub.wake();
+        drop(batch);
         self
     }
 
@@ -174,7 +177,7 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
     let mut entries = Cache::new(20, SMALL).entries(1 + EVENTS);
     // Creating zstd's context is not part of the measurement.
     if let Some(first) = entries.pop() {
-        encoder.entry(&first, Holds::All, &mut encoder.buffer(4096));
+        encoder.entry(&first, DeltaBases::All, &mut encoder.buffer(4096));
     }
     (encoder, entries)
 }
@@ -186,7 +189,7 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
 fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
     let mut bytes = encoder.buffer(EVENTS * 4096);
     for entry in &entries {
-        encoder.entry(black_box(entry), Holds::All, &mut bytes);
+        encoder.entry(black_box(entry), DeltaBases::All, &mut bytes);
     }
     let bytes = bytes.freeze();
     (encoder, entries, bytes)

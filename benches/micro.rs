@@ -32,10 +32,11 @@ use kubefan_proxy::{
         writer::{Change, Commit},
     },
     fanout::{
-        budget::Budgets,
-        encoder::{Encoder, Holds},
-        generation::Generation,
-        index::SelectorIndex,
+        send::{
+            budget::Budgets,
+            encoder::{DeltaBases, Encoder},
+        },
+        views::{index::SelectorIndex, shared_snapshot::SharedSnapshot},
     },
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -174,8 +175,7 @@ mod commit {
         let hub = cache.hub.clone();
         bencher.with_inputs(|| cache.changes(1).pop()).bench_local_values(|commit| {
             if let Some(commit) = commit {
-                hub.commit(commit, Instant::now());
-                hub.wake();
+                hub.batch().commit(commit, Instant::now());
             }
         });
         drop(subscribers);
@@ -372,7 +372,7 @@ mod frames {
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut bytes = encoder.buffer(64 << 10);
             for entry in black_box(&entries) {
-                encoder.entry(entry, Holds::All, &mut bytes);
+                encoder.entry(entry, DeltaBases::All, &mut bytes);
             }
             bytes.freeze()
         });
@@ -389,7 +389,7 @@ mod frames {
         bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
             let mut frames = encoder.writer(0);
             for entry in black_box(&entries) {
-                encoder.entry(entry, Holds::All, &mut frames);
+                encoder.entry(entry, DeltaBases::All, &mut frames);
             }
             frames.finish()
         });
@@ -439,7 +439,7 @@ mod snapshot {
         let (store, selection) = (Arc::new(store(&kind)), kind.select("", ""));
         let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
-            let generation = Arc::new(Generation::new(&store, version(1000), None, Instant::now()));
+            let generation = Arc::new(SharedSnapshot::new(&store, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).and_then(|joined| joined.frame(0, &selection, &encoder))
         });
     }

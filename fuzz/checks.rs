@@ -348,7 +348,7 @@ pub(crate) fn projection(data: &[u8]) {
 /// floor of the ring and the floor of the conflated history, then the content of a chunk. A
 /// transfer that can be decoded can be encoded again, and decodes to the same state.
 pub(crate) fn peers(data: &[u8]) {
-    let [version, ring_floor, residue_floor, content @ ..] = data else { return };
+    let [version, ring_floor, conflated_floor, content @ ..] = data else { return };
     let header = TransferHeader {
         cluster: "c".to_owned(),
         version: "v1".to_owned(),
@@ -356,7 +356,7 @@ pub(crate) fn peers(data: &[u8]) {
         schema: "s".to_owned(),
         resource_version: version.to_string(),
         ring_floor: ring_floor.to_string(),
-        residue_floor: residue_floor.to_string(),
+        residue_floor: conflated_floor.to_string(),
         ..TransferHeader::default()
     };
     let mut trailer = TransferTrailer::default();
@@ -387,8 +387,8 @@ pub(crate) fn peers(data: &[u8]) {
             (copy_decoded_again.ring_floor, copy_decoded_again.records.len())
         );
         assert_eq!(
-            (copy.residue_floor, copy.changes.len()),
-            (copy_decoded_again.residue_floor, copy_decoded_again.changes.len())
+            (copy.conflated_floor, copy.changes.len()),
+            (copy_decoded_again.conflated_floor, copy_decoded_again.changes.len())
         );
     });
 }

@@ -22,8 +22,8 @@ use kubefan_proxy::{
         writer::{Change, Commit},
     },
     fanout::{
-        Bell, Gate, GateLimits, Hub, HubOptions, Line, Rung, Start, Subscription,
-        log::{LogEntry, Seen},
+        ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
+        send::entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
 };
@@ -187,7 +187,7 @@ impl Cache {
     pub(crate) fn entries(&mut self, count: usize) -> Vec<LogEntry> {
         let entry = |event: Arc<WatchEvent>| LogEntry {
             version: event.version(),
-            seen: Seen::Event(event, Transition::Change),
+            kind: EntryKind::Event(event, Transition::Change),
             received: None,
         };
         self.events(count).into_iter().map(entry).collect()
@@ -195,19 +195,19 @@ impl Cache {
 
     /// Publishes a commit and wakes the matching subscribers.
     pub(crate) fn publish(&self, commit: Commit) {
-        self.hub.commit(commit, Instant::now());
-        self.hub.wake();
+        self.hub.batch().commit(commit, Instant::now());
     }
 
     /// A subscriber that is up to date and waiting.
     pub(crate) fn subscribe(&self, labels: &str, fields: &str) -> Subscriber {
-        let connection_waker = Line::new();
-        let start = Start::After(self.hub.head().expect("a list"));
+        let connection_waker = ConnectionWaker::new();
+        let start = Start::Resume(self.hub.head().expect("a list"));
         let selection = self.kind.select(labels, fields);
-        let subscription = self.hub.subscribe(selection, Format::default(), start, Bell::new(&connection_waker, 1));
+        let subscription =
+            self.hub.subscribe(selection, Format::default(), start, StreamWaker::new(&connection_waker, 1));
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
         assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|frames| frames.is_none()), "nothing has happened");
-        Subscriber { connection_waker, subscription, ready: Rung::new() }
+        Subscriber { connection_waker, subscription, ready: ReadyStreams::new() }
     }
 }
 
@@ -223,9 +223,9 @@ pub(crate) fn apply_list(writer: &mut CacheWriter, objects: Vec<Object>, version
 
 /// One subscriber on its own connection.
 pub(crate) struct Subscriber {
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     subscription: Subscription,
-    ready: Rung,
+    ready: ReadyStreams,
 }
 
 impl Subscriber {
@@ -233,7 +233,7 @@ impl Subscriber {
     /// messages.
     pub(crate) fn deliver(&mut self) -> usize {
         self.connection_waker.register(Waker::noop());
-        self.connection_waker.rung(&mut self.ready);
+        self.connection_waker.take_ready(&mut self.ready);
         let mut messages = 0;
         for _ in self.ready.drain(..) {
             while let Ok(Some(frames)) = self.subscription.take(BATCH_BYTES_MAX) {

@@ -217,6 +217,26 @@ bugs! {
     RingsTwice = "woken-twice" breaks "a wake-up is spurious",
 }
 
+/// Runs a statement only if this bug is planted.
+#[macro_export]
+macro_rules! when_planted {
+    ($bug:ident => $statement:expr) => {
+        if $crate::planted::is($crate::planted::Bug::$bug) {
+            $statement;
+        }
+    };
+}
+
+/// Runs a statement unless this bug, which forgets it, is planted.
+#[macro_export]
+macro_rules! unless_planted {
+    ($bug:ident => $statement:expr) => {
+        if !$crate::planted::is($crate::planted::Bug::$bug) {
+            $statement;
+        }
+    };
+}
+
 /// Whether this bug is planted.
 #[cfg(not(planted_bugs))]
 #[inline(always)]

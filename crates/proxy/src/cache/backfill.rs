@@ -1,6 +1,6 @@
 //! Events from before a cache began, read again from upstream for those who come back from there.
 
-use super::ring::{EventRing, Expired, Record};
+use crate::cache::ring::{EventRing, Expired, Record};
 use kubefan_model::ResourceVersion;
 
 /// Every event from one version to another that the cache itself leads on from.

@@ -7,28 +7,11 @@ use std::{ops::Bound, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    residue::{Replaced, Residue},
+    conflated::{ConflatedHistory, PriorState},
+    resume::Coverage,
     ring::{EventRing, Expired, Record, RingLimits},
 };
 use kubefan_model::{ResourceVersion, object::ObjectParser};
-
-/// What leads on from a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Every event after it is held.
-    Ring,
-    /// What changed after it is known, each object once.
-    Residue,
-}
-
-/// Whether `version` is within an upper bound.
-pub(super) fn is_within(version: ResourceVersion, up_to: Bound<ResourceVersion>) -> bool {
-    match up_to {
-        Bound::Included(last) => version <= last,
-        Bound::Excluded(end) => version < end,
-        Bound::Unbounded => true,
-    }
-}
 
 /// A history as it is at one version, copied by reference, in parts, so that nobody waits for it long: see [`History::copy`].
 #[derive(Debug)]
@@ -38,9 +21,9 @@ pub struct HistoryCopy {
     /// Every record after this version is among the `records`.
     pub ring_floor: ResourceVersion,
     /// Every change after this version and up to `ring_floor` is among the `changes`.
-    pub residue_floor: ResourceVersion,
+    pub conflated_floor: ResourceVersion,
     /// What is left of old changes, oldest first.
-    pub changes: Vec<Replaced>,
+    pub changes: Vec<PriorState>,
     /// The spans up to `ring_floor` inside of which nothing is exact, in order.
     pub inexact: Vec<(ResourceVersion, ResourceVersion)>,
     /// Events and gaps, and when they came, oldest first.
@@ -52,7 +35,7 @@ impl HistoryCopy {
     /// A copy of which nothing is made yet, of the history that leads up to `version`.
     pub fn of(version: ResourceVersion) -> Self {
         let (changes, inexact, records) = Default::default();
-        Self { version, ring_floor: version, residue_floor: version, changes, inexact, records, in_ring: true }
+        Self { version, ring_floor: version, conflated_floor: version, changes, inexact, records, in_ring: true }
     }
 }
 
@@ -61,7 +44,7 @@ pub struct History {
     limits: RingLimits,
     parser: Arc<ObjectParser>,
     ring: EventRing,
-    residue: Residue,
+    conflated: ConflatedHistory,
     /// What it may take of its usual size.
     share: f64,
 }
@@ -79,13 +62,13 @@ impl History {
         (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
         parser: Arc<ObjectParser>,
     ) -> Self {
-        let (ring, residue) = (EventRing::new(limits, ring_floor), Residue::new(residue_floor));
-        Self { limits, parser, ring, residue, share: 1.0 }
+        let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(residue_floor));
+        Self { limits, parser, ring, conflated, share: 1.0 }
     }
 
     /// Where changes are restored to, before the first record is pushed.
-    pub fn residue_mut(&mut self) -> &mut Residue {
-        &mut self.residue
+    pub fn conflated_mut(&mut self) -> &mut ConflatedHistory {
+        &mut self.conflated
     }
 
     /// Everything was restored: lets go of what is over the limits here.
@@ -99,8 +82,8 @@ impl History {
     }
 
     /// What is left of older ones.
-    pub fn residue(&self) -> &Residue {
-        &self.residue
+    pub fn conflated(&self) -> &ConflatedHistory {
+        &self.conflated
     }
 
     /// Appends a record that the views have seen. [`Self::evict`] follows.
@@ -111,42 +94,35 @@ impl History {
     /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
         let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
-        gone.iter().for_each(|record| self.residue.push(record, &self.parser));
-        self.residue.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
+        gone.iter().for_each(|record| self.conflated.push(record, &self.parser));
+        self.conflated.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
         gone
     }
 
-    /// Keeps a share of its usual size from the next eviction on.
-    pub fn keep(&mut self, share: f64) {
+    /// Limits it to a share, from 0 to 1, of its usual size, from the next eviction on.
+    pub fn limit_to(&mut self, share: f64) {
         self.share = share;
     }
 
     /// The oldest version that something leads on from.
     pub fn oldest(&self) -> ResourceVersion {
-        self.residue.floor()
+        self.conflated.floor()
     }
 
-    /// What leads on from `version`, which is not from the future: events where they are held.
-    pub fn way_from(&self, version: ResourceVersion) -> Result<Way, Expired> {
-        let Err(expired) = self.ring.since(version) else { return Ok(Way::Ring) };
-        // Inside a gap there is no exact state, and what was put in its place says nothing about the versions within.
-        let inside_a_gap = version >= self.ring.floor();
-        let oldest = if inside_a_gap { expired.oldest } else { self.residue.known_from(version) };
-        match oldest == version {
-            true => Ok(Way::Residue),
-            false => Err(Expired { requested: version, oldest }),
-        }
-    }
-
-    /// The same for one who may not be able to tell what is exact from what is not: then only events lead on, and none that are older than
-    /// the last gap.
-    pub fn way_for(&self, version: ResourceVersion, has_marks: bool) -> Result<Way, Expired> {
-        let way = self.way_from(version)?;
+    /// What it covers at `version`, for a subscriber whose format has `gap_markers` or not. The cache has reached `current`.
+    pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
+        let log_floor = self.ring.floor();
+        let (gap_end, conflated_from) = match version >= log_floor {
+            true => (self.ring.since(version).err().map(|expired| expired.oldest), version),
+            false => (None, self.conflated.known_from(version)),
+        };
         let exact_from = self.ring.exact_from();
-        match has_marks || version >= exact_from {
-            true => Ok(way),
-            false => Err(Expired { requested: version, oldest: exact_from }),
-        }
+        Coverage { version, current, log_floor, gap_end, conflated_from, exact_from, gap_markers }
+    }
+
+    /// Whether a subscriber whose format has gap markers can resume from `version`.
+    pub fn can_resume_from(&self, version: ResourceVersion) -> bool {
+        self.coverage(version, version, true).source().is_ok()
     }
 
     /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
@@ -173,7 +149,7 @@ impl History {
         let oldest = copy.changes.last().map(|change| change.version);
         let up_to = oldest.map_or(Bound::Included(copy.ring_floor), Bound::Excluded);
         let before = copy.changes.len();
-        for change in self.residue.between(self.residue.floor(), up_to) {
+        for change in self.conflated.between(self.conflated.floor(), up_to) {
             // Whole versions: a gap's changes share one.
             let another = copy.changes.last().is_some_and(|last| last.version != change.version);
             if another && copy.changes.len() - before >= entries_max {
@@ -181,25 +157,25 @@ impl History {
             }
             copy.changes.push(change.clone());
         }
-        copy.residue_floor = self.residue.floor().min(copy.ring_floor);
-        let known = |version: &ResourceVersion| *version > copy.residue_floor;
+        copy.conflated_floor = self.conflated.floor().min(copy.ring_floor);
+        let known = |version: &ResourceVersion| *version > copy.conflated_floor;
         copy.changes.retain(|change| known(&change.version));
         copy.changes.reverse();
         let within = |(_, to): &(ResourceVersion, ResourceVersion)| known(to) && *to <= copy.ring_floor;
-        copy.inexact = self.residue.gaps().filter(within).collect();
+        copy.inexact = self.conflated.gaps().filter(within).collect();
         false
     }
 
     /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes
     /// each time, so that a reader who has much to catch up with keeps nobody from the history: where there is more, the version that
     /// it lies below is given too.
-    pub fn replaced(
+    pub fn prior_states(
         &self,
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,
         changes_max: usize,
-    ) -> Result<(Vec<Replaced>, Option<ResourceVersion>), Expired> {
-        if after < self.residue.floor() {
+    ) -> Result<(Vec<PriorState>, Option<ResourceVersion>), Expired> {
+        if after < self.conflated.floor() {
             return Err(Expired { requested: after, oldest: self.oldest() });
         }
         let mut part = Vec::new();
@@ -207,16 +183,16 @@ impl History {
             let version = record.version();
             let replaced = record.events().iter().rev().map(|event| {
                 let (object, before) = (event.object(), event.previous());
-                Replaced { version, key: object.key().clone(), before }
+                PriorState { version, key: object.key().clone(), before }
             });
             part.extend(replaced);
             if part.len() >= changes_max {
                 return Ok((part, Some(version)));
             }
         }
-        for change in self.residue.between(after, up_to) {
+        for change in self.conflated.between(after, up_to) {
             // Whole versions: a gap's changes share one.
-            if let Some(last) = part.last().map(|last: &Replaced| last.version)
+            if let Some(last) = part.last().map(|last: &PriorState| last.version)
                 && last != change.version
                 && part.len() >= changes_max
             {

@@ -1,18 +1,25 @@
 //! The watch cache: the current objects, the recent events, and the one writer of both.
 //!
-//! Everything here is plain data without locks, clocks or I/O; [`crate::fanout::Hub`] publishes it to readers.
+//! Everything here is plain data without locks, clocks or I/O. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
 
 pub mod backfill;
 pub mod comparison;
+pub mod conflated;
 pub mod history;
-pub mod residue;
+pub mod published;
+pub mod refusal;
+pub mod resume;
 pub mod ring;
 pub mod store;
+pub mod warnings;
 pub mod writer;
 
 pub use backfill::Backfill;
-pub use history::{History, HistoryCopy, Way};
-pub use residue::{Replaced, Residue};
+pub use conflated::{ConflatedHistory, PriorState};
+pub use history::{History, HistoryCopy};
+pub use published::{CachedState, Phase, PublishedCache};
+pub use refusal::Refusal;
+pub use resume::{HistorySource, OnExpired, OnLag};
 pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, Update, UpdateError};

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::context::CacheContext;
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
-    fanout::{Ahead, Refusal, Served},
+    fanout::{CachePosition, Refusal, Served},
     telemetry::metrics::WatchPurpose,
     upstream::{
         UpstreamError,
@@ -199,14 +199,14 @@ impl Backfiller {
     }
 
     fn join(self: &Arc<Self>, request: Request) -> Result<Joined, Refusal> {
-        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let expired = self.expired(request.version);
         let mut inner = self.inner();
         if inner.expired.epoch == epoch && inner.expired.contain(request) {
             return Err(expired.into());
         }
         let good = |backfill: &&Arc<Backfill>| {
-            let leads_on = self.served.hub.leads_on(backfill.epoch, backfill.reached);
+            let leads_on = self.served.hub.can_resume_from(backfill.epoch, backfill.reached);
             backfill.serves(request.version, request.needs_state) && leads_on.is_some_and(|(leads_on, _)| leads_on)
         };
         if let Some(latest) = inner.latest.as_ref().filter(good) {
@@ -264,8 +264,8 @@ impl Backfiller {
     /// if it named none. If upstream has the events but not the state, the next attempt drops the
     /// requests that need state. Requests that are not served ask again, without those that were.
     async fn search(&self, mut requests: BTreeSet<Request>, sender: &ResultSender) -> BackfillResult {
-        let _pass = self.served.hub.gate().enter().await?;
-        let Ahead { epoch, .. } = self.served.hub.ahead().ok_or_else(|| self.unsynced())?;
+        let _pass = self.served.hub.gate().acquire().await?;
+        let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let oldest = requests.first().map(|request| request.version);
         while let Some(range) = ReadRange::of(&requests) {
             self.inner().running = Some((range, sender.clone()));
@@ -318,7 +318,7 @@ impl Backfiller {
 
     async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
         let Served { gvr, hub, .. } = &self.served;
-        let Ahead { epoch, store, .. } = hub.ahead().ok_or_else(|| self.unsynced())?;
+        let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| self.unsynced())?;
         let reflector = self.context.reflector_for(&self.served, WatchPurpose::Backfill);
         let mut reflector = reflector.backfilling(from, with_state);
         let mut writer = CacheWriter::sharing(store);
@@ -333,7 +333,7 @@ impl Backfiller {
             };
             if let Some(at) = at {
                 let another = || Refusal::Unavailable(format!("{gvr} is being listed again"));
-                let (leads_on, head) = hub.leads_on(epoch, at).ok_or_else(another)?;
+                let (leads_on, head) = hub.can_resume_from(epoch, at).ok_or_else(another)?;
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.
                 if at > head {

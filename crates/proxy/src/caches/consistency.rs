@@ -44,7 +44,7 @@ use tracing::debug;
 use super::context::CacheContext;
 use crate::{
     cache::Update,
-    fanout::{Ahead, Hub, Patience, Phase, Refusal, Served},
+    fanout::{CachePosition, Hub, Patience, Phase, Refusal, Served},
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::reflector::Step,
 };
@@ -331,7 +331,7 @@ impl Prover {
         let failed = ProofFailure::Failed;
         // While the cache's own watch is down, upstream is ahead in any case.
         let synced = *hub.phase().borrow() == Phase::Synced;
-        let Some(Ahead { epoch, version: from, .. }) = hub.ahead().filter(|_| synced) else {
+        let Some(CachePosition { epoch, version: from, .. }) = hub.position().filter(|_| synced) else {
             return Err(failed("the cache has no watch at the moment".to_owned()));
         };
         let asked_at = Instant::now();
@@ -403,7 +403,7 @@ impl Prover {
 
     /// The version of the cache, if it is still in this epoch.
     fn reached(&self, epoch: u64) -> Result<ResourceVersion, ProofFailure> {
-        let here = self.served.hub.ahead().filter(|ahead| ahead.epoch == epoch);
+        let here = self.served.hub.position().filter(|ahead| ahead.epoch == epoch);
         here.map(|ahead| ahead.version).ok_or_else(|| ProofFailure::Failed("it is being listed again".to_owned()))
     }
 
@@ -426,7 +426,7 @@ impl Prover {
 impl EmptyRange {
     /// The version that the hub's cache may advance to. `None` if it is not inside the range.
     pub(super) fn target_for(&self, hub: &Hub) -> Option<ResourceVersion> {
-        let Ahead { epoch, version, .. } = hub.ahead()?;
+        let CachePosition { epoch, version, .. } = hub.position()?;
         (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)
     }
 }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     cache::{CacheWriter, Update},
-    fanout::{Phase, Served, StreamEnd},
+    fanout::{CommitBatch, Phase, Served, StreamEnd},
     peer::Restored,
     telemetry::metrics::WatchPurpose,
     upstream::{
@@ -96,6 +96,13 @@ const READ_YIELDS: usize = 2;
 /// The most events to apply before waking subscribers, even if more have arrived.
 const EVENTS_PER_WAKE_MAX: usize = 64;
 
+/// Commits whose subscribers are not woken yet. Dropping it wakes them.
+struct Unannounced {
+    batch: CommitBatch,
+    /// The reflector's steps since the last wake-up.
+    steps: usize,
+}
+
 impl Informer {
     /// An informer that does not run yet. It stops if it exceeds the `allowance`. If `warm` is set,
     /// it asks peers before it lists.
@@ -135,21 +142,22 @@ impl Informer {
     /// Runs until the informer stops by itself. The future may be dropped at any time, but then
     /// [`Self::relist`] must be called before the next run.
     pub(super) async fn run(&mut self) -> Stopped {
-        let mut events_since_wake = 0;
+        // Every return drops it, so no commit stays without a wake-up.
+        let mut unannounced = Unannounced { batch: self.served.hub.batch(), steps: 0 };
         if let Some(allowance) = &self.allowance
             && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
         {
             return too_large.into();
         }
         if std::mem::take(&mut self.warm) {
-            self.start_warm().await;
+            self.start_warm(&mut unannounced.batch).await;
         }
         loop {
-            let stopped = match self.step(&mut events_since_wake).await {
-                Ok(Step::Update { update, received }) => self.apply(update, received).await,
+            let stopped = match self.step(&mut unannounced).await {
+                Ok(Step::Update { update, received }) => self.apply(&mut unannounced.batch, update, received).await,
                 Ok(Step::Watching { proven_at }) => {
                     self.forbidden_since = None;
-                    if self.is_confirmed(None).await {
+                    if self.is_confirmed(&mut unannounced.batch, None).await {
                         self.served.hub.warn(self.reflector.warnings());
                         self.served.hub.live();
                         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
@@ -163,7 +171,7 @@ impl Informer {
                 }
                 Err(error) => {
                     self.doubt = Some(self.context.upstream.doubt());
-                    self.handle(error).await
+                    self.handle(&mut unannounced.batch, error).await
                 }
             };
             if let Some(stopped) = stopped {
@@ -174,19 +182,19 @@ impl Informer {
 
     /// Starts with the state and history of a peer, if one can send them. Otherwise the first step
     /// lists.
-    async fn start_warm(&mut self) {
+    async fn start_warm(&mut self, batch: &mut CommitBatch) {
         let taken = warm_start(&self.context, &self.served, &self.schema, &mut self.random).await;
         let Some((Restored { commit, writer, .. }, proven_at)) = taken else { return };
         self.reflector.go_on_from(commit.version);
         self.writer = writer;
         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
-        self.served.hub.commit(commit, Instant::now());
+        batch.commit(commit, Instant::now());
     }
 
     /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
-    async fn step(&mut self, events_since_wake: &mut usize) -> Result<Step, ReflectorError> {
+    async fn step(&mut self, unannounced: &mut Unannounced) -> Result<Step, ReflectorError> {
         let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
-        let step = self.step_or_advance(watching, &mut advanced_to, events_since_wake).await;
+        let step = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
         advanced_to.into_iter().for_each(|version| self.reflector.nothing_until(version));
         step
     }
@@ -197,20 +205,20 @@ impl Informer {
         &mut self,
         watching: bool,
         advanced_to: &mut Option<ResourceVersion>,
-        events_since_wake: &mut usize,
+        unannounced: &mut Unannounced,
     ) -> Result<Step, ReflectorError> {
         let mut step = pin!(self.reflector.step());
-        if *events_since_wake < EVENTS_PER_WAKE_MAX {
+        if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
                 if let Poll::Ready(done) = futures::poll!(&mut step) {
-                    *events_since_wake += 1;
+                    unannounced.steps += 1;
                     return done;
                 }
                 yield_now().await;
             }
         }
-        *events_since_wake = 0;
-        self.served.hub.wake();
+        unannounced.steps = 0;
+        unannounced.batch.wake();
         loop {
             let range = tokio::select! {
                 biased;
@@ -221,7 +229,7 @@ impl Informer {
             let Some(version) = range.target_for(hub) else { continue };
             if let Ok(Some(commit)) = self.writer.apply(Update::Bookmark(version)) {
                 hub.proved(range.received);
-                hub.commit(commit, range.received);
+                unannounced.batch.commit(commit, range.received);
                 *advanced_to = Some(version);
             }
         }
@@ -230,14 +238,14 @@ impl Informer {
     /// Whether the last update is from the cluster of this cache. If it is not, or if upstream does
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `list` is the reason of a list that has just started.
-    async fn is_confirmed(&mut self, list: Option<&'static str>) -> bool {
+    async fn is_confirmed(&mut self, batch: &mut CommitBatch, list: Option<&'static str>) -> bool {
         let Some(doubt) = self.doubt else { return true };
         let Err(error) = self.context.upstream.confirm(doubt).await else {
             self.doubt = None;
             return true;
         };
         let hub = &self.served.hub;
-        hub.wake();
+        batch.wake();
         hub.metrics().watch_restart(error.reason());
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "upstream is not confirmed to be the same cluster; reading again");
         hub.trouble(error.to_string());
@@ -250,9 +258,9 @@ impl Informer {
         false
     }
 
-    async fn apply(&mut self, update: Update, received: Instant) -> Option<Stopped> {
+    async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let list = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(list).await {
+        if !matches!(update, Update::ListItem(_)) && !self.is_confirmed(batch, list).await {
             return None;
         }
         let hub = &self.served.hub;
@@ -271,7 +279,7 @@ impl Informer {
                     "the cluster is at version {reached}, below a version that it had already sent; listing again"
                 );
                 warn!(resource = %self.served.gvr, message);
-                hub.wake();
+                batch.wake();
                 hub.trouble(message);
             }
             _ => {}
@@ -306,13 +314,13 @@ impl Informer {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
                 }
-                hub.commit(commit, received);
+                batch.commit(commit, received);
             }
             Ok(None) => {}
             Err(error) => {
                 // Applying it would repeat or reorder events. Only a list restores the true state.
                 warn!(resource = %self.served.gvr, %error, "listing again");
-                hub.wake();
+                batch.wake();
                 hub.trouble(error.to_string());
                 self.reflector.relist("out_of_order");
                 self.wait(None).await;
@@ -323,10 +331,10 @@ impl Informer {
     }
 
     /// Decides how to react to a failure.
-    async fn handle(&mut self, error: ReflectorError) -> Option<Stopped> {
+    async fn handle(&mut self, batch: &mut CommitBatch, error: ReflectorError) -> Option<Stopped> {
         let hub = &self.served.hub;
         // Events from before the failure must not wait for its end.
-        hub.wake();
+        batch.wake();
         if let ReflectorError::Object(ObjectError::Table(table)) = &error {
             let resource = &self.served.gvr;
             return Some(match table {

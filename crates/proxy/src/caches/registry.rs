@@ -238,14 +238,12 @@ impl Registry {
                 }
                 stopped = informer.run() => stopped,
                 () = cache.differs.notified() => {
-                    hub.wake();
                     informer.relist(SELF_CHECK);
                     continue;
                 }
                 now = schema_changed(self.context.clone(), served.gvr.clone(), known.clone()) => {
                     cache.schema.changes_to(now.clone());
                     known = Some(now);
-                    hub.wake();
                     let upstream = &self.context.upstream;
                     if upstream.confirm(upstream.doubt()).await.is_err() {
                         // Another cluster answers, or none. The list retries until this one

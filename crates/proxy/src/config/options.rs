@@ -171,7 +171,7 @@ pub struct ServeOptions {
     /// Requests passed on at a time, watches too; more are told to come back (429).
     #[arg(long, env = "KUBEFAN_PASSTHROUGH_MAX", help_heading = "Passthrough", value_name = "COUNT")]
     pub passthrough_max: Option<usize>,
-    /// Pass exec, attach, port-forward and websockets on too.
+    /// GatePermit exec, attach, port-forward and websockets on too.
     #[arg(long, env = "KUBEFAN_PASSTHROUGH_UPGRADES", help_heading = "Passthrough", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub passthrough_upgrades: Option<bool>,
     /// Cache objects of built-in types as protobuf too, once a client asks for it; with off such requests go upstream.

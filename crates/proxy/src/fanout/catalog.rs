@@ -4,8 +4,10 @@ use std::{future::Future, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{hub::Hub, outcome::Refusal};
-use crate::cache::Backfill;
+use crate::{
+    cache::{Backfill, Refusal},
+    fanout::hub::Hub,
+};
 use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser};

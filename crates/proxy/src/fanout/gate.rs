@@ -1,7 +1,7 @@
-//! Admission of everything that pins state while it is sent or read: snapshots, lists, catch-ups, backfills and transfers to peers. A
-//! bounded number at once, the others in a queue, first come, first served, and for a bounded time: a storm of starts is worked off and not answered all at once.
+//! Admits everything that pins state while it is sent or read: snapshots, lists, catch-ups, backfills and transfers to peers.
 //!
-//! Live streams are never stopped here. Under memory pressure the gate is narrowed: see [`crate::caches::memory_pressure`].
+//! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a time; the others wait in a queue, in the
+//! order in which they came, for a bounded time. Live streams never pass through here. Under memory pressure the limit is lowered.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,60 +13,59 @@ use tokio::{
     time::timeout,
 };
 
-use super::outcome::Refusal;
-use crate::telemetry::metrics::GateMetrics;
+use crate::{cache::Refusal, telemetry::metrics::GateMetrics};
 use kubefan_common::sync::watch;
 
-/// How many are let in.
+/// How many are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateLimits {
-    /// At once.
+    /// At a time.
     pub snapshots_max: usize,
-    /// How long one waits for its turn.
+    /// How long one waits in the queue.
     pub snapshot_queue_timeout: Duration,
 }
 
-/// The gate of one kubefan.
+/// The gate of one kubefan process.
 pub struct Gate {
     limits: GateLimits,
     permits: Arc<Semaphore>,
-    places: Arc<Mutex<Places>>,
-    /// Nobody may enter: who waits is told so.
+    withholding: Arc<Mutex<Withheld>>,
+    /// The limit is zero: everything in the queue is refused.
     shut: watch::Sender<bool>,
     metrics: GateMetrics,
 }
 
-/// Permits that nobody may have now.
+/// Permits that are withheld while the limit is lowered.
 #[derive(Debug, Default)]
-struct Places {
-    held_back: usize,
-    /// How many that should be. What is missing was in use, and is kept by whoever comes out: the queue would have it otherwise.
+struct Withheld {
+    withheld: usize,
+    /// How many should be withheld. The rest is in use, and is withheld when it is given back; otherwise the queue would get it.
     wanted: usize,
 }
 
-/// Leave to pin state; given back when it is dropped.
+/// Permission to pin state, given back when it is dropped.
 #[derive(Debug)]
-pub struct Pass {
-    /// `None` only while it is dropped.
+pub struct GatePermit {
+    /// `None` only while it is being dropped.
     permit: Option<OwnedSemaphorePermit>,
-    places: Arc<Mutex<Places>>,
+    withholding: Arc<Mutex<Withheld>>,
     in_flight: prometheus::IntGauge,
 }
 
 impl Gate {
-    /// A gate that is wide open.
+    /// A gate without a lowered limit.
     pub fn new(limits: GateLimits, metrics: GateMetrics) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(limits.snapshots_max.min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self { limits, permits, places: Arc::default(), shut: watch::Sender::new(false), metrics })
+        Arc::new(Self { limits, permits, withholding: Arc::default(), shut: watch::Sender::new(false), metrics })
     }
 
-    /// Waits for its turn.
+    /// Waits for a permit.
     ///
     /// # Errors
-    /// [`Refusal::Exhausted`] where that takes too long, and at once where nobody may enter.
-    pub async fn enter(&self) -> Result<Pass, Refusal> {
-        if let Some(pass) = self.try_enter() {
-            return Ok(pass);
+    /// [`Refusal::Exhausted`] if that takes too long, and at once if the limit is zero.
+    pub async fn acquire(&self) -> Result<GatePermit, Refusal> {
+        if let Some(permit) = self.try_acquire() {
+            return Ok(permit);
         }
         let _waiting = Waiting::new(&self.metrics.waiting);
         let mut shut = self.shut.subscribe();
@@ -78,7 +77,7 @@ impl Gate {
             }
         };
         match timeout(self.limits.snapshot_queue_timeout, turn).await {
-            Ok(Some(permit)) => Ok(self.pass(permit)),
+            Ok(Some(permit)) => Ok(self.permit(permit)),
             Ok(None) | Err(_) => {
                 self.metrics.refused.inc();
                 Err(Refusal::Exhausted(self.message()))
@@ -86,14 +85,14 @@ impl Gate {
         }
     }
 
-    /// Enters if nobody has to be waited for.
-    pub fn try_enter(&self) -> Option<Pass> {
-        self.permits.clone().try_acquire_owned().ok().map(|permit| self.pass(permit))
+    /// A permit, if one is free.
+    pub fn try_acquire(&self) -> Option<GatePermit> {
+        self.permits.clone().try_acquire_owned().ok().map(|permit| self.permit(permit))
     }
 
-    /// As [`Self::try_enter`], for one who cannot wait; counts the refusal.
-    pub fn enter_now(&self) -> Result<Pass, String> {
-        self.try_enter().ok_or_else(|| {
+    /// As [`Self::try_acquire`], for one who cannot wait; counts the refusal.
+    pub fn acquire_now(&self) -> Result<GatePermit, String> {
+        self.try_acquire().ok_or_else(|| {
             self.metrics.refused.inc();
             self.message()
         })
@@ -101,7 +100,7 @@ impl Gate {
 
     fn message(&self) -> String {
         let GateLimits { snapshots_max, snapshot_queue_timeout } = self.limits;
-        let now = snapshots_max - locked(&self.places).wanted;
+        let now = snapshots_max - locked(&self.withholding).wanted;
         if now == 0 {
             return "no snapshots are sent while memory is short (--memory-max)".to_owned();
         }
@@ -112,49 +111,53 @@ impl Gate {
         )
     }
 
-    fn pass(&self, permit: OwnedSemaphorePermit) -> Pass {
+    fn permit(&self, permit: OwnedSemaphorePermit) -> GatePermit {
         self.metrics.in_flight.inc();
-        Pass { permit: Some(permit), places: self.places.clone(), in_flight: self.metrics.in_flight.clone() }
+        GatePermit {
+            permit: Some(permit),
+            withholding: self.withholding.clone(),
+            in_flight: self.metrics.in_flight.clone(),
+        }
     }
 
-    /// Lets only so many in at once from now on; those who are in stay, and are not followed while they are too many. To be called
-    /// again now and then: a permit that was on its way to one who gave up waiting may have come back.
+    /// Admits only so many at a time from now on. Permits in use stay valid, and are withheld when they are given back. Call it again
+    /// now and then: a permit that was handed to a waiter that gave up may have come back.
     pub fn narrow(&self, snapshots_max: usize) {
-        let mut places = locked(&self.places);
-        places.wanted = self.limits.snapshots_max.saturating_sub(snapshots_max);
-        if places.wanted > places.held_back {
-            places.held_back += self.permits.forget_permits(places.wanted - places.held_back);
+        let mut withholding = locked(&self.withholding);
+        withholding.wanted = self.limits.snapshots_max.saturating_sub(snapshots_max);
+        if withholding.wanted > withholding.withheld {
+            withholding.withheld += self.permits.forget_permits(withholding.wanted - withholding.withheld);
         } else {
-            self.permits.add_permits(places.held_back - places.wanted);
-            places.held_back = places.wanted;
+            self.permits.add_permits(withholding.withheld - withholding.wanted);
+            withholding.withheld = withholding.wanted;
         }
-        drop(places);
+        drop(withholding);
         self.shut.send_if_modified(|shut| std::mem::replace(shut, snapshots_max == 0) != (snapshots_max == 0));
     }
 
-    /// How many are let in at once where nothing is short.
+    /// How many are admitted at a time if the limit is not lowered.
     pub fn snapshots_max(&self) -> usize {
         self.limits.snapshots_max
     }
 }
 
-impl Drop for Pass {
+impl Drop for GatePermit {
     fn drop(&mut self) {
         self.in_flight.dec();
-        let mut places = locked(&self.places);
+        let mut withholding = locked(&self.withholding);
         let permit = self.permit.take();
-        if places.held_back < places.wanted {
-            places.held_back += 1;
+        if withholding.withheld < withholding.wanted {
+            withholding.withheld += 1;
             permit.into_iter().for_each(OwnedSemaphorePermit::forget);
         }
     }
 }
 
-fn locked(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
-    places.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(withholding: &Mutex<Withheld>) -> MutexGuard<'_, Withheld> {
+    withholding.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts one who waits, however that ends.
+/// Counts a waiter, however its wait ends.
 struct Waiting<'a>(&'a prometheus::IntGauge);
 
 impl<'a> Waiting<'a> {
@@ -184,14 +187,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_is_let_in_in_order_or_told_to_come_back() {
+    async fn waiters_are_admitted_in_order_or_refused_after_the_timeout() {
         let gate = gate(1);
-        let first = gate.enter().await.unwrap();
-        assert!(gate.enter_now().is_err());
+        let first = gate.acquire().await.unwrap();
+        assert!(gate.acquire_now().is_err());
         let (second, third) = (gate.clone(), gate.clone());
-        let second = tokio::spawn(async move { second.enter().await });
+        let second = tokio::spawn(async move { second.acquire().await });
         tokio::task::yield_now().await;
-        let third = tokio::spawn(async move { third.enter().await });
+        let third = tokio::spawn(async move { third.acquire().await });
         tokio::task::yield_now().await;
         assert_eq!((gate.metrics.waiting.get(), gate.metrics.in_flight.get()), (2, 1));
         drop(first);
@@ -203,55 +206,59 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_narrow_gate_lets_fewer_in_and_opens_again() {
+    async fn a_lowered_limit_admits_fewer_until_it_is_raised() {
         let gate = gate(4);
-        let inside: Vec<_> = std::iter::from_fn(|| gate.try_enter()).take(3).collect();
+        let inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire()).take(3).collect();
         gate.narrow(1);
-        assert!(gate.try_enter().is_none());
+        assert!(gate.try_acquire().is_none());
         drop(inside);
-        let only = gate.try_enter().unwrap();
-        assert!(gate.try_enter().is_none());
+        let only = gate.try_acquire().unwrap();
+        assert!(gate.try_acquire().is_none());
         gate.narrow(4);
-        assert_eq!(std::iter::from_fn(|| gate.try_enter()).take(9).collect::<Vec<_>>().len(), 3);
+        assert_eq!(std::iter::from_fn(|| gate.try_acquire()).take(9).collect::<Vec<_>>().len(), 3);
         drop(only);
     }
     #[tokio::test(start_paused = true)]
-    async fn a_gate_that_was_narrowed_takes_places_from_those_who_end_and_not_from_the_queue() {
+    async fn a_lowered_limit_withholds_permits_that_are_given_back() {
         let gate = gate(4);
-        let mut inside: Vec<_> = std::iter::from_fn(|| gate.try_enter()).collect();
-        let enter = |gate: Arc<Gate>| async move { gate.enter().await };
+        let mut inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire()).collect();
+        let enter = |gate: Arc<Gate>| async move { gate.acquire().await };
         let mut queue: JoinSet<_> = (0..4).map(|_| enter(gate.clone())).collect();
         tokio::task::yield_now().await;
         gate.narrow(1);
         inside.truncate(1);
         tokio::task::yield_now().await;
-        assert_eq!((gate.metrics.in_flight.get(), gate.metrics.waiting.get()), (1, 4), "nobody follows the three");
+        assert_eq!(
+            (gate.metrics.in_flight.get(), gate.metrics.waiting.get()),
+            (1, 4),
+            "the three permits are withheld"
+        );
         inside.clear();
         let next = queue.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!((gate.metrics.in_flight.get(), gate.metrics.waiting.get()), (1, 3));
         gate.narrow(4);
         let others = [queue.join_next().await, queue.join_next().await, queue.join_next().await];
-        assert!(others.iter().all(|other| matches!(other, Some(Ok(Ok(_))))), "and it opens for those who wait");
+        assert!(others.iter().all(|other| matches!(other, Some(Ok(Ok(_))))), "and the waiters are admitted");
         drop(next);
-        assert!(gate.try_enter().is_some());
+        assert!(gate.try_acquire().is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gate_that_is_shut_tells_those_who_wait_at_once() {
+    async fn a_limit_of_zero_refuses_waiters_at_once() {
         let gate = gate(1);
-        let inside = gate.enter().await.unwrap();
+        let inside = gate.acquire().await.unwrap();
         let waits = gate.clone();
-        let waits = tokio::spawn(async move { waits.enter().await });
+        let waits = tokio::spawn(async move { waits.acquire().await });
         tokio::task::yield_now().await;
         let begun = Instant::now();
         gate.narrow(0);
-        for refusal in [waits.await.unwrap().unwrap_err(), gate.enter().await.unwrap_err()] {
+        for refusal in [waits.await.unwrap().unwrap_err(), gate.acquire().await.unwrap_err()] {
             assert!(matches!(&refusal, Refusal::Exhausted(message) if message.contains("--memory-max")), "{refusal}");
         }
         assert_eq!(begun.elapsed(), Duration::ZERO);
         drop(inside);
-        assert!(gate.try_enter().is_none());
+        assert!(gate.try_acquire().is_none());
         gate.narrow(1);
-        assert!(gate.enter().await.is_ok());
+        assert!(gate.acquire().await.is_ok());
     }
 }

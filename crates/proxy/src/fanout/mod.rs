@@ -1,38 +1,26 @@
 //! From one event to many subscribers: views shared by equal subscriptions, and cursors into their logs.
 //!
-//! The hub is the only place where state, history and views change, all in one critical section per commit. Nobody waits for a
-//! subscriber: a subscription pulls, and a wake-up carries no data.
+//! The hub is the only place where state, history and views change, all in one critical section per commit. A commit never waits
+//! for a subscriber: a subscription pulls, and a wake-up carries no data.
 
-pub mod bell;
-pub mod block;
-pub mod budget;
 pub mod catalog;
-mod catch_up;
-pub mod encoder;
-pub mod frame;
 pub mod gate;
-pub mod generation;
 pub mod hub;
-pub mod index;
-pub mod log;
-pub mod outcome;
-pub mod pacer;
-pub mod pieces;
-mod prelude;
-pub mod subscription;
+pub mod send;
+pub mod stream_end;
+pub mod subscribe;
 mod sync;
-pub mod terms;
-pub mod view;
-mod views;
+pub mod views;
+pub mod wake;
 
 #[cfg(test)]
 mod tests;
 
-pub use bell::{Bell, Line, Rung};
+pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{Catalog, Patience, Served};
-pub use gate::{Gate, GateLimits, Pass};
-pub use hub::{Ahead, Hub, HubOptions, HubStatus, Phase};
-pub use outcome::{Refusal, StreamEnd};
-pub use pieces::Pieces;
-pub use subscription::Subscription;
-pub use terms::{OnExpired, OnLag, Start, Terms};
+pub use gate::{Gate, GateLimits, GatePermit};
+pub use hub::{CachePosition, CommitBatch, Hub, HubOptions, HubStatus};
+pub use send::FrameBuf;
+pub use stream_end::StreamEnd;
+pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
+pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{encode::TransferCounts, error::PeerError, identity::CacheIdentity};
 use crate::cache::{
-    CacheWriter, Commit, Gap, History, Record, Replaced, RingLimits, Store, Update, UpdateError, writer::Change,
+    CacheWriter, Commit, Gap, History, PriorState, Record, RingLimits, Store, Update, UpdateError, writer::Change,
 };
 use kubefan_common::{
     encoding::chunk,
@@ -77,7 +77,7 @@ struct ObjectOrder {
 struct Header {
     version: ResourceVersion,
     ring_floor: ResourceVersion,
-    residue_floor: ResourceVersion,
+    conflated_floor: ResourceVersion,
 }
 
 struct HistoryBuilder {
@@ -159,9 +159,9 @@ impl Decoder {
         let header = Header {
             version: version(&header.resource_version)?,
             ring_floor: version(&header.ring_floor)?,
-            residue_floor: version(&header.residue_floor)?,
+            conflated_floor: version(&header.residue_floor)?,
         };
-        if !(header.residue_floor <= header.ring_floor && header.ring_floor <= header.version) {
+        if !(header.conflated_floor <= header.ring_floor && header.ring_floor <= header.version) {
             return Err(PeerError::broken("the versions of its history are not in order"));
         }
         self.writer.apply(Update::ListBegin { reason: "warm_start" }).map_err(broken)?;
@@ -230,12 +230,12 @@ impl Decoder {
             let Some(Commit { store, .. }) = commit else {
                 return Err(PeerError::broken("an incomplete list of objects"));
             };
-            let floors = (header.residue_floor, header.ring_floor);
+            let floors = (header.conflated_floor, header.ring_floor);
             self.state = State::History(Box::new(HistoryBuilder {
                 header,
                 store,
                 history: History::to_restore(self.limits, floors, self.parser.clone()),
-                reached: header.residue_floor,
+                reached: header.conflated_floor,
                 in_ring: false,
                 gap: None,
                 latest: HashMap::new(),
@@ -280,17 +280,17 @@ impl HistoryBuilder {
 
     fn inexact(&mut self, span: &TransferSpan) -> Result<(), PeerError> {
         let (from, to) = (version(&span.from)?, version(&span.to)?);
-        if self.in_ring || !self.history.residue().is_empty() || from >= to || to > self.header.ring_floor {
+        if self.in_ring || !self.history.conflated().is_empty() || from >= to || to > self.header.ring_floor {
             return Err(PeerError::broken(format_args!("a relist from {from} to {to} is out of order")));
         }
-        self.history.residue_mut().restore_gap(from, to);
+        self.history.conflated_mut().restore_gap(from, to);
         Ok(())
     }
 
     fn change(&mut self, change: &TransferChange, parser: &Arc<ObjectParser>) -> Result<(), PeerError> {
         let version = version(&change.resource_version)?;
         // All changes of a relist have the same version.
-        let again = !self.history.residue().is_empty();
+        let again = !self.history.conflated().is_empty();
         self.reach(version, self.header.ring_floor, again)?;
         if self.in_ring {
             return Err(PeerError::broken("a change after the first event"));
@@ -303,7 +303,7 @@ impl HistoryBuilder {
         if before.as_ref().is_some_and(|before| *before.key() != key) {
             return Err(PeerError::broken(format_args!("a change of {key} with another object")));
         }
-        self.history.residue_mut().restore(Replaced { version, key, before });
+        self.history.conflated_mut().restore(PriorState { version, key, before });
         Ok(())
     }
 

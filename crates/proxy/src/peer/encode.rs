@@ -13,7 +13,7 @@ use prost::Message;
 use tokio::time::Instant;
 
 use super::identity::CacheIdentity;
-use crate::cache::{HistoryCopy, Record, Replaced, Store};
+use crate::cache::{HistoryCopy, PriorState, Record, Store};
 use kubefan_common::{
     encoding::{FrameError, chunk},
     proto::v1alpha1::{
@@ -65,7 +65,7 @@ impl Encoder {
             schema,
             resource_version: history.version.to_string(),
             ring_floor: history.ring_floor.to_string(),
-            residue_floor: history.residue_floor.to_string(),
+            residue_floor: history.conflated_floor.to_string(),
         };
         let HistoryCopy { changes, inexact, records, .. } = history;
         let mut last: Option<ObjectKey> = None;
@@ -152,7 +152,7 @@ impl TransferCounts {
     }
 }
 
-fn change(Replaced { version, key, before }: Replaced) -> Entry {
+fn change(PriorState { version, key, before }: PriorState) -> Entry {
     Entry::Change(TransferChange {
         resource_version: version.to_string(),
         namespace: key.namespace().to_owned(),

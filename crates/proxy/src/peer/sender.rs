@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use super::{encode::Encoder, identity::CacheIdentity};
 use crate::{
     cache::HistoryCopy,
-    fanout::{Ahead, Hub, Phase},
+    fanout::{CachePosition, Hub, Phase},
     telemetry::metrics::Transfer,
 };
 use kubefan_common::proto::v1alpha1::{TransferRequest, TransferResponse, peer_service_server::PeerService};
@@ -104,12 +104,12 @@ impl<S: Source> Sender<S> {
 }
 
 /// Copies state and history of one moment.
-async fn copy(hub: &Hub) -> Result<(Ahead, HistoryCopy), Status> {
+async fn copy(hub: &Hub) -> Result<(CachePosition, HistoryCopy), Status> {
     let unsynced = || Status::unavailable("it is not synced here");
     if *hub.phase().borrow() != Phase::Synced {
         return Err(unsynced());
     }
-    let ahead = hub.ahead().ok_or_else(unsynced)?;
+    let ahead = hub.position().ok_or_else(unsynced)?;
     let mut history = HistoryCopy::of(ahead.version);
     while hub.copy_history(ahead.epoch, &mut history, COPY_ENTRIES).ok_or_else(unsynced)? {
         yield_now().await;
@@ -138,7 +138,7 @@ impl<S: Source> PeerService for Sender<S> {
         // A transfer retains state as a snapshot does, so it needs the same permit. If memory
         // pressure refuses the permit, the peer starts with a list.
         let permit =
-            find()?.hub.gate().enter().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
+            find()?.hub.gate().acquire().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
         // The cache may have changed during the wait.
         let offer = find()?;
         let identity = self.identity_of(&wanted, cluster, &offer)?;

@@ -153,9 +153,9 @@ fn decode(
 
 /// Everything that a subscriber could receive, as text.
 fn contents(store: &Store, history: &History) -> String {
-    let mut lines = vec![format!("{} {}", history.residue().floor(), history.ring().floor())];
+    let mut lines = vec![format!("{} {}", history.conflated().floor(), history.ring().floor())];
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
-    let residue = history.residue();
+    let residue = history.conflated();
     for change in residue.between(residue.floor(), Bound::Unbounded) {
         lines.push(format!(
             "{} {} {:?}",
@@ -293,7 +293,7 @@ async fn a_copy_in_parts_loses_nothing_that_the_ring_evicts_meanwhile() {
     let parts = Encoder::new(&identity(), cache.store.clone(), copy, now).collect::<Result<Vec<_>, _>>().unwrap();
     let (_, history, _) = restored(decode(parts, limits(40), false).unwrap());
     assert!(history.oldest() >= known_from);
-    assert!(history.way_from(cache.version).is_ok() && history.way_from(history.oldest()).is_ok());
+    assert!(history.can_resume_from(cache.version) && history.can_resume_from(history.oldest()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,10 +13,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::select::{self, Selected};
-use crate::{
-    cache::Way,
-    fanout::{Bell, Catalog, Hub, OnExpired, Phase, Refusal, Served, Start, Subscription, Terms},
-    telemetry::metrics::Resume,
+use crate::fanout::{
+    Catalog, Need, NotSubscribed, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
+    SubscribeOptions, Subscription,
 };
 use kubefan_common::{
     planted::{self, Bug},
@@ -30,8 +29,9 @@ pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a resume plan is made: history may move past the plan before it is used.
-const TRIES_MAX: usize = 3;
+/// The most backfills to read for one subscription: history may move past the end of each while it
+/// is read.
+const BACKFILLS_MAX: usize = 3;
 
 /// Reads from a catalog, within the limits of the data port.
 pub struct Reader<C> {
@@ -127,72 +127,61 @@ impl<C: Catalog> Reader<C> {
         }
     }
 
-    /// Subscribes with the given subscribe options.
+    /// Subscribes. The hub decides how; this fetches what the hub needs for it and asks again.
+    ///
+    /// # Errors
+    /// [`Refusal::Expired`] if neither the cache nor upstream can resume from the version, and the
+    /// options ask for no restart.
     pub async fn subscribe(
         &self,
         served: &Served,
         selection: Selection,
         format: Format,
-        terms: Terms,
-        bell: Bell,
+        options: SubscribeOptions,
+        waker: StreamWaker,
     ) -> Result<Subscription, Refusal> {
-        match terms.start {
-            Start::After(version) | Start::Kept(version) => {
-                self.resume(served, selection, format, (terms, version), bell).await
-            }
-            Start::Ahead(_) => served.hub.subscribe(selection, format, terms, bell),
-            Start::Snapshot | Start::Over(_) => {
-                let pass = Some(Arc::new(served.hub.gate().enter().await?));
-                served.hub.subscribe(selection, format, Terms { pass, ..terms }, bell)
+        let (hub, waker) = (&served.hub, Arc::new(waker));
+        let mut provided = Provided::default();
+        if let Start::Resume(version) | Start::ResumeWithObjects(version) = options.start {
+            provided.other_history = self.other_history(served, &options.cluster, version).await;
+        }
+        let mut backfills = 0;
+        loop {
+            match hub.try_subscribe(&selection, &format, &options, &provided, &waker) {
+                Ok(subscription) => return Ok(subscription),
+                Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
+                Err(NotSubscribed::Needs(Need::Permit)) => {
+                    provided.permit = Some(Arc::new(hub.gate().acquire().await?));
+                }
+                Err(NotSubscribed::Needs(Need::Backfill(version))) => {
+                    // A backfill takes its own permit while it is read.
+                    provided.permit = None;
+                    backfills += 1;
+                    provided.backfill = match backfills {
+                        ..=BACKFILLS_MAX => self.backfill(served, (&selection, &format), version).await?,
+                        _ => ProvidedBackfill::Unavailable,
+                    };
+                }
             }
         }
     }
 
-    /// Goes on from a version by the first way that there is: what the cache holds, what upstream
-    /// tells again, or from the start.
-    async fn resume(
+    /// The events after `version`, read again from upstream.
+    async fn backfill(
         &self,
         served: &Served,
-        selection: Selection,
-        format: Format,
-        (terms, version): (Terms, ResourceVersion),
-        bell: Bell,
-    ) -> Result<Subscription, Refusal> {
-        let (hub, bell) = (&served.hub, Arc::new(bell));
-        if let Some(rewritten) = self.other_history(served, &terms.cluster, version).await {
-            return start_over(hub, selection, format, (terms, version), bell, rewritten).await;
-        }
-        // What was there before tells whether an object enters or leaves, and whether what is sent
-        // of it has changed.
+        (selection, format): (&Selection, &Format),
+        version: ResourceVersion,
+    ) -> Result<ProvidedBackfill, Refusal> {
+        // The state before an event decides whether an object enters or leaves, and whether its
+        // projection has changed.
         let compares = selection.can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
-        let mut tries = 0;
-        let expired = loop {
-            let (backfill, way) = match hub.way_from(version, format.has_marks()) {
-                Ok(way) => (None, Some(way)),
-                // Where upstream has nothing either, what is held here is named.
-                Err(Refusal::Expired(expired)) => match self.catalog.backfill(served, version, needs_state).await {
-                    Ok(backfill) => (Some(backfill), None),
-                    Err(Refusal::Expired(_)) => break expired,
-                    Err(other) => return Err(other),
-                },
-                Err(other) => return Err(other),
-            };
-            // Not before the backfill: whoever waits here has been heard there.
-            let pass = match way {
-                Some(Way::Ring) => None,
-                _ => Some(Arc::new(hub.gate().enter().await?)),
-            };
-            let terms = Terms { backfill, pass, ..terms.clone() };
-            tries += 1;
-            match hub.subscribe(selection.clone(), format.clone(), terms, bell.clone()) {
-                // History has moved on meanwhile.
-                Err(Refusal::Expired(_)) if tries < TRIES_MAX => {}
-                Err(Refusal::Expired(expired)) => break expired,
-                other => return other,
-            }
-        };
-        start_over(hub, selection, format, (terms, version), bell, expired.into()).await
+        match self.catalog.backfill(served, version, needs_state).await {
+            Ok(backfill) => Ok(ProvidedBackfill::Read(backfill)),
+            Err(Refusal::Expired(_)) => Ok(ProvidedBackfill::Unavailable),
+            Err(other) => Err(other),
+        }
     }
 
     /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to
@@ -217,21 +206,4 @@ impl<C: Catalog> Reader<C> {
              this is another cluster)"
         )))
     }
-}
-
-/// Where nothing leads on from a version: a snapshot in its place, if that was asked for.
-async fn start_over(
-    hub: &Arc<Hub>,
-    selection: Selection,
-    format: Format,
-    (terms, version): (Terms, ResourceVersion),
-    bell: Arc<Bell>,
-    refusal: Refusal,
-) -> Result<Subscription, Refusal> {
-    if terms.on_expired == OnExpired::Restart {
-        let pass = Some(Arc::new(hub.gate().enter().await?));
-        return hub.subscribe(selection, format, Terms { start: Start::Over(version), pass, ..terms }, bell);
-    }
-    hub.metrics().resume(Resume::Expired);
-    Err(refusal)
 }

@@ -1,4 +1,4 @@
-//! What a hub tells of itself, to people, probes and Prometheus.
+//! What a hub reports about itself, to people, probes and Prometheus.
 
 use std::{
     sync::atomic::Ordering,
@@ -7,42 +7,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{super::budget::Budgets, Hub};
-use crate::telemetry::metrics::CacheGauges;
+use crate::{
+    cache::Phase,
+    fanout::{hub::core::Hub, send::budget::Budgets},
+    telemetry::metrics::CacheGauges,
+};
 use kubefan_model::ResourceVersion;
-
-/// Whether a resource is served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// The first list is not complete.
-    Syncing,
-    /// Served; the upstream watch is live.
-    Synced,
-    /// Served from the cache; the upstream watch is being started again.
-    Stale,
-    /// The apiserver does not serve it.
-    NotFound,
-    /// The apiserver denies it.
-    Forbidden,
-}
-
-impl Phase {
-    /// Whether readers are answered.
-    pub fn serves(self) -> bool {
-        matches!(self, Self::Synced | Self::Stale)
-    }
-
-    /// The name in logs, readyz and the status page.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Syncing => "syncing",
-            Self::Synced => "synced",
-            Self::Stale => "stale",
-            Self::NotFound => "not found",
-            Self::Forbidden => "forbidden",
-        }
-    }
-}
 
 /// The state of a hub, for people and probes.
 #[derive(Debug, Clone)]
@@ -72,57 +42,60 @@ pub struct HubStatus {
 impl Hub {
     /// The state, for people and probes.
     pub fn status(&self) -> HubStatus {
-        let inner = self.inner();
-        let cached = inner.cache.as_ref();
+        let state = self.lock();
+        let published = &state.published;
+        let cached = published.state();
         HubStatus {
-            phase: *self.phase.borrow(),
-            message: inner.message.clone(),
+            phase: published.phase(),
+            message: published.message().to_owned(),
             version: cached.map(|cached| cached.version),
             oldest: cached.map(|cached| cached.history.oldest()),
             objects: cached.map_or(0, |cached| cached.store.len()),
             object_bytes: cached.map_or(0, |cached| cached.store.json_bytes()),
-            synced_since: inner.synced_since,
-            subscribers: inner.subscribers,
-            used_at: inner.used_at,
-            age: inner.age(),
+            synced_since: published.synced_since(),
+            subscribers: state.subscribers,
+            used_at: state.used_at,
+            age: published.age(Instant::now()),
         }
     }
 
     /// The number of distinct selections.
     pub fn views(&self) -> usize {
-        self.inner().views.len()
+        self.lock().views.len()
     }
 
-    /// What the blocks of all views take, in bytes.
-    pub fn block_bytes(&self) -> usize {
-        self.view_bytes.blocks.load(Ordering::Relaxed)
+    /// The size of the segments of all views, in bytes.
+    pub fn segment_bytes(&self) -> usize {
+        self.view_bytes.segments.load(Ordering::Relaxed)
     }
 
     /// Brings the gauges up to date.
     pub fn refresh_gauges(&self) {
-        let inner = self.inner();
+        let state = self.lock();
+        let cached = state.published.state();
         let mut gauges = CacheGauges {
-            subscribers: inner.subscribers,
-            views: inner.views.len(),
-            synced: inner.cache.is_some(),
+            subscribers: state.subscribers,
+            views: state.views.len(),
+            synced: cached.is_some(),
             ..CacheGauges::default()
         };
-        if let Some(cached) = &inner.cache {
-            let (ring, residue) = (cached.history.ring(), cached.history.residue());
+        if let Some(cached) = cached {
+            let now = Instant::now();
+            let (ring, conflated) = (cached.history.ring(), cached.history.conflated());
             gauges.ring_bytes = ring.bytes();
-            gauges.residue_bytes = residue.bytes();
+            gauges.residue_bytes = conflated.bytes();
             let Budgets { projected, chunks } = &self.view_bytes.kept;
             gauges.log_bytes =
-                self.view_bytes.logs.load(Ordering::Relaxed) + self.block_bytes() + projected.used() + chunks.used();
+                self.view_bytes.logs.load(Ordering::Relaxed) + self.segment_bytes() + projected.used() + chunks.used();
             gauges.ring_events = ring.len();
-            gauges.ring_age = ring.age(Instant::now());
+            gauges.ring_age = ring.age(now);
             gauges.objects = cached.store.len();
             gauges.object_bytes = cached.store.json_bytes();
             gauges.object_memory_bytes = cached.store.cost_bytes();
             gauges.version = cached.version.get();
-            gauges.staleness_seconds = inner.age().map_or(f64::INFINITY, |age| age.as_secs_f64());
+            gauges.staleness_seconds = state.published.age(now).map_or(f64::INFINITY, |age| age.as_secs_f64());
         }
-        drop(inner);
+        drop(state);
         self.metrics.set(gauges);
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     cache::{Backfill, EventRing, Record},
-    fanout::{OnExpired, OnLag, Terms},
+    fanout::{NotSubscribed, OnExpired, OnLag, Provided, ProvidedBackfill, SubscribeOptions},
 };
 use kubefan_model::{
     event::WatchEvent,
@@ -15,16 +15,16 @@ use kubefan_model::{
     projection::{Parts, Projection},
 };
 
-fn terms(start: Start, on_lag: OnLag, on_expired: OnExpired) -> Terms {
-    Terms { on_lag, on_expired, ..start.into() }
+fn options(start: Start, on_lag: OnLag, on_expired: OnExpired) -> SubscribeOptions {
+    SubscribeOptions { on_lag, on_expired, ..start.into() }
 }
 
-fn conflate(start: Start) -> Terms {
-    terms(start, OnLag::Conflate, OnExpired::Fail)
+fn conflate(start: Start) -> SubscribeOptions {
+    options(start, OnLag::Conflate, OnExpired::Fail)
 }
 
-fn restart(start: Start) -> Terms {
-    terms(start, OnLag::Expire, OnExpired::Restart)
+fn restart(start: Start) -> SubscribeOptions {
+    options(start, OnLag::Expire, OnExpired::Restart)
 }
 
 impl Cache {
@@ -33,8 +33,22 @@ impl Cache {
         Self::within(RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS })
     }
 
-    fn with(&self, labels: &str, terms: Terms) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), Format::default(), terms, Bell::new(&Line::new(), 0))
+    fn with(&self, labels: &str, options: SubscribeOptions) -> Result<Subscription, Refusal> {
+        self.hub.subscribe(
+            self.select(labels),
+            Format::default(),
+            options,
+            StreamWaker::new(&ConnectionWaker::new(), 0),
+        )
+    }
+
+    /// Resumes after version 5, which only the backfill has.
+    fn with_backfill(&self, format: Format, backfill: Backfill) -> Result<Subscription, NotSubscribed> {
+        let waker = Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0));
+        let permit = Some(Arc::new(self.hub.gate().try_acquire().unwrap()));
+        let backfill = ProvidedBackfill::Read(Arc::new(backfill));
+        let provided = Provided { backfill, permit, ..Provided::default() };
+        self.hub.try_subscribe(&self.select(""), &format, &Start::Resume(version(5)).into(), &provided, &waker)
     }
 
     fn objects(&mut self, events: &[(EventType, &str, &str, u64)]) {
@@ -104,7 +118,7 @@ async fn below_the_residue_nothing_leads_on() {
     let expired = cache.after("", 10).err().unwrap();
     assert_eq!(expired.to_string(), format!("too old resource version: 10 ({oldest})"));
     assert_eq!(ready(&mut cache.after("", oldest.get()).unwrap()).await[0], format!("catch-up from {oldest}"));
-    let over = cache.with("", restart(Start::Over(version(10)))).unwrap();
+    let over = cache.with("", restart(Start::Resume(version(10)))).unwrap();
     assert_eq!(ready(&mut { over }).await, ["snapshot@39 for 10", "+a@39", "end of 1 (39)"]);
 }
 
@@ -114,7 +128,7 @@ async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     let [mut conflates, mut restarts, mut expires] =
         [conflate(Start::Snapshot), restart(Start::Snapshot), Start::Snapshot.into()]
-            .map(|terms| cache.with("", terms).unwrap());
+            .map(|options| cache.with("", options).unwrap());
     for each in [&mut conflates, &mut restarts, &mut expires] {
         assert_eq!(ready(each).await.len(), 4);
     }
@@ -133,9 +147,9 @@ async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
 async fn who_falls_behind_inside_a_gap_is_not_caught_up_from_there() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5)], 10);
-    let start = Start::After(version(10));
+    let start = Start::Resume(version(10));
     let mut fails = cache.with("", conflate(start)).unwrap();
-    let mut restarts = cache.with("", terms(start, OnLag::Conflate, OnExpired::Restart)).unwrap();
+    let mut restarts = cache.with("", options(start, OnLag::Conflate, OnExpired::Restart)).unwrap();
     cache.list(&[("a", "web", 5), ("b", "web", 15), ("c", "web", 16)], 20);
     for each in [&mut fails, &mut restarts] {
         let part = each.take(1).unwrap().unwrap();
@@ -189,10 +203,9 @@ async fn a_catch_up_never_leads_into_another_history() {
 async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 5)], 10);
-    let epoch = cache.hub.ahead().unwrap().epoch;
+    let epoch = cache.hub.position().unwrap().epoch;
     let backfill = Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true };
-    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
-    let mut back = cache.with("", terms).unwrap();
+    let mut back = cache.with_backfill(Format::default(), backfill).unwrap();
     (11..=20).for_each(|at| cache.event(Modified, "a", "web", at));
     let mut lines = ready(&mut back).await;
     assert_eq!(lines.remove(0), "bookmark (10)", "else a mark that follows would begin where it never was");
@@ -202,17 +215,15 @@ async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
 async fn a_backfill_without_state_is_told_to_those_who_want_only_changes() {
     let mut cache = Cache::that_remembers();
     cache.list(&[("a", "web", 8)], 10);
-    let epoch = cache.hub.ahead().unwrap().epoch;
+    let epoch = cache.hub.position().unwrap().epoch;
     let mut ring = EventRing::new(LIMITS, version(5));
     let object = Arc::new(cache.object("a", "web", 8));
     let event = WatchEvent::new(Modified, version(8), object.clone(), Some(object));
     ring.push(Record::Event(Arc::new(event)), Instant::now());
     let backfill = Backfill { epoch, ring, reached: version(10), has_state: false };
-    let terms = Terms { backfill: Some(Arc::new(backfill)), ..Start::After(version(5)).into() };
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
     let format = Format::new(labels, true, Encoding::Json).unwrap();
-    let bell = Bell::new(&Line::new(), 0);
-    let mut back = cache.hub.subscribe(cache.select(""), format, terms, bell).unwrap();
+    let mut back = cache.with_backfill(format, backfill).unwrap();
     assert_eq!(ready(&mut back).await, ["~a@8 (8)", "bookmark (10)"], "what was there before is not known");
 }
 

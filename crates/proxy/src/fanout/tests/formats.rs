@@ -22,8 +22,8 @@ struct Client {
 
 impl Client {
     fn new(cache: &Cache, labels: &str, format: Format, start: Start) -> Self {
-        let bell = Bell::new(&Line::new(), 0);
-        let subscription = cache.hub.subscribe(cache.select(labels), format, start, bell).unwrap();
+        let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
+        let subscription = cache.hub.subscribe(cache.select(labels), format, start, waker).unwrap();
         Self { subscription, held: HashMap::new(), deltas: 0 }
     }
 
@@ -72,8 +72,8 @@ async fn deltas_make_the_objects_whole_and_come_only_where_the_base_is_held() {
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let mut from_snapshot = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::Snapshot);
     assert_eq!(from_snapshot.read().await[1], ("+a".into(), canonical("a", "web")));
-    let mut came_back = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::After(version(10)));
-    let mut kept = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::Kept(version(10)));
+    let mut came_back = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::Resume(version(10)));
+    let mut kept = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::ResumeWithObjects(version(10)));
     kept.held = from_snapshot.held.clone();
 
     cache.event(Modified, "a", "web", 11);
@@ -122,13 +122,13 @@ async fn who_wants_only_changes_is_not_told_of_others_live_or_replayed() {
     for encoding in [Encoding::Json, Encoding::ZstdDelta] {
         let format = Format::new(labels.clone(), true, encoding).unwrap();
         let from = cache.hub.head().unwrap();
-        let mut live = Client::new(&cache, "", format.clone(), Start::After(from));
+        let mut live = Client::new(&cache, "", format.clone(), Start::Resume(from));
         assert!(live.lines().await.is_empty());
         let at = from.get();
         cache.event(Modified, "a", "web", at + 1);
         cache.event(Modified, "a", "db", at + 2);
         cache.event(Modified, "a", "web", at + 3);
-        let mut replayed = Client::new(&cache, "", format, Start::After(from));
+        let mut replayed = Client::new(&cache, "", format, Start::Resume(from));
         let mut more = cache.after("", at + 1).unwrap();
         assert_eq!(ready(&mut more).await.len(), 2);
         for client in [&mut live, &mut replayed] {

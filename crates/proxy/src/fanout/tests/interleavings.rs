@@ -1,5 +1,5 @@
 //! The orders in which a writer and its readers may run: what is promised holds in each that is tried, and each of the mistakes that
-//! were planted for this is found. Run by `.ci/run`, because locks are others here:
+//! were planted for this is found. LogRun by `.ci/run`, because locks are others here:
 //!
 //! ```text
 //! KUBEFAN_SHUTTLE=1 KUBEFAN_SHUTTLE_ITERATIONS=100000 cargo test --release --lib interleavings
@@ -80,7 +80,7 @@ struct Told {
 }
 
 impl Told {
-    fn hear(&mut self, pieces: Pieces) {
+    fn hear(&mut self, pieces: FrameBuf) {
         let mut in_snapshot = false;
         for message in decode(pieces) {
             let resume = message.resume_version.parse().unwrap_or(0);
@@ -107,14 +107,16 @@ fn each_event_comes_once() {
         .map(|_| {
             let (hub, all) = (cache.hub.clone(), cache.select(""));
             thread::spawn(move || {
-                let subscribe =
-                    |start| hub.subscribe(all.clone(), Format::default(), start, Bell::new(&Line::new(), 0)).unwrap();
+                let subscribe = |start| {
+                    hub.subscribe(all.clone(), Format::default(), start, StreamWaker::new(&ConnectionWaker::new(), 0))
+                        .unwrap()
+                };
                 let mut told = Told::default();
                 let mut subscription = subscribe(Start::Snapshot);
                 told.hear(block_on(subscription.next()).unwrap());
                 let first = told.resume - told.events.len() as u64;
                 drop(subscription);
-                let mut subscription = subscribe(Start::After(version(told.resume)));
+                let mut subscription = subscribe(Start::Resume(version(told.resume)));
                 while told.resume < LAST {
                     told.hear(block_on(subscription.next()).unwrap());
                 }
@@ -129,20 +131,20 @@ fn each_event_comes_once() {
 /// A connection: one waker, several streams, and a look only at those whose bells rang; a bookmark wherever there is nothing more.
 fn a_connection_looks_at_what_rang() {
     let cache = started();
-    let (line, selectors) = (Line::new(), ["", "app=web", "app=db"]);
+    let (line, selectors) = (ConnectionWaker::new(), ["", "app=web", "app=db"]);
     // It changes and is web still, leaves web for db, and comes back.
     let expected = [vec![11, 12, 13], vec![11, 12, 13], vec![12, 13]];
     let mut streams: Vec<_> = (0u32..)
         .zip(selectors)
         .map(|(number, labels)| {
-            let bell = Bell::new(&line, number);
+            let bell = StreamWaker::new(&line, number);
             let hub = &cache.hub;
             hub.subscribe(cache.select(labels), Format::default(), Start::Snapshot, bell).unwrap()
         })
         .collect();
     let reader = thread::spawn(move || {
         let mut told = [Told::default(), Told::default(), Told::default()];
-        let mut queue = Rung::from_slice(&[0, 1, 2]);
+        let mut queue = ReadyStreams::from_slice(&[0, 1, 2]);
         loop {
             for stream in queue.drain(..) {
                 let stream = stream as usize;
@@ -159,7 +161,7 @@ fn a_connection_looks_at_what_rang() {
             }
             block_on(poll_fn(|cx| {
                 line.register(cx.waker());
-                line.rung(&mut queue);
+                line.take_ready(&mut queue);
                 if queue.is_empty() { Poll::Pending } else { Poll::Ready(()) }
             }));
         }
@@ -171,13 +173,13 @@ fn a_connection_looks_at_what_rang() {
 
 /// Two waves of wake-ups at once, as when one was held back and the next follows at once.
 fn two_ring_one_bell() {
-    let line = Line::new();
-    let bell = Arc::new(Bell::new(&line, 0));
+    let line = ConnectionWaker::new();
+    let bell = Arc::new(StreamWaker::new(&line, 0));
     bell.arm();
-    let ringers: Vec<_> = (0..2).map(|_| bell.clone()).map(|bell| thread::spawn(move || bell.ring())).collect();
+    let ringers: Vec<_> = (0..2).map(|_| bell.clone()).map(|bell| thread::spawn(move || bell.wake())).collect();
     let woken: Vec<_> = ringers.into_iter().map(|ringer| ringer.join().unwrap()).collect();
-    let mut rung = Rung::new();
-    line.rung(&mut rung);
+    let mut rung = ReadyStreams::new();
+    line.take_ready(&mut rung);
     assert_eq!((rung.len(), woken.iter().map(|woken| woken.streams).sum()), (1, 1));
 }
 
@@ -188,7 +190,7 @@ fn the_end_is_told() {
         .map(|_| {
             let (hub, all) = (cache.hub.clone(), cache.select(""));
             thread::spawn(move || {
-                let bell = Bell::new(&Line::new(), 0);
+                let bell = StreamWaker::new(&ConnectionWaker::new(), 0);
                 let Ok(mut subscription) = hub.subscribe(all, Format::default(), Start::Snapshot, bell) else { return };
                 while block_on(subscription.next()).is_ok() {}
             })

@@ -7,11 +7,12 @@ use prometheus::Registry;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{
-    Bell, Gate, GateLimits, Hub, HubOptions, Line, Phase, Pieces, Refusal, Rung, Start, StreamEnd, Subscription,
-};
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
+    fanout::{
+        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
+        StreamWaker, Subscription,
+    },
     telemetry::metrics::Metrics,
 };
 use kubefan_common::{
@@ -80,8 +81,7 @@ impl Cache {
 
     fn apply(&mut self, update: Update) {
         if let Some(commit) = self.writer.apply(update).unwrap() {
-            self.hub.commit(commit, Instant::now());
-            self.hub.wake();
+            self.hub.batch().commit(commit, Instant::now());
         }
     }
 
@@ -104,11 +104,11 @@ impl Cache {
     }
 
     fn subscribe(&self, labels: &str, start: Start) -> Result<Subscription, Refusal> {
-        self.hub.subscribe(self.select(labels), Format::default(), start, Bell::new(&Line::new(), 0))
+        self.hub.subscribe(self.select(labels), Format::default(), start, StreamWaker::new(&ConnectionWaker::new(), 0))
     }
 
     fn after(&self, labels: &str, at: u64) -> Result<Subscription, Refusal> {
-        self.subscribe(labels, Start::After(version(at)))
+        self.subscribe(labels, Start::Resume(version(at)))
     }
 }
 
@@ -160,11 +160,11 @@ async fn messages(subscription: &mut Subscription) -> Vec<WatchResponse> {
     all
 }
 
-fn to_bytes(mut pieces: Pieces) -> Bytes {
+fn to_bytes(mut pieces: FrameBuf) -> Bytes {
     pieces.copy_to_bytes(pieces.len())
 }
 
-fn decode(mut pieces: Pieces) -> Vec<WatchResponse> {
+fn decode(mut pieces: FrameBuf) -> Vec<WatchResponse> {
     let mut all = Vec::new();
     while pieces.has_remaining() {
         let prefix = pieces.copy_to_bytes(5);
@@ -315,30 +315,30 @@ async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_
         }
         assert_eq!(*bytes, expected);
     }
-    assert_eq!(cache.hub.block_bytes(), 0, "what everybody has taken is not kept");
+    assert_eq!(cache.hub.segment_bytes(), 0, "what everybody has taken is not kept");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
     let mut cache = Cache::new();
     cache.list(&[], 10);
-    let line = Line::new();
+    let line = ConnectionWaker::new();
     let subscribe = |cache: &Cache, labels: &str, stream| {
-        let bell = Bell::new(&line, stream);
-        cache.hub.subscribe(cache.select(labels), Format::default(), Start::After(version(10)), bell).unwrap()
+        let waker = StreamWaker::new(&line, stream);
+        cache.hub.subscribe(cache.select(labels), Format::default(), Start::Resume(version(10)), waker).unwrap()
     };
     let mut all = [subscribe(&cache, "", 1), subscribe(&cache, "app=web", 2), subscribe(&cache, "app!=web", 3)];
     all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "b", "web", 12);
-    let mut rung = Rung::new();
-    line.rung(&mut rung);
+    let mut rung = ReadyStreams::new();
+    line.take_ready(&mut rung);
     assert_eq!(*rung, [1, 2]);
     assert_eq!(all[1].take(1 << 20).unwrap().unwrap().messages(), 2);
     assert!(all[1].take(1 << 20).unwrap().is_none() && all[2].take(1 << 20).unwrap().is_none());
     cache.event(Modified, "c", "web", 13);
     rung.clear();
-    line.rung(&mut rung);
+    line.take_ready(&mut rung);
     assert_eq!(*rung, [2], "who has not looked yet is not told again");
 }
 

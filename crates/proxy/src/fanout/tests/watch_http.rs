@@ -1,15 +1,25 @@
 //! What a Kubernetes watch over HTTP sees, line by line.
 
 use super::*;
-use crate::fanout::Terms;
+use crate::fanout::SubscribeOptions;
 use kubefan_model::{format::Format, projection::Projection};
 
-fn subscribe(cache: &Cache, labels: &str, projection: Projection, terms: Terms) -> Result<Subscription, Refusal> {
-    cache.hub.subscribe(cache.select(labels), Format::http(Media::Json, projection), terms, Bell::new(&Line::new(), 0))
+fn subscribe(
+    cache: &Cache,
+    labels: &str,
+    projection: Projection,
+    options: SubscribeOptions,
+) -> Result<Subscription, Refusal> {
+    cache.hub.subscribe(
+        cache.select(labels),
+        Format::http(Media::Json, projection),
+        options,
+        StreamWaker::new(&ConnectionWaker::new(), 0),
+    )
 }
 
 fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> {
-    subscribe(cache, labels, Projection::default(), Start::After(version(at)).into())
+    subscribe(cache, labels, Projection::default(), Start::Resume(version(at)).into())
 }
 
 /// Each line as its type, the object's name and its version.
@@ -35,8 +45,8 @@ async fn lines(subscription: &mut Subscription) -> Vec<String> {
 async fn the_state_its_end_and_then_events_of_which_each_is_a_line() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
-    let terms = Terms { marks_end: true, ..Start::Snapshot.into() };
-    let mut web = subscribe(&cache, "app=web", Projection::default(), terms).unwrap();
+    let options = SubscribeOptions { marks_end: true, ..Start::Snapshot.into() };
+    let mut web = subscribe(&cache, "app=web", Projection::default(), options).unwrap();
     let mut silent = subscribe(&cache, "app=web", Projection::default(), Start::Snapshot.into()).unwrap();
     assert_eq!(lines(&mut web).await, ["ADDED a@5", "BOOKMARK @10 ends the state"]);
     assert_eq!(lines(&mut silent).await, ["ADDED a@5"], "who does not want bookmarks gets none");
@@ -67,7 +77,7 @@ async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let ahead =
-        |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
+        |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Await(version(20)).into()).unwrap();
     // One waits before anything comes; one looks only when some of it is there; and one comes in the middle.
     let mut web = ahead(&cache);
     assert!(lines(&mut web).await.is_empty());
@@ -92,7 +102,7 @@ async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
 async fn one_who_is_ahead_gets_a_bookmark_once_the_cache_is_further_and_the_events_after_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
-    let mut web = subscribe(&cache, "app=web", Projection::default(), Start::Ahead(version(20)).into()).unwrap();
+    let mut web = subscribe(&cache, "app=web", Projection::default(), Start::Await(version(20)).into()).unwrap();
     assert!(lines(&mut web).await.is_empty());
     cache.apply(Update::Bookmark(version(20)));
     assert!(web.bookmark().is_none());

@@ -11,7 +11,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Served, Start, Terms},
+    fanout::{Catalog, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
         reader::Reader,
         select::Selected,
@@ -60,7 +60,7 @@ impl<C: Catalog> Service<C> {
     ///
     /// # Errors
     /// The status that refuses the request.
-    pub async fn open(&self, request: WatchRequest, stream_waker: Bell) -> Result<OpenedWatch, Status> {
+    pub async fn open(&self, request: WatchRequest, stream_waker: StreamWaker) -> Result<OpenedWatch, Status> {
         let (reader, mut counted) = (&self.reader, self.count(WATCH));
         let open = async {
             let permit = reader.admit_stream()?;
@@ -76,10 +76,10 @@ impl<C: Catalog> Service<C> {
             };
             let start = match (version, state_kept) {
                 (None, _) => Start::Snapshot,
-                (Some(version), false) => Start::After(version),
-                (Some(version), true) => Start::Kept(version),
+                (Some(version), false) => Start::Resume(version),
+                (Some(version), true) => Start::ResumeWithObjects(version),
             };
-            let terms = Terms { on_lag, on_expired, cluster: request.cluster, ..start.into() };
+            let terms = SubscribeOptions { on_lag, on_expired, cluster: request.cluster, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
@@ -118,7 +118,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.reader.wait_for_version(&selected, version).await?;
-            let pass = selected.served.hub.gate().enter().await?;
+            let pass = selected.served.hub.gate().acquire().await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (permit, pass), format))
         };

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
-use crate::{server::watch::OpenedWatch, upstream::warnings::Warnings};
+use crate::{cache::warnings::Warnings, server::watch::OpenedWatch};
 use kubefan_model::Media;
 
 /// The answer to a request.

@@ -24,7 +24,7 @@ use super::{
     websocket::Socket,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal},
+    fanout::{Catalog, Refusal, StreamWaker},
     server::{client_info::ClientInfo, reader::Reader},
     telemetry::{
         metrics::Metrics,
@@ -86,7 +86,7 @@ impl<C: Catalog> KubeApi<C> {
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
-    pub async fn answer(&self, request: Request<Body>, stream_waker: Bell) -> Answer {
+    pub async fn answer(&self, request: Request<Body>, stream_waker: StreamWaker) -> Answer {
         let uri = request.uri().clone();
         let info = RequestInfo::new(request.method(), &uri, request.headers());
         let verb = info.verb;
@@ -140,7 +140,12 @@ impl<C: Catalog> KubeApi<C> {
     }
 
     /// Answers a request that the guard let through.
-    async fn answer_guarded(&self, request: Request<Body>, info: &RequestInfo<'_>, stream_waker: Bell) -> Answer {
+    async fn answer_guarded(
+        &self,
+        request: Request<Body>,
+        info: &RequestInfo<'_>,
+        stream_waker: StreamWaker,
+    ) -> Answer {
         let (parts, body) = request.into_parts();
         let failure = match self.read(&parts, info, stream_waker).await {
             Ok(answer) => return answer,
@@ -156,7 +161,12 @@ impl<C: Catalog> KubeApi<C> {
     }
 
     /// Reads from a cache.
-    async fn read(&self, request: &Parts, info: &RequestInfo<'_>, stream_waker: Bell) -> Result<Answer, ReadError> {
+    async fn read(
+        &self,
+        request: &Parts,
+        info: &RequestInfo<'_>,
+        stream_waker: StreamWaker,
+    ) -> Result<Answer, ReadError> {
         let (reads, uri) = (&self.reads, &request.uri);
         let not_served = || {
             let because = "and passthrough to the apiserver is off (--passthrough=off)";

@@ -73,7 +73,7 @@ pub async fn list<C: Catalog>(
             };
             reads.wait_until_fresh(&served, freshness, patience).await?;
             // The snapshot is taken after the gate, so that a waiting list pins none.
-            gate_permit = hub.gate().enter().await?;
+            gate_permit = hub.gate().acquire().await?;
             let (store, version) = hub.snapshot()?;
             if matches!(freshness, Freshness::Exact(exact) if exact != version) {
                 return Err(ReadError::Upstream(Failure::list_expired()));
@@ -85,7 +85,7 @@ pub async fn list<C: Catalog>(
             let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
             let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
             last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
-            gate_permit = hub.gate().enter().await?;
+            gate_permit = hub.gate().acquire().await?;
             pages.find(&hub, token.rv).ok_or_else(expired)?
         }
     };

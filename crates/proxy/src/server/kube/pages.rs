@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     cache::Store,
-    fanout::{Ahead, Hub},
+    fanout::{CachePosition, Hub},
 };
 use kubefan_model::{ObjectKey, ResourceVersion};
 
@@ -93,7 +93,7 @@ impl PageSnapshots {
     /// The snapshot of a cache at a version, if it is retained.
     pub fn find(&self, hub: &Arc<Hub>, version: i64) -> Option<(Store, ResourceVersion)> {
         let version = ResourceVersion::new(u64::try_from(version).ok()?)?;
-        let epoch = hub.ahead()?.epoch;
+        let epoch = hub.position()?.epoch;
         let mut live = self.live();
         let found = live.iter_mut().find(|one| one.is_of(hub, epoch, version))?;
         found.read_at = Instant::now();
@@ -103,7 +103,7 @@ impl PageSnapshots {
     /// Retains a snapshot. If there are too many, the one that was not read for the longest time is
     /// dropped.
     pub fn retain(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store) {
-        let Some(Ahead { epoch, .. }) = hub.ahead() else { return };
+        let Some(CachePosition { epoch, .. }) = hub.position() else { return };
         let mut live = self.live();
         let read_at = Instant::now();
         if let Some(known) = live.iter_mut().find(|one| one.is_of(hub, epoch, version)) {

@@ -16,7 +16,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Bell, Catalog, Refusal, Start, Terms},
+    fanout::{Catalog, Refusal, Start, StreamWaker, SubscribeOptions},
     server::watch::{OpenedWatch, WatchProtocol},
 };
 use kubefan_model::Media;
@@ -53,7 +53,7 @@ pub async fn open<C: Catalog>(
     timeouts: &DefaultTimeouts,
     ResolvedRead { selected, format, .. }: ResolvedRead<'_>,
     options: WatchOptions,
-    stream_waker: Bell,
+    stream_waker: StreamWaker,
 ) -> Result<Answer, ReadError> {
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
     let permit = reads.reader.admit_stream()?;
@@ -71,16 +71,16 @@ pub async fn open<C: Catalog>(
         }
         WatchStart::Now(freshness) => {
             reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
-            Start::After(hub.snapshot()?.1)
+            Start::Resume(hub.snapshot()?.1)
         }
         // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
         // silent until it gets there.
         WatchStart::After(version) => match hub.head() {
-            Some(head) if head < version => Start::Ahead(version),
-            _ => Start::After(version),
+            Some(head) if head < version => Start::Await(version),
+            _ => Start::Resume(version),
         },
     };
-    let terms = Terms { marks_end, ..start.into() };
+    let terms = SubscribeOptions { marks_end, ..start.into() };
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,

@@ -8,7 +8,6 @@
 pub mod identity;
 mod identity_check;
 pub mod lines;
-pub mod warnings;
 
 use std::{
     io::Read,
@@ -29,11 +28,11 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tower::ServiceExt;
 
+use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
         identity::{IdentityState, TrustedCa},
         lines::{Framing, LineOptions, Lines},
-        warnings::Warnings,
     },
     error::{UpstreamError, shorten},
     transport::{

@@ -82,11 +82,11 @@ use bytes::Bytes;
 use rand::{Rng, RngExt};
 use tokio::time::Instant;
 
+use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
         BodyStream, Upstream, Verb, encode_query,
         lines::{LineOptions, Lines},
-        warnings::Warnings,
     },
     error::UpstreamError,
     reflector::{

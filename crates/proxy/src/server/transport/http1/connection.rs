@@ -16,7 +16,7 @@ use super::{
     watch_body::WatchBody,
 };
 use crate::{
-    fanout::{Bell, Catalog, Line},
+    fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         client_info::ClientInfo,
         grpc::call,
@@ -119,11 +119,12 @@ async fn answer<C: Catalog>(
         let message = "a request must have exactly one Host header\n";
         return Ok((StatusCode::BAD_REQUEST, [(header::CONNECTION, "close")], message).into_response());
     }
-    let connection_waker = Line::new();
+    let connection_waker = ConnectionWaker::new();
     // An invalid handshake is refused by the API. Of the requests that are answered here, only a
     // watch can be a websocket.
     let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
-    let answer = services.kube.answer(request.map(axum::body::Body::new), Bell::new(&connection_waker, WATCH)).await;
+    let answer =
+        services.kube.answer(request.map(axum::body::Body::new), StreamWaker::new(&connection_waker, WATCH)).await;
     needs.progress(matches!(answer, Answer::Response(_)));
     // A tunnel may close one side before the other.
     needs.close_detection(match &answer {

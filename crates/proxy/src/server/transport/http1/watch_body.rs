@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::socket::ResponseNeeds;
 use crate::{
-    fanout::{Line, Rung, StreamEnd},
+    fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
     server::{
         kube::{answer::put_watch_headers, status},
         transport::{
@@ -31,7 +31,7 @@ use crate::{
 pub struct WatchBody {
     /// `None` once the watch has ended.
     opened: Option<OpenedWatch>,
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -42,7 +42,7 @@ impl WatchBody {
     /// The response for a watch whose subscription wakes `connection_waker`.
     pub fn response(
         opened: OpenedWatch,
-        connection_waker: Arc<Line>,
+        connection_waker: Arc<ConnectionWaker>,
         stall_timeout: Duration,
         drain: CancellationToken,
         needs: ResponseNeeds,
@@ -67,25 +67,25 @@ impl WatchBody {
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         self.connection_waker.register(cx.waker());
-        self.connection_waker.rung(&mut Rung::new());
+        self.connection_waker.take_ready(&mut ReadyStreams::new());
         loop {
             let Some(opened) = &mut self.opened else { return Poll::Ready(None) };
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
             // A backlog pins state; after it, a watch that is not read pins nothing.
-            self.needs.progress(opened.subscription.in_prelude());
+            self.needs.progress(opened.subscription.in_backlog());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();
-                    self.timers.sent(Instant::now(), remaining, opened.subscription.in_prelude());
+                    self.timers.sent(Instant::now(), remaining, opened.subscription.in_backlog());
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 Ok(None) => {}
                 Err(end) => return Poll::Ready(self.end(end)),
             }
             let now = Instant::now();
-            match self.timers.tick(now, opened.subscription.in_prelude()) {
+            match self.timers.tick(now, opened.subscription.in_backlog()) {
                 Due::End(end) => return Poll::Ready(self.end(end)),
                 Due::Bookmark => {
                     if let Some(mut bookmark) = opened.subscription.bookmark() {
@@ -95,7 +95,7 @@ impl WatchBody {
                 }
                 Due::Nothing => {}
             }
-            let Some(due_at) = self.timers.due_at(now, opened.subscription.in_prelude()) else { return Poll::Pending };
+            let Some(due_at) = self.timers.due_at(now, opened.subscription.in_backlog()) else { return Poll::Pending };
             self.timer.as_mut().reset(due_at);
             if self.timer.poll_unpin(cx).is_pending() {
                 return Poll::Pending;

@@ -16,7 +16,7 @@
 //! of the system call, and they hide the window and resets, which decide here what is taken from a
 //! subscription and when it ends.
 //!
-//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`Line`]; h2
+//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`ConnectionWaker`]; h2
 //! and the socket wake the whole task ([`IoWaker`]); the timer and the drain signal have a waker of
 //! their own ([`TimerWaker`]), because most passes need not look at them.
 
@@ -47,7 +47,7 @@ use super::{
     watch_stream::{Turn, WatchStream},
 };
 use crate::{
-    fanout::{Bell, Catalog, Line, Rung, StreamEnd},
+    fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamEnd, StreamWaker},
     server::{
         client_info::ClientInfo,
         grpc::call,
@@ -82,12 +82,12 @@ pub struct Connection<C, T> {
     /// The same as a `Waker`.
     waker: Waker,
     timer_waker: Arc<TimerWaker>,
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     streams: BTreeMap<u32, Box<WatchStream>>,
     /// Streams that may have something to send, in the order of their turns.
-    ready: Rung,
+    ready: ReadyStreams,
     /// Streams that were woken since the last pass; empty between passes.
-    woken: Rung,
+    woken: ReadyStreams,
     /// Requests that are being answered, including watches that are not open yet.
     requests: JoinSet<Option<StartedWatch>>,
     deadlines: Deadlines,
@@ -118,7 +118,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             .map(|ping_pong| Keepalive::new(ping_pong, options.keepalive_interval, options.keepalive_timeout));
         let mut deadlines = Deadlines::default();
         keepalive.iter().for_each(|keepalive| deadlines.push(keepalive.due_at(), CONNECTION));
-        let connection_waker = Line::new();
+        let connection_waker = ConnectionWaker::new();
         let io_waker = IoWaker::new(connection_waker.clone());
         let waker = Waker::from(io_waker.clone());
         let timer_waker = TimerWaker::new(connection_waker.clone());
@@ -133,8 +133,8 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             timer_waker,
             connection_waker,
             streams: BTreeMap::new(),
-            ready: Rung::new(),
-            woken: Rung::new(),
+            ready: ReadyStreams::new(),
+            woken: ReadyStreams::new(),
             requests: JoinSet::new(),
             deadlines,
             keepalive,
@@ -269,7 +269,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     /// Gives the woken streams their turns, until the budget is used up.
     fn send(&mut self, budget: &mut usize) {
         let blocked = self.flusher.is_blocked();
-        self.connection_waker.rung(&mut self.woken);
+        self.connection_waker.take_ready(&mut self.woken);
         for id in self.woken.drain(..) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if !std::mem::replace(&mut stream.queued, true) {
@@ -351,7 +351,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
             let answered = respond::serve_router(request, respond, services.router.clone(), stall_timeout);
             self.requests.spawn(answered.map(|()| None));
         } else {
-            let stream_waker = Bell::new(&self.connection_waker, respond.stream_id().as_u32());
+            let stream_waker = StreamWaker::new(&self.connection_waker, respond.stream_id().as_u32());
             self.requests.spawn(requests::answer_kube(services, stream_waker, request, respond));
         }
     }

@@ -4,12 +4,12 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use crate::fanout::Pieces;
+use crate::fanout::FrameBuf;
 
 /// A part of the data of a stream.
 pub enum Payload {
     /// Encoded messages of a watch, shared with all its subscribers.
-    Pieces(Pieces),
+    FrameBuf(FrameBuf),
     /// Part of any other response.
     Bytes(Bytes),
 }
@@ -17,7 +17,7 @@ pub enum Payload {
 macro_rules! either {
     ($self:ident, $buffer:ident => $call:expr) => {
         match $self {
-            Self::Pieces($buffer) => $call,
+            Self::FrameBuf($buffer) => $call,
             Self::Bytes($buffer) => $call,
         }
     };

@@ -15,7 +15,7 @@ use super::{
     respond::{self, OnCutOff, RequestBody, ResponseLimits},
 };
 use crate::{
-    fanout::{Bell, Catalog, Line},
+    fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
         grpc::{call, status},
         kube::answer::Answer,
@@ -38,13 +38,13 @@ pub struct StartedWatch {
 /// Opens a gRPC watch. A refusal is sent as the whole response.
 pub async fn open_grpc_watch<C: Catalog>(
     services: Arc<Services<C>>,
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {
     let (head, mut body) = request.into_parts();
     let deadline_at = call::deadline_at(&head.headers);
-    let stream_waker = Bell::new(&connection_waker, respond.stream_id().as_u32());
+    let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
     let opening = pin!(async {
         let Some(message) = call::message(&head.headers, &mut body, services.options.message_bytes_max).await? else {
             return Ok(None);
@@ -70,7 +70,7 @@ pub async fn open_grpc_watch<C: Catalog>(
 /// Answers a request of the Kubernetes API: opens a watch, or sends a whole response.
 pub async fn answer_kube<C: Catalog>(
     services: Arc<Services<C>>,
-    stream_waker: Bell,
+    stream_waker: StreamWaker,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) -> Option<StartedWatch> {

@@ -8,17 +8,17 @@ use std::{
     task::Wake,
 };
 
-use crate::fanout::Line;
+use crate::fanout::ConnectionWaker;
 
 /// The waker for h2 and the socket. The task mutes it while it hands data to h2 itself.
 pub struct IoWaker {
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     muted: AtomicBool,
 }
 
 impl IoWaker {
     /// A waker for the task that is registered with `connection_waker`.
-    pub fn new(connection_waker: Arc<Line>) -> Arc<Self> {
+    pub fn new(connection_waker: Arc<ConnectionWaker>) -> Arc<Self> {
         Arc::new(Self { connection_waker, muted: AtomicBool::new(false) })
     }
 
@@ -45,14 +45,14 @@ impl Wake for IoWaker {
 /// The waker for the timer and the drain signal. An ordinary pass does not touch their memory; with
 /// a thousand connections that saves a good part of the cost of a pass.
 pub struct TimerWaker {
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     woken: AtomicBool,
 }
 
 impl TimerWaker {
     /// A waker for the task that is registered with `connection_waker`. It starts as woken, so that
     /// the first pass polls the timer.
-    pub fn new(connection_waker: Arc<Line>) -> Arc<Self> {
+    pub fn new(connection_waker: Arc<ConnectionWaker>) -> Arc<Self> {
         Arc::new(Self { connection_waker, woken: AtomicBool::new(true) })
     }
 

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::payload::Payload;
 use crate::{
-    fanout::{Line, StreamEnd},
+    fanout::{ConnectionWaker, StreamEnd},
     server::{
         grpc::status,
         kube,
@@ -67,7 +67,7 @@ impl WatchStream {
     pub fn new(
         opened: OpenedWatch,
         send: SendStream<Payload>,
-        connection_waker: &Arc<Line>,
+        connection_waker: &Arc<ConnectionWaker>,
         deadline_at: Option<Instant>,
         stall_timeout: Duration,
     ) -> Self {
@@ -119,15 +119,15 @@ impl WatchStream {
             match self.opened.subscription.take(window) {
                 Ok(Some(pieces)) => {
                     let sent = pieces.remaining();
-                    if self.send.send_data(Payload::Pieces(pieces), false).is_err() {
+                    if self.send.send_data(Payload::FrameBuf(pieces), false).is_err() {
                         break Turn::Gone;
                     }
-                    let in_prelude = self.opened.subscription.in_prelude();
-                    self.timers.sent(now, sent, in_prelude);
+                    let in_backlog = self.opened.subscription.in_backlog();
+                    self.timers.sent(now, sent, in_backlog);
                     window = window.saturating_sub(sent);
                     // A batch of the backlog is memory of this connection; a batch of the log is
                     // shared.
-                    let weight = if in_prelude { 2 } else { 1 };
+                    let weight = if in_backlog { 2 } else { 1 };
                     *budget = budget.saturating_sub(weight * sent);
                 }
                 Ok(None) => break Turn::Waits,
@@ -141,12 +141,12 @@ impl WatchStream {
 
     /// When [`Self::tick`] must be called next; `None` if no timer runs.
     pub fn due_at(&self, now: Instant) -> Option<Instant> {
-        self.timers.due_at(now, self.opened.subscription.in_prelude())
+        self.timers.due_at(now, self.opened.subscription.in_backlog())
     }
 
     /// Does what is due. Returns a reason if the watch ends.
     pub fn tick(&mut self, now: Instant) -> Option<StreamEnd> {
-        match self.timers.tick(now, self.opened.subscription.in_prelude()) {
+        match self.timers.tick(now, self.opened.subscription.in_backlog()) {
             Due::Nothing => {}
             Due::End(end) => return Some(end),
             Due::Bookmark => {
@@ -156,7 +156,7 @@ impl WatchStream {
                     && let Some(bookmark) = self.opened.subscription.bookmark()
                 {
                     // Fails only if the stream is gone, which its waker reports.
-                    let _ = self.send.send_data(Payload::Pieces(bookmark), false);
+                    let _ = self.send.send_data(Payload::FrameBuf(bookmark), false);
                 }
             }
         }
@@ -192,7 +192,7 @@ impl WatchStream {
 /// subscription does for new events.
 #[derive(Default)]
 struct Http2Waker {
-    connection_waker: Arc<Line>,
+    connection_waker: Arc<ConnectionWaker>,
     stream: u32,
     /// Whether h2 has this waker for resets.
     registered: AtomicBool,
@@ -207,7 +207,7 @@ impl Wake for Http2Waker {
     fn wake_by_ref(self: &Arc<Self>) {
         self.registered.store(false, Ordering::Relaxed);
         if !self.muted.load(Ordering::Relaxed) {
-            self.connection_waker.ring(self.stream);
+            self.connection_waker.mark_ready(self.stream);
         }
     }
 }

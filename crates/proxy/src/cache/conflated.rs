@@ -5,9 +5,13 @@
 //! the first change after that version, or its present self where there was none. So what changed since can be told to any selector,
 //! each object once. Bounded by bytes; what falls out raises a floor of its own, below which nothing is known.
 
-use std::{collections::VecDeque, ops::Bound, sync::Arc};
+use std::{
+    collections::VecDeque,
+    ops::{Bound, RangeBounds},
+    sync::Arc,
+};
 
-use super::{history::is_within, ring::Record};
+use super::ring::Record;
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -20,7 +24,7 @@ const GAPS_MAX: usize = 1024;
 
 /// What was there before a change.
 #[derive(Debug, Clone)]
-pub struct Replaced {
+pub struct PriorState {
     /// The version that history had reached with the change.
     pub version: ResourceVersion,
     /// Whose change it was.
@@ -29,22 +33,22 @@ pub struct Replaced {
     pub before: Option<Arc<Object>>,
 }
 
-impl Replaced {
+impl PriorState {
     fn cost_bytes(&self) -> usize {
         size_of::<Self>() + self.before.as_ref().map_or(0, |before| before.cost_bytes())
     }
 }
 
 /// The changes after `floor` that the ring holds no longer, oldest first.
-pub struct Residue {
+pub struct ConflatedHistory {
     floor: ResourceVersion,
-    changes: VecDeque<Replaced>,
+    changes: VecDeque<PriorState>,
     /// The spans inside of which nothing is exact.
     gaps: VecDeque<(ResourceVersion, ResourceVersion)>,
     bytes: usize,
 }
 
-impl Residue {
+impl ConflatedHistory {
     /// An empty residue: nothing is known from before `floor`.
     pub fn new(floor: ResourceVersion) -> Self {
         Self { floor, changes: VecDeque::new(), gaps: VecDeque::new(), bytes: 0 }
@@ -71,7 +75,7 @@ impl Residue {
                 // A delete of what was never seen: its last state is all there is to go by, as for a live event.
                 None => (event.kind() == EventType::Deleted).then(|| object.remnant(parser)),
             };
-            let change = Replaced { version, key: object.key().clone(), before };
+            let change = PriorState { version, key: object.key().clone(), before };
             self.bytes += change.cost_bytes();
             self.changes.push_back(change);
         }
@@ -83,7 +87,7 @@ impl Residue {
     }
 
     /// Takes in a change that was remembered elsewhere, and follows those taken in before.
-    pub fn restore(&mut self, change: Replaced) {
+    pub fn restore(&mut self, change: PriorState) {
         self.bytes += change.cost_bytes();
         self.changes.push_back(change);
     }
@@ -139,9 +143,9 @@ impl Residue {
     }
 
     /// The changes from after one version up to another, newest first.
-    pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &Replaced> {
+    pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &PriorState> {
         let start = self.changes.partition_point(|change| change.version <= after);
-        let end = self.changes.partition_point(|change| is_within(change.version, up_to));
+        let end = self.changes.partition_point(|change| (Bound::Unbounded, up_to).contains(&change.version));
         self.changes.range(start..end.max(start)).rev()
     }
 
@@ -170,7 +174,7 @@ mod tests {
     #[test]
     fn gaps_are_bounded_also_where_nothing_changes() {
         let version = |number: u64| ResourceVersion::new(number).unwrap();
-        let mut residue = Residue::new(version(1));
+        let mut residue = ConflatedHistory::new(version(1));
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
         for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
             let gap = Gap { from: version(from), to: version(from + 5), reason: "test", events: Vec::new() };

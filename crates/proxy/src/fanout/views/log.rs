@@ -1,8 +1,11 @@
-//! A view's log: what it sees, in order, each with a sequence number that a cursor points at.
+//! A view's log: its entries in order, each with a sequence number that cursors point at.
 //!
-//! An entry names the event that the ring holds and how the view sees it; bytes are made when somebody takes them. The log covers
-//! history from its floor, which never lies below the ring's. It can grow at the old end too, when somebody resumes from before the
-//! view was made.
+//! A subscriber needs only a cursor, so a thousand subscribers of one view cost one log and a thousand integers. A queue per subscriber
+//! would cost an append per delivery and memory that slow readers decide about.
+//!
+//! The log covers history after its floor, which is never below the ring's: what the ring evicts is trimmed here too, and a cursor
+//! below the first entry is an error, never a silent skip. The log can also grow at the old end, when a subscriber resumes from before
+//! the view was made. So sequence numbers start in the middle of their range.
 
 use std::{
     collections::VecDeque,
@@ -12,83 +15,8 @@ use std::{
     },
 };
 
-use tokio::time::Instant;
-
-use crate::cache::{Gap, Record};
-use kubefan_model::{
-    ResourceVersion,
-    event::{Transition, WatchEvent},
-    selection::Selection,
-};
-
-/// What a view sees of a record.
-#[derive(Debug, Clone)]
-pub enum Seen {
-    /// An event.
-    Event(Arc<WatchEvent>, Transition),
-    /// A gap opens.
-    GapBegin(Arc<Gap>),
-    /// An event inside a gap.
-    GapEvent(Arc<WatchEvent>, Transition),
-    /// A gap closes.
-    GapEnd(Arc<Gap>),
-}
-
-/// One message in its place.
-#[derive(Debug, Clone)]
-pub struct LogEntry {
-    /// The version that the stream has reached with the record that this is part of.
-    pub version: ResourceVersion,
-    /// What is sent.
-    pub seen: Seen,
-    /// When upstream's line was read; `None` where it was found in history.
-    pub received: Option<Instant>,
-}
-
-impl LogEntry {
-    /// About how long its message is.
-    pub fn estimate_bytes(&self) -> usize {
-        const HEAD: usize = 128;
-        match &self.seen {
-            Seen::Event(event, _) | Seen::GapEvent(event, _) => HEAD + event.object().json_len(),
-            Seen::GapBegin(_) | Seen::GapEnd(_) => HEAD,
-        }
-    }
-}
-
-/// An event inside a gap, as a selection sees it.
-pub type SeenInGap = (Arc<WatchEvent>, Transition);
-
-/// What a selection sees of a record.
-pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
-    match record {
-        Record::Event(event) => {
-            event.transition(selection).map(|seen| entry(event, seen, received)).into_iter().collect()
-        }
-        Record::Gap(gap) => {
-            let seen = gap.events.iter().filter_map(|event| Some((event.clone(), event.transition(selection)?)));
-            gap_entries(gap, seen, received).collect()
-        }
-    }
-}
-
-/// An event as it is seen.
-pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
-    LogEntry { version: event.version(), seen: Seen::Event(event.clone(), seen), received }
-}
-
-/// A gap with what is seen inside.
-pub fn gap_entries(
-    gap: &Arc<Gap>,
-    inside: impl IntoIterator<Item = SeenInGap>,
-    received: Option<Instant>,
-) -> impl Iterator<Item = LogEntry> {
-    let version = gap.to;
-    let inside = inside.into_iter().map(|(event, seen)| Seen::GapEvent(event, seen));
-    let begin = std::iter::once(Seen::GapBegin(gap.clone()));
-    let all = begin.chain(inside).chain(std::iter::once(Seen::GapEnd(gap.clone())));
-    all.map(move |seen| LogEntry { version, seen, received })
-}
+use crate::fanout::send::entry::LogEntry;
+use kubefan_model::ResourceVersion;
 
 /// What the logs of all views of one cache take together, in bytes.
 pub type LogBytes = Arc<AtomicUsize>;
@@ -177,6 +105,7 @@ impl Drop for ViewLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{cache::Gap, fanout::send::entry::EntryKind};
 
     fn version(number: u64) -> ResourceVersion {
         ResourceVersion::new(number).unwrap()
@@ -184,7 +113,7 @@ mod tests {
 
     fn entry(number: u64) -> LogEntry {
         let gap = Gap { from: version(1), to: version(number), reason: "test", events: vec![] };
-        LogEntry { version: version(number), seen: Seen::GapEnd(Arc::new(gap)), received: None }
+        LogEntry { version: version(number), kind: EntryKind::GapEnd(Arc::new(gap)), received: None }
     }
 
     fn from(log: &ViewLog, sequence: u64) -> Option<Vec<u64>> {

@@ -8,7 +8,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Some messages, as a buffer to write from.
 #[derive(Debug, Clone, Default)]
-pub struct Pieces {
+pub struct FrameBuf {
     /// Outside the queue, so that a batch that lies in one block needs no memory of its own.
     first: Bytes,
     rest: VecDeque<Bytes>,
@@ -16,7 +16,7 @@ pub struct Pieces {
     messages: usize,
 }
 
-impl Pieces {
+impl FrameBuf {
     /// Adds bytes.
     pub fn push(&mut self, piece: Bytes) {
         if piece.is_empty() {
@@ -75,7 +75,7 @@ impl Pieces {
     }
 }
 
-impl Buf for Pieces {
+impl Buf for FrameBuf {
     fn remaining(&self) -> usize {
         self.remaining
     }
@@ -131,7 +131,7 @@ mod tests {
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9),
             steps in prop::collection::vec(1usize..12, 1..40),
         ) {
-            let mut all = Pieces::default();
+            let mut all = FrameBuf::default();
             pieces.iter().for_each(|piece| all.push(Bytes::from(piece.clone())));
             let expected = pieces.concat();
             let mut taken = Vec::new();

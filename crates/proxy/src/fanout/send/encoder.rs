@@ -10,11 +10,12 @@ use std::{
 
 use bytes::{Buf, Bytes};
 
-use super::{
+use crate::fanout::send::{
     budget::{Budget, Budgets, Share},
-    frame::{Base, Body, EventHead, FrameBuffer, FrameWriter, Layout, Sink, control},
-    log::{LogEntry, Seen},
-    pieces::Pieces,
+    control,
+    entry::{EntryKind, LogEntry},
+    frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink},
+    frame_buf::FrameBuf,
 };
 use crate::kube_encoding::watch::columns_range;
 use kubefan_common::{
@@ -33,15 +34,15 @@ use kubefan_model::{
 /// The events whose bytes are remembered: views that see one event take it at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
 
-/// Of which objects a stream's client holds the bytes that deltas are made from.
+/// Of which objects a stream's client bases the bytes that deltas are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holds {
+pub enum DeltaBases {
     /// Of all: it was sent a snapshot, or has kept what it was sent before.
     All,
     /// Of those that have changed since this version, at which it came back.
-    Since(ResourceVersion),
+    ChangedSince(ResourceVersion),
     /// Of none.
-    Nothing,
+    None,
 }
 
 /// What was written for an entry.
@@ -66,25 +67,25 @@ pub struct Encoder {
 }
 
 /// A delta and its base; nothing where it would not be shorter than the object.
-type MadeDelta = Option<(Bytes, Base)>;
+type MadeDelta = Option<(Bytes, DeltaBase)>;
 
 #[derive(Default)]
 struct Recent {
     changed: VecDeque<(ResourceVersion, bool)>,
-    projected: VecDeque<(ResourceVersion, Arc<Kept<Bytes>>)>,
-    deltas: VecDeque<(ResourceVersion, Arc<Kept<MadeDelta>>)>,
+    projected: VecDeque<(ResourceVersion, Arc<Budgeted<Bytes>>)>,
+    deltas: VecDeque<(ResourceVersion, Arc<Budgeted<MadeDelta>>)>,
 }
 
 #[derive(Default)]
 struct Projected {
     /// Known by where they are: a version may come again with other bytes, when the schema has changed.
-    objects: HashMap<ObjectKey, (Weak<Object>, Kept<Bytes>)>,
+    objects: HashMap<ObjectKey, (Weak<Object>, Budgeted<Bytes>)>,
     /// Those that found no room since the dead were cleared away.
     refused: usize,
 }
 
 /// What is remembered, with the room that it takes.
-struct Kept<T> {
+struct Budgeted<T> {
     value: T,
     _share: Share,
 }
@@ -93,7 +94,7 @@ impl Projected {
     fn insert(&mut self, object: &Arc<Object>, bytes: &Bytes, budget: &Budget) {
         self.objects.remove(object.key());
         if let Some(share) = budget.take(bytes.len()) {
-            let kept = Kept { value: bytes.clone(), _share: share };
+            let kept = Budgeted { value: bytes.clone(), _share: share };
             self.objects.insert(object.key().clone(), (Arc::downgrade(object), kept));
             return;
         }
@@ -173,19 +174,19 @@ impl Encoder {
         changed
     }
 
-    /// Writes an entry for a stream whose client holds `holds`.
-    pub fn entry(&self, entry: &LogEntry, holds: Holds, sink: &mut impl Sink) -> Written {
-        match &entry.seen {
+    /// Writes an entry for a stream whose client bases `bases`.
+    pub fn entry(&self, entry: &LogEntry, bases: DeltaBases, sink: &mut impl Sink) -> Written {
+        match &entry.kind {
             // Where there are no marks, nobody is led over a gap.
-            Seen::GapBegin(_) | Seen::GapEnd(_) | Seen::GapEvent(..) if !self.format.has_marks() => {
+            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_marks() => {
                 return Written::default();
             }
-            Seen::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
-            Seen::GapEnd(gap) => sink.message(&control::gap_end(gap)),
-            Seen::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
-            Seen::Event(event, seen) => return self.event(event, *seen, Some(event.version()), holds, sink),
-            // Only its end is exact: what a client holds is not looked at inside a gap.
-            Seen::GapEvent(event, seen) => {
+            EntryKind::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
+            EntryKind::GapEnd(gap) => sink.message(&control::gap_end(gap)),
+            EntryKind::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
+            EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), bases, sink),
+            // Only its end is exact: what a client bases is not looked at inside a gap.
+            EntryKind::GapEvent(event, seen) => {
                 let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
                 return self.full_event(event, *seen, resume, sink);
             }
@@ -193,14 +194,14 @@ impl Encoder {
         Written { messages: 1, base: None }
     }
 
-    /// Whether a client that holds `holds` can read a delta with this base.
-    pub fn can_read(&self, holds: Holds, base: Option<ResourceVersion>) -> bool {
-        match (holds, base) {
-            (Holds::All, _) | (_, None) => true,
-            (Holds::Nothing, Some(_)) => false,
-            // A change that it was not told of has moved the base past what it holds.
-            (Holds::Since(_), Some(_)) if self.format.only_changes() => false,
-            (Holds::Since(start), Some(base)) => base > start,
+    /// Whether a client that bases `bases` can read a delta with this base.
+    pub fn can_read(&self, bases: DeltaBases, base: Option<ResourceVersion>) -> bool {
+        match (bases, base) {
+            (DeltaBases::All, _) | (_, None) => true,
+            (DeltaBases::None, Some(_)) => false,
+            // A change that it was not told of has moved the base past what it bases.
+            (DeltaBases::ChangedSince(_), Some(_)) if self.format.only_changes() => false,
+            (DeltaBases::ChangedSince(start), Some(base)) => base > start,
         }
     }
 
@@ -214,7 +215,7 @@ impl Encoder {
         if !self.remembers() {
             return self.bytes(object);
         }
-        let same = |(of, _): &&(Weak<Object>, Kept<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
+        let same = |(of, _): &&(Weak<Object>, Budgeted<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
         if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
             return bytes.value.clone();
         }
@@ -230,7 +231,7 @@ impl Encoder {
     }
 
     /// The first message of a subscriber's stream says what the ones that all share do not: see [`Layout::columns`].
-    pub fn begin(&self, pieces: &mut Pieces) {
+    pub fn begin(&self, pieces: &mut FrameBuf) {
         if let Some(columns) = self.layout.columns()
             && let Some(place) = columns_range(pieces.chunk())
         {
@@ -248,7 +249,7 @@ impl Encoder {
         }
         let bytes = self.bytes(&event.object());
         if let Some(share) = self.budgets.projected.take(bytes.len()) {
-            let kept = Arc::new(Kept { value: bytes.clone(), _share: share });
+            let kept = Arc::new(Budgeted { value: bytes.clone(), _share: share });
             remember(&mut lock(&self.recent).projected, event.version(), kept);
         }
         bytes
@@ -265,12 +266,12 @@ impl Encoder {
         event: &WatchEvent,
         seen: Transition,
         resume: Option<ResourceVersion>,
-        holds: Holds,
+        bases: DeltaBases,
         sink: &mut impl Sink,
     ) -> Written {
         let delta = match (self.format.encoding(), event.previous()) {
             (Encoding::ZstdDelta, Some(previous))
-                if seen != Transition::Enter && self.can_read(holds, Some(previous.version())) =>
+                if seen != Transition::Enter && self.can_read(bases, Some(previous.version())) =>
             {
                 self.delta(event, &previous, seen)
             }
@@ -314,12 +315,12 @@ impl Encoder {
         }
         let base = self.bytes(previous);
         let new = if leaves { base.clone() } else { self.event_bytes(event) };
-        let known = Base { version: previous.version(), crc32: delta::base_crc32(&base) };
+        let known = DeltaBase { version: previous.version(), crc32: delta::base_crc32(&base) };
         let made = delta::encode(&base, &new).map(|zstd| (zstd, known));
         if shared {
             let share = self.budgets.projected.take(made.as_ref().map_or(0, |(zstd, _)| zstd.len()));
             if let Some(share) = share {
-                let kept = Arc::new(Kept { value: made.clone(), _share: share });
+                let kept = Arc::new(Budgeted { value: made.clone(), _share: share });
                 remember(&mut lock(&self.recent).deltas, event.version(), kept);
             }
         }
@@ -345,41 +346,4 @@ fn head<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kubefan_model::{
-        fields::FieldTable,
-        object::ObjectParser,
-        projection::{Parts, Projection},
-    };
-
-    fn pod(number: usize) -> Arc<Object> {
-        let json = format!(r#"{{"metadata":{{"name":"pod-{number}","resourceVersion":"{number}"}},"spec":{{}}}}"#);
-        Arc::new(ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap())
-    }
-
-    #[test]
-    fn projected_objects_are_within_the_budget_and_those_that_are_gone_make_room() {
-        const BYTES_MAX: usize = 1000;
-        let budgets = Budgets { projected: Budget::new(BYTES_MAX), chunks: Budget::new(0) };
-        let metadata = Projection::new(Parts::Metadata, false, false).unwrap();
-        let encoder = Encoder::new(
-            Format::new(metadata, false, Encoding::Json).unwrap(),
-            &ResolvedResource::default(),
-            None,
-            budgets.clone(),
-        );
-        let known = |pod: &Arc<Object>| lock(&encoder.projected).objects.contains_key(pod.key());
-        let gone: Vec<_> = (100..140).map(pod).collect();
-        for pod in &gone {
-            assert_eq!(encoder.snapshot_bytes(pod), encoder.snapshot_bytes(pod));
-        }
-        assert!(known(&gone[0]) && !known(&gone[39]), "the first were kept, and then there was no room");
-        drop(gone);
-        let live: Vec<_> = (200..240).map(pod).collect();
-        live.iter().for_each(|pod| drop(encoder.snapshot_bytes(pod)));
-        assert!(live.iter().any(known) && budgets.projected.used() <= BYTES_MAX);
-        drop(encoder);
-        assert_eq!(budgets.projected.used(), 0);
-    }
-}
+mod tests;

@@ -12,12 +12,9 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 
-use super::pieces::Pieces;
+use crate::fanout::send::frame_buf::FrameBuf;
 use crate::kube_encoding::watch as kube_watch;
-use kubefan_common::proto::v1alpha1::{
-    Bookmark, CatchUpBegin, CatchUpEnd, DeleteReason, EventType, GapBegin, GapEnd, ResolvedResource, SnapshotBegin,
-    SnapshotChunk, SnapshotEnd, WatchResponse, watch_response,
-};
+use kubefan_common::proto::v1alpha1::{DeleteReason, EventType, ResolvedResource, WatchResponse, watch_response};
 use kubefan_model::{
     Media, ObjectKey, ResourceVersion,
     event::EventType as Kind,
@@ -101,12 +98,12 @@ impl<'a> EventHead<'a> {
 #[derive(Debug, Clone)]
 pub struct Body {
     bytes: Bytes,
-    base: Option<Base>,
+    base: Option<DeltaBase>,
 }
 
 /// What a delta is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
+pub struct DeltaBase {
     /// The version of the object's state.
     pub version: ResourceVersion,
     /// The CRC-32 of its bytes.
@@ -120,7 +117,7 @@ impl Body {
     }
 
     /// A zstd frame that makes the object out of its base.
-    pub fn delta(zstd: Bytes, base: Base) -> Self {
+    pub fn delta(zstd: Bytes, base: DeltaBase) -> Self {
         Self { bytes: zstd, base: Some(base) }
     }
 
@@ -349,8 +346,8 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Ready to send.
-    pub fn finish(self) -> Pieces {
-        let (mut pieces, heads) = (Pieces::default(), self.heads.freeze());
+    pub fn finish(self) -> FrameBuf {
+        let (mut pieces, heads) = (FrameBuf::default(), self.heads.freeze());
         let mut start = 0;
         for (end, body) in self.bodies {
             pieces.push(heads.slice(start..end));
@@ -370,73 +367,6 @@ pub fn put_delimited(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     head.put_event(&version, out);
     body.put_head(out);
     out.put_slice(&body.bytes);
-}
-
-/// The messages that carry no object.
-pub mod control {
-    use super::{
-        Bookmark, Bytes, CatchUpBegin, CatchUpEnd, GapBegin, GapEnd, ResolvedResource, ResourceVersion, SnapshotBegin,
-        SnapshotChunk, SnapshotEnd, WatchResponse, watch_response::Message,
-    };
-    use crate::cache::Gap;
-
-    /// Opens a snapshot; in a stream that starts over, because nothing led on from `restarted_from`.
-    pub fn snapshot_begin(
-        version: ResourceVersion,
-        resource: ResolvedResource,
-        cluster: Option<String>,
-        restarted_from: Option<ResourceVersion>,
-    ) -> WatchResponse {
-        let begin = SnapshotBegin {
-            resource_version: version.to_string(),
-            resource: Some(resource),
-            restarted_from: restarted_from.map_or_else(String::new, |version| version.to_string()),
-            cluster: cluster.unwrap_or_default(),
-        };
-        response(None, Message::SnapshotBegin(begin))
-    }
-
-    /// Closes a snapshot.
-    pub fn snapshot_end(version: ResourceVersion, object_count: u64) -> WatchResponse {
-        let end = SnapshotEnd { object_count: i64::try_from(object_count).unwrap_or(i64::MAX) };
-        response(Some(version), Message::SnapshotEnd(end))
-    }
-
-    /// Opens a gap.
-    pub fn gap_begin(gap: &Gap) -> WatchResponse {
-        let begin = GapBegin { resource_version: gap.from.to_string(), reason: gap.reason.to_owned() };
-        response(None, Message::GapBegin(begin))
-    }
-
-    /// Closes a gap.
-    pub fn gap_end(gap: &Gap) -> WatchResponse {
-        response(Some(gap.to), Message::GapEnd(GapEnd {}))
-    }
-
-    /// Opens a catch-up from `version`.
-    pub fn catch_up_begin(version: ResourceVersion) -> WatchResponse {
-        response(None, Message::CatchUpBegin(CatchUpBegin { resource_version: version.to_string() }))
-    }
-
-    /// Closes a catch-up to `version`.
-    pub fn catch_up_end(version: ResourceVersion) -> WatchResponse {
-        response(Some(version), Message::CatchUpEnd(CatchUpEnd {}))
-    }
-
-    /// A part of a compressed snapshot.
-    pub fn snapshot_chunk(zstd: Bytes) -> WatchResponse {
-        response(None, Message::SnapshotChunk(SnapshotChunk { zstd }))
-    }
-
-    /// A bookmark.
-    pub fn bookmark(version: ResourceVersion) -> WatchResponse {
-        response(Some(version), Message::Bookmark(Bookmark {}))
-    }
-
-    fn response(resume: Option<ResourceVersion>, message: Message) -> WatchResponse {
-        let resume_version = resume.map_or_else(String::new, |version| version.to_string());
-        WatchResponse { resume_version, message: Some(message) }
-    }
 }
 
 fn put_prefix(out: &mut BytesMut, message_len: usize) {
@@ -484,94 +414,4 @@ impl Digits {
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Buf;
-
-    use super::*;
-    use kubefan_common::proto::v1alpha1::{Event, ObjectDelta};
-    use kubefan_model::{fields::FieldTable, object::ObjectParser};
-
-    fn object(json: &str) -> Object {
-        ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
-    }
-
-    fn head(object: &Object, resume: Option<u64>, version: u64, reason: DeleteReason) -> EventHead<'_> {
-        let version = ResourceVersion::new(version).unwrap();
-        let kind = if reason == DeleteReason::Unspecified { Kind::Modified } else { Kind::Deleted };
-        let resume = resume.and_then(ResourceVersion::new);
-        EventHead { resume, version, kind, reason, ..EventHead::of_snapshot(object) }
-    }
-
-    #[test]
-    fn a_frame_is_the_message_of_the_contract_in_pieces_and_whole() {
-        let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
-        let node = object(r#"{"metadata":{"name":"n1","resourceVersion":"18446744073709551615"}}"#);
-        let heads = [
-            head(&pod, Some(300), 300, DeleteReason::LeftSelector),
-            head(&pod, Some(1234567890), 7, DeleteReason::Unspecified),
-            head(&node, None, u64::MAX, DeleteReason::Unspecified),
-        ];
-        for head in heads {
-            for body in [
-                Body::object(Bytes::from(vec![b'x'; 300])),
-                Body::delta(Bytes::from(vec![b'z'; 130]), Base { version: head.version, crc32: 0xdead_beef }),
-            ] {
-                let mut writer = FrameWriter::new(&Layout::Grpc, 0);
-                writer.event(&head, body.clone());
-                let len = writer.len();
-                let mut pieces = writer.finish();
-                let framed = pieces.copy_to_bytes(pieces.len());
-                let mut whole = FrameBuffer::new(&Layout::Grpc, 0);
-                whole.event(&head, body.clone());
-                let whole = whole.freeze();
-                assert_eq!((framed.len(), framed.as_ref()), (len, whole.as_ref()));
-                let message = &framed[PREFIX_BYTES..];
-                assert_eq!(framed[..PREFIX_BYTES], [[0].as_slice(), &(message.len() as u32).to_be_bytes()].concat());
-                let decoded = WatchResponse::decode(message).unwrap();
-                assert_eq!(decoded.resume_version, head.resume.map_or_else(String::new, |version| version.to_string()));
-                let event = Event {
-                    r#type: if head.kind == Kind::Modified { EventType::Modified } else { EventType::Deleted }.into(),
-                    namespace: head.key.namespace().to_owned(),
-                    name: head.key.name().to_owned(),
-                    uid: head.uid.to_owned(),
-                    resource_version: head.version.to_string(),
-                    delete_reason: head.reason.into(),
-                    object: if body.base.is_none() { body.bytes.clone() } else { Bytes::new() },
-                    delta: body.base.map(|base| ObjectDelta {
-                        base_resource_version: base.version.to_string(),
-                        base_crc32: base.crc32,
-                        zstd: body.bytes.clone(),
-                    }),
-                };
-                let mut delimited = BytesMut::new();
-                put_delimited(&head, &body, &mut delimited);
-                assert_eq!(delimited, event.encode_length_delimited_to_vec());
-                assert_eq!(decoded.message, Some(watch_response::Message::Event(event)));
-                assert_eq!(decoded.encode_to_vec(), message, "as prost itself would encode it");
-            }
-        }
-    }
-
-    #[test]
-    fn pieces_hold_the_messages_in_order_and_share_the_objects() {
-        let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
-        let version = ResourceVersion::new(7).unwrap();
-        let mut writer = FrameWriter::new(&Layout::Grpc, 0);
-        writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None, None));
-        writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
-        writer.message(&control::snapshot_end(version, 1));
-        let mut pieces = writer.finish();
-        assert_eq!(pieces.messages(), 3);
-        let mut seen = Vec::new();
-        while pieces.has_remaining() {
-            let prefix = pieces.copy_to_bytes(PREFIX_BYTES);
-            let len = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
-            seen.push(WatchResponse::decode(pieces.copy_to_bytes(len)).unwrap().message.unwrap());
-        }
-        use watch_response::Message;
-        let [Message::SnapshotBegin(_), Message::Event(event), Message::SnapshotEnd(_)] = seen.as_slice() else {
-            panic!("{seen:?}")
-        };
-        assert_eq!(event.object, pod.bytes());
-    }
-}
+mod tests;

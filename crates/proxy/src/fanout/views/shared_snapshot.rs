@@ -1,8 +1,11 @@
-//! A snapshot in compressed chunks, made once and sent to everybody who starts at about the same time.
+//! A compressed snapshot, made once and sent to all subscribers that start at about the same time.
 //!
-//! A generation is the state of a view at one version. Who starts while it is young gets it, and then the events since; who starts
-//! later gets the next one, which takes over the chunks that nothing has changed in. Chunks are compressed by whoever needs them
-//! first; others who need the same one wait for it. They are kept within a budget of the whole cache, and for a minute.
+//! When a kubefan restarts, thousands of subscribers start within a second, and compressing the same state for each would take minutes
+//! of CPU. But each of them must be sent a state and exactly the events after it, and the state changes all the time. So a shared
+//! snapshot is the state of a view at one version. A subscriber that starts while it is young is sent that snapshot, and then the
+//! events since; a later one gets the next snapshot, which reuses the chunks in which nothing has changed. A chunk is compressed by
+//! the first subscriber that needs it; others that need the same one wait for it. Chunks are retained within a budget of the whole
+//! cache, and for a minute.
 
 use std::{
     ops::Range,
@@ -13,59 +16,62 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::{
-    budget::Share,
-    encoder::Encoder,
-    frame::{Body, EventHead, Sink, control, put_delimited},
+use crate::{
+    cache::Store,
+    fanout::send::{
+        budget::Share,
+        control,
+        encoder::Encoder,
+        frame::{Body, EventHead, Sink, put_delimited},
+    },
 };
-use crate::cache::Store;
 use kubefan_common::{
     encoding::chunk,
     planted::{self, Bug},
 };
 use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
 
-/// How old a state a new subscriber may be sent; what has happened since follows as events.
-const GENERATION_AGE_MAX: Duration = Duration::from_secs(1);
-/// How long its chunks are kept for the next one.
-const GENERATION_KEPT: Duration = Duration::from_secs(60);
+/// How old a state a new subscriber may be sent; the events since follow it.
+const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
+/// How long its chunks are retained for the next one.
+const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
 /// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
 
 /// The state of a view at one version, in chunks.
-pub struct Generation {
+pub struct SharedSnapshot {
     version: ResourceVersion,
     made: Instant,
-    /// Held by those who are sent it, so that a generation alone pins no old objects.
+    /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no old objects.
     store: Weak<Store>,
-    /// What the one before knew; until it is looked at.
+    /// The chunks of the snapshot before, until they are compared.
     before: Mutex<Option<Arc<[Chunk]>>>,
     chunks: OnceLock<Arc<[Chunk]>>,
 }
 
-/// A generation as it is handed to a subscriber: with what the chunks are made from, unless all are made.
-pub enum Joined {
-    /// Some chunks may have to be made from this state.
-    Making(Arc<Generation>, Arc<Store>),
-    /// All chunks are there.
-    Made(Arc<[Chunk]>),
+/// A shared snapshot, for one subscriber.
+pub enum SharedSnapshotReader {
+    /// Some chunks may still have to be encoded from this state.
+    Encoding(Arc<SharedSnapshot>, Arc<Store>),
+    /// All chunks are encoded.
+    Encoded(Arc<[Chunk]>),
 }
 
-/// One part of it; a clone shares what is made.
+/// A run of objects; a clone shares the encoded message.
 #[derive(Clone)]
 pub struct Chunk {
     /// The first key and the last.
     keys: (ObjectKey, ObjectKey),
-    /// The versions of its objects, mixed: what differs has changed.
+    /// A hash of the versions of its objects.
     fingerprint: u64,
     objects: usize,
     json_bytes: usize,
-    /// The whole gRPC message; nothing where there was no room to keep it.
+    /// The whole gRPC message; `None` if the budget had no room for it.
     frame: Arc<OnceLock<Option<(Bytes, Share)>>>,
 }
 
-impl Generation {
-    /// The state in `store`, which is at `version`, taking over from `before` what has not changed.
+impl SharedSnapshot {
+    /// The state in `store`, which is at `version`. It reuses the chunks of `before` that have not changed.
     pub fn new(store: &Arc<Store>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
         let (store, before) = (Arc::downgrade(store), Mutex::new(before));
@@ -77,23 +83,23 @@ impl Generation {
         self.version
     }
 
-    /// Whether it is too old to be of use to the next one.
+    /// Whether it is too old to be reused.
     pub fn is_over(&self, now: Instant) -> bool {
-        now.duration_since(self.made) > GENERATION_KEPT
+        now.duration_since(self.made) > CHUNKS_RETAINED
     }
 
-    /// For a subscriber that starts now, with the cache at `version`: `None` where it is too old, or no longer at hand.
-    pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<Joined> {
-        if self.version != version && now.duration_since(self.made) > GENERATION_AGE_MAX {
+    /// For a subscriber that starts now, with the cache at `version`. `None` if it is too old, or its state is gone.
+    pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
+        if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
             return None;
         }
-        match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.kept().is_some())) {
-            Some(made) => Some(Joined::Made(made.clone())),
-            None => self.store.upgrade().map(|store| Joined::Making(self.clone(), store)),
+        match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.retained().is_some())) {
+            Some(made) => Some(SharedSnapshotReader::Encoded(made.clone())),
+            None => self.store.upgrade().map(|store| SharedSnapshotReader::Encoding(self.clone(), store)),
         }
     }
 
-    /// The chunks, planned by the first who asks.
+    /// The chunks, planned by the first subscriber that needs them.
     fn chunks(&self, store: &Store, selection: &Selection) -> &[Chunk] {
         self.chunks.get_or_init(|| {
             let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -102,14 +108,16 @@ impl Generation {
     }
 }
 
-impl Joined {
-    /// The message of the chunk at this place, and how many objects it has; `None` after the last.
-    pub fn frame(&self, place: usize, selection: &Selection, encoder: &Encoder) -> Option<(Bytes, usize)> {
+impl SharedSnapshotReader {
+    /// The message of the chunk at this index, and how many objects it has; `None` after the last.
+    pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> Option<(Bytes, usize)> {
         match self {
-            Self::Made(chunks) => chunks.get(place).and_then(|chunk| Some((chunk.kept()?.clone(), chunk.objects))),
-            Self::Making(generation, store) => generation
+            Self::Encoded(chunks) => {
+                chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects)))
+            }
+            Self::Encoding(snapshot, store) => snapshot
                 .chunks(store, selection)
-                .get(place)
+                .get(index)
                 .map(|chunk| (chunk.frame(store, selection, encoder), chunk.objects)),
         }
     }
@@ -127,19 +135,19 @@ impl Chunk {
         })
     }
 
-    fn kept(&self) -> Option<&Bytes> {
+    fn retained(&self) -> Option<&Bytes> {
         self.frame.get()?.as_ref().map(|(frame, _)| frame)
     }
 
-    /// Its message, compressed by the first who asks; by each where it cannot be kept.
+    /// Its message, compressed by the first subscriber that needs it; by each if it cannot be retained.
     fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
         let mut made = None;
-        let kept = self.frame.get_or_init(|| {
+        let retained = self.frame.get_or_init(|| {
             let frame = made.insert(self.make(store, selection, encoder)).clone();
             let share = encoder.budgets().chunks.take(frame.len())?;
             Some((frame, share))
         });
-        match kept {
+        match retained {
             Some((frame, _)) => frame.clone(),
             None => made.unwrap_or_else(|| self.make(store, selection, encoder)),
         }
@@ -155,27 +163,27 @@ impl Chunk {
         let mut frame = encoder.buffer(0);
         match chunk::encode_content(&content) {
             Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
-            // More than a chunk may hold: one by one they can be told still.
+            // More than a chunk may hold: the objects are sent one by one.
             Err(_) => objects().for_each(|object| encoder.object(object, &mut frame)),
         }
         frame.freeze()
     }
 }
 
-/// Versions are unique, and an object's key goes with its version: their mix tells two runs of objects apart.
+/// A version is of one object only, so a hash of the versions tells two runs of objects apart.
 fn fingerprint(objects: &[&Arc<Object>]) -> u64 {
     objects
         .iter()
         .fold(0, |mix: u64, object| (mix ^ object.version().get()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }
 
-/// Cuts the selected objects where the generation before was cut, so that what has not changed is found again; runs that have grown
-/// too large or too small are cut anew.
+/// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found again. Runs that have grown too
+/// large or too small are cut anew.
 fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
     let objects: Vec<_> = store.select(selection, None).collect();
     let (mut chunks, mut start, mut old) = (Vec::new(), 0, before.iter().peekable());
     while start < objects.len() {
-        // The known chunk that begins here, if the objects are the same.
+        // The chunk before that starts here, if its objects are the same.
         let key = objects[start].key();
         while old.peek().is_some_and(|chunk| chunk.keys.0 < *key) {
             old.next();
@@ -199,7 +207,7 @@ fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
     chunks
 }
 
-/// A run from `start` of about [`CHUNK_JSON_BYTES`], that ends before `stop` unless it were too short.
+/// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too short.
 fn cut(objects: &[&Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
     let (mut end, mut bytes) = (start, 0);
     while let Some(object) = objects.get(end) {

@@ -11,11 +11,13 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    encoder::Encoder,
-    frame::{Body, EventHead, FrameWriter, Sink},
+use crate::{
+    cache::{PriorState, Store},
+    fanout::send::{
+        encoder::Encoder,
+        frame::{Body, EventHead, FrameWriter, Sink},
+    },
 };
-use crate::cache::{Replaced, Store};
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::DeleteReason,
@@ -23,14 +25,14 @@ use kubefan_common::{
 use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::Object, selection::Selection};
 
 /// How many changes are read at a time.
-pub(super) const CHANGES_MAX: usize = 1000;
+pub(in crate::fanout) const CHANGES_MAX: usize = 1000;
 
 /// A catch-up under way.
-pub(super) struct CatchUp {
+pub(in crate::fanout) struct CatchUp {
     /// From here.
-    pub(super) from: ResourceVersion,
+    pub(in crate::fanout) from: ResourceVersion,
     /// To here, where the state is pinned.
-    pub(super) to: ResourceVersion,
+    pub(in crate::fanout) to: ResourceVersion,
     store: Store,
     /// What was there at `from`, for each key whose membership may have changed since; nothing where it was not selected.
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
@@ -44,19 +46,24 @@ pub(super) struct CatchUp {
 
 impl CatchUp {
     /// From one version to that of the state.
-    pub(super) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
+    pub(in crate::fanout) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
         let (before, gone, last) = Default::default();
         Self { from, to, store, before, unread: Some(Bound::Included(to)), gone, last }
     }
 
     /// The part of history that it needs to see next; `None` when it has seen all.
-    pub(super) fn unread(&self) -> Option<Bound<ResourceVersion>> {
+    pub(in crate::fanout) fn unread(&self) -> Option<Bound<ResourceVersion>> {
         self.unread
     }
 
     /// Takes in a part of history, newest first, and where the next one ends.
-    pub(super) fn read(&mut self, part: Vec<Replaced>, rest: Option<ResourceVersion>, selection: &Selection) {
-        for Replaced { key, before, .. } in part {
+    pub(in crate::fanout) fn read(
+        &mut self,
+        part: Vec<PriorState>,
+        rest: Option<ResourceVersion>,
+        selection: &Selection,
+    ) {
+        for PriorState { key, before, .. } in part {
             if planted::is(Bug::NewestChangeCounts) && self.before.contains_key(&key) {
                 continue;
             }
@@ -86,7 +93,7 @@ impl CatchUp {
     }
 
     /// Writes the next events, about `bytes_max` bytes of them; tells how many, and whether that was all.
-    pub(super) fn write(
+    pub(in crate::fanout) fn write(
         &mut self,
         bytes_max: usize,
         selection: &Selection,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::bell::Woken;
+use crate::fanout::wake::waker::Woken;
 
 /// About what a write to a connection costs, so that a wave's length can be told from who was woken.
 const WRITE: Duration = Duration::from_micros(10);

@@ -1,0 +1,345 @@
+//! A cache as readers see it: the state and its history, and whether they may be served.
+//!
+//! Plain data. [`crate::fanout::Hub`] owns the lock around it, and changes the views of it in the same critical section.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+
+use super::{
+    history::{History, HistoryCopy},
+    refusal::Refusal,
+    ring::{Record, RingLimits},
+    store::Store,
+    warnings::Warnings,
+    writer::{Change, Commit},
+};
+use kubefan_model::{ResourceVersion, object::ObjectParser};
+
+/// Whether a resource is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The first list is not complete.
+    Syncing,
+    /// Served; the upstream watch is live.
+    Synced,
+    /// Served from the cache; the upstream watch is being started again.
+    Stale,
+    /// The apiserver does not serve it.
+    NotFound,
+    /// The apiserver denies it.
+    Forbidden,
+}
+
+impl Phase {
+    /// Whether readers are answered.
+    pub fn serves(self) -> bool {
+        matches!(self, Self::Synced | Self::Stale)
+    }
+
+    /// The name in logs, readyz and the status page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Syncing => "syncing",
+            Self::Synced => "synced",
+            Self::Stale => "stale",
+            Self::NotFound => "not found",
+            Self::Forbidden => "forbidden",
+        }
+    }
+}
+
+/// The objects at one version, and the history that leads to them.
+pub struct CachedState {
+    /// Names this history: it grows with each history that does not follow from the one before.
+    pub epoch: u64,
+    /// The objects.
+    pub store: Store,
+    /// The recent changes.
+    pub history: History,
+    /// The version of the objects.
+    pub version: ResourceVersion,
+}
+
+/// What a commit did to the published state.
+pub enum Applied {
+    /// The same history continues. These records were evicted from its ring, oldest first.
+    Continued(Vec<Record>),
+    /// A history began that does not follow from the one before.
+    NewEpoch {
+        /// Why, for subscribers of the history before.
+        because: String,
+        /// Whether there was one.
+        replaced: bool,
+    },
+}
+
+/// What readers are served from, for one resource and scope.
+pub struct PublishedCache {
+    /// The resource's full name.
+    resource: String,
+    limits: RingLimits,
+    parser: Arc<ObjectParser>,
+    wall_clock: fn() -> SystemTime,
+    phase: Phase,
+    message: String,
+    warnings: Warnings,
+    synced_since: Option<SystemTime>,
+    state: Option<CachedState>,
+    epochs: u64,
+    proven_at: Option<Instant>,
+    staleness_max: Option<Duration>,
+    lists: u64,
+}
+
+impl PublishedCache {
+    /// A cache without state, of `resource`, whose objects `parser` reads. `wall_clock` gives the time to show in the status.
+    pub fn new(
+        resource: String,
+        limits: RingLimits,
+        parser: Arc<ObjectParser>,
+        wall_clock: fn() -> SystemTime,
+    ) -> Self {
+        Self {
+            resource,
+            limits,
+            parser,
+            wall_clock,
+            phase: Phase::Syncing,
+            message: "the first list has not begun".to_owned(),
+            warnings: Warnings::default(),
+            synced_since: None,
+            state: None,
+            epochs: 0,
+            proven_at: None,
+            staleness_max: None,
+            lists: 0,
+        }
+    }
+
+    /// Takes a new state and what led to it. `log_bytes` is the size of all views' logs.
+    pub fn apply(&mut self, commit: Commit, received: Instant, log_bytes: usize) -> Applied {
+        let Commit { store, version, change } = commit;
+        if self.state.is_none() {
+            self.synced_since = Some((self.wall_clock)());
+        }
+        self.message.clear();
+        self.phase = Phase::Synced;
+        match (change, &mut self.state) {
+            (Change::Record(record), Some(state)) => {
+                state.history.push(record, received);
+                (state.store, state.version) = (store, version);
+            }
+            (Change::Version, Some(state)) => (state.store, state.version) = (store, version),
+            (change, state) => {
+                let new_history = || History::new(self.limits, version, self.parser.clone());
+                let (history, because) = match change {
+                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
+                    Change::Start { because } => (new_history(), because),
+                    Change::Record(_) | Change::Version => (new_history(), String::new()),
+                };
+                self.epochs += 1;
+                let before = state.replace(CachedState { epoch: self.epochs, store, history, version });
+                return Applied::NewEpoch { because, replaced: before.is_some() };
+            }
+        }
+        Applied::Continued(self.evict(received, log_bytes))
+    }
+
+    /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted from the ring, oldest first.
+    pub fn shrink(&mut self, share: f64, now: Instant, log_bytes: usize) -> Vec<Record> {
+        if let Some(state) = &mut self.state {
+            state.history.limit_to(share);
+        }
+        self.evict(now, log_bytes)
+    }
+
+    fn evict(&mut self, now: Instant, log_bytes: usize) -> Vec<Record> {
+        let Some(state) = &mut self.state else { return Vec::new() };
+        state.history.evict(now, state.store.json_bytes(), log_bytes)
+    }
+
+    /// Records that the upstream watch is down, or why there is no state yet. The cached state is still served.
+    pub fn trouble(&mut self, message: String) {
+        self.message = message;
+        self.phase = if self.state.is_some() { Phase::Stale } else { Phase::Syncing };
+    }
+
+    /// Records that the upstream watch is live again.
+    pub fn live(&mut self) {
+        if self.state.is_some() {
+            self.message.clear();
+            self.phase = Phase::Synced;
+        }
+    }
+
+    /// Forgets the state.
+    pub fn close(&mut self, phase: Phase, message: String) {
+        (self.phase, self.message) = (phase, message);
+        (self.state, self.proven_at, self.synced_since) = (None, None, None);
+    }
+
+    /// Records that upstream proved, as of `at`, that the version reached is current.
+    pub fn proved(&mut self, at: Instant) {
+        self.proven_at = self.proven_at.max(Some(at));
+    }
+
+    /// Refuses readers once the last proof is older than `staleness_max`; `None`: never.
+    pub fn limit_staleness(&mut self, staleness_max: Option<Duration>) {
+        self.staleness_max = staleness_max;
+    }
+
+    /// Counts a list of upstream that has started.
+    pub fn listing(&mut self) {
+        self.lists += 1;
+    }
+
+    /// Replaces what readers are warned of over HTTP.
+    pub fn warn(&mut self, warnings: &Warnings) {
+        self.warnings = warnings.clone();
+    }
+
+    /// What readers are warned of over HTTP.
+    pub fn warnings(&self) -> &Warnings {
+        &self.warnings
+    }
+
+    /// The number of upstream lists that have started.
+    pub fn lists(&self) -> u64 {
+        self.lists
+    }
+
+    /// Whether it is served.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Why it is not served, or the last error upstream; may be empty.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Since when it is served.
+    pub fn synced_since(&self) -> Option<SystemTime> {
+        self.synced_since
+    }
+
+    /// The age of the last proof; `None` if upstream never proved the version.
+    pub fn age(&self, now: Instant) -> Option<Duration> {
+        self.proven_at.map(|at| now.saturating_duration_since(at))
+    }
+
+    /// The state, whether it may be served or not; `None` before the first list.
+    pub fn state(&self) -> Option<&CachedState> {
+        self.state.as_ref()
+    }
+
+    /// The state of this epoch; `None` if another history has begun since.
+    pub fn state_of(&self, epoch: u64) -> Option<&CachedState> {
+        self.state.as_ref().filter(|state| state.epoch == epoch)
+    }
+
+    /// Continues a copy of the history of this epoch, as [`History::copy`]; `None` if another history has begun since.
+    pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
+        Some(self.state_of(epoch)?.history.copy(copy, entries_max))
+    }
+
+    /// The state, for a reader.
+    ///
+    /// # Errors
+    /// The reason why it may not be served.
+    pub fn serving(&self, now: Instant) -> Result<&CachedState, Refusal> {
+        match (self.phase, &self.state) {
+            (_, Some(state)) => match (self.age(now), self.staleness_max) {
+                (age, Some(staleness_max)) if age.is_none_or(|age| age > staleness_max) => {
+                    let (resource, message) = (self.resource.clone(), self.message.clone());
+                    Err(Refusal::Stale { resource, age, staleness_max, message })
+                }
+                _ => Ok(state),
+            },
+            (Phase::NotFound, None) => Err(Refusal::NotFound(self.message.clone())),
+            (Phase::Forbidden, None) => Err(Refusal::Forbidden(self.message.clone())),
+            (_, None) => Err(Refusal::NotSynced { resource: self.resource.clone(), message: self.message.clone() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::ring::Gap;
+    use kubefan_model::fields::FieldTable;
+
+    fn version(number: u64) -> ResourceVersion {
+        ResourceVersion::new(number).unwrap()
+    }
+
+    fn cache() -> PublishedCache {
+        let limits = RingLimits {
+            ring_bytes_max: None,
+            ring_events_max: 1,
+            ring_age_max: Duration::from_secs(60),
+            residue_bytes_max: None,
+        };
+        let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
+        PublishedCache::new("pods".to_owned(), limits, parser, || SystemTime::UNIX_EPOCH)
+    }
+
+    fn commit(cache: &mut PublishedCache, at: u64, change: Change) -> Applied {
+        cache.apply(Commit { store: Store::default(), version: version(at), change }, Instant::now(), 0)
+    }
+
+    fn start(cache: &mut PublishedCache, at: u64) -> Applied {
+        commit(cache, at, Change::Start { because: format!("list at {at}") })
+    }
+
+    fn gap(from: u64, to: u64) -> Change {
+        let gap = Gap { from: version(from), to: version(to), reason: "test", events: Vec::new() };
+        Change::Record(Record::Gap(Arc::new(gap)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_continue_a_history_and_a_start_replaces_it() {
+        let mut cache = cache();
+        assert!(matches!(start(&mut cache, 10), Applied::NewEpoch { replaced: false, .. }));
+        assert_eq!(cache.synced_since(), Some(SystemTime::UNIX_EPOCH));
+        let Applied::Continued(evicted) = commit(&mut cache, 12, gap(10, 12)) else { panic!("another history") };
+        assert!(evicted.is_empty());
+        let Applied::Continued(evicted) = commit(&mut cache, 14, gap(12, 14)) else { panic!("another history") };
+        assert_eq!(evicted.iter().map(Record::version).collect::<Vec<_>>(), [version(12)], "the ring holds one record");
+        let Applied::Continued(_) = commit(&mut cache, 15, Change::Version) else { panic!("another history") };
+        let state = cache.state().unwrap();
+        assert_eq!((state.epoch, state.version, state.history.ring().last()), (1, version(15), version(14)));
+        let Applied::NewEpoch { because, replaced: true } = start(&mut cache, 5) else { panic!("the same history") };
+        assert_eq!(because, "list at 5");
+        assert_eq!((cache.state_of(1).is_some(), cache.state_of(2).unwrap().version), (false, version(5)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_phase_and_the_age_of_the_proof_decide_whether_readers_are_served() {
+        let mut cache = cache();
+        let refused = |cache: &PublishedCache| cache.serving(Instant::now()).err();
+        assert!(matches!(refused(&cache), Some(Refusal::NotSynced { .. })));
+        cache.trouble("unreachable".to_owned());
+        assert_eq!(refused(&cache).unwrap().to_string(), "pods is not synced: unreachable");
+        cache.live();
+        assert_eq!(cache.phase(), Phase::Syncing, "there is nothing to serve");
+        start(&mut cache, 10);
+        assert_eq!((cache.phase(), cache.message(), refused(&cache)), (Phase::Synced, "", None));
+        cache.trouble("unreachable".to_owned());
+        assert_eq!((cache.phase(), refused(&cache)), (Phase::Stale, None));
+        cache.limit_staleness(Some(Duration::from_secs(5)));
+        assert!(matches!(refused(&cache), Some(Refusal::Stale { age: None, .. })), "never proved");
+        cache.proved(Instant::now());
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(refused(&cache), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(matches!(refused(&cache), Some(Refusal::Stale { age: Some(_), .. })));
+        cache.close(Phase::NotFound, "gone".to_owned());
+        assert_eq!(refused(&cache), Some(Refusal::NotFound("gone".to_owned())));
+        assert_eq!((cache.age(Instant::now()), cache.synced_since()), (None, None));
+    }
+}

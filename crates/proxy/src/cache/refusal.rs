@@ -1,0 +1,85 @@
+//! Every reason for which a request is refused. Logs, metrics and status codes share these names.
+
+use std::time::Duration;
+
+use super::ring::Expired;
+use kubefan_model::ResourceVersion;
+
+/// Why a subscription or a read cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The first list is not complete.
+    #[error("{resource} is not synced: {message}")]
+    NotSynced {
+        /// The resource.
+        resource: String,
+        /// What is under way, or the last error upstream.
+        message: String,
+    },
+    /// Upstream has not proved the state for too long.
+    #[error(
+        "the state of {resource} was {}, and --max-staleness is {staleness_max:?}{}",
+        proved(.age), because(.message)
+    )]
+    Stale {
+        /// The resource.
+        resource: String,
+        /// How long ago; `None` where it never has.
+        age: Option<Duration>,
+        /// How long ago it may be.
+        staleness_max: Duration,
+        /// The last error upstream; may be empty.
+        message: String,
+    },
+    /// The apiserver does not serve the resource.
+    #[error("{0}")]
+    NotFound(String),
+    /// The apiserver denies kubefan the resource.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The events after the version are gone.
+    #[error(transparent)]
+    Expired(#[from] Expired),
+    /// The version is of another history: of before etcd was restored, or of another cluster.
+    #[error("{0}; start over with a snapshot")]
+    Rewritten(String),
+    /// This cache has not reached the version.
+    #[error("too large resource version: {requested}, current: {current}")]
+    Future {
+        /// What was asked for.
+        requested: ResourceVersion,
+        /// What is held.
+        current: ResourceVersion,
+    },
+    /// The request is wrong.
+    #[error("{message}")]
+    Invalid {
+        /// The field at fault, as a path in the request message.
+        field: &'static str,
+        /// What is wrong with it and what would be right.
+        message: String,
+    },
+    /// kubefan was not told to cache this.
+    #[error("{0}")]
+    NotCached(String),
+    /// A limit is reached.
+    #[error("{0}")]
+    Exhausted(String),
+    /// Upstream could not be asked.
+    #[error("{0}")]
+    Unavailable(String),
+    /// kubefan is shutting down.
+    #[error("kubefan is shutting down; try again, another replica may answer")]
+    Draining,
+}
+
+fn proved(age: &Option<Duration>) -> String {
+    match age {
+        Some(age) => format!("last proved by the apiserver {}s ago", age.as_secs()),
+        None => "not proved by the apiserver yet".to_owned(),
+    }
+}
+
+fn because(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(": {message}") }
+}

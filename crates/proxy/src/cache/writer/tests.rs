@@ -1,0 +1,296 @@
+use super::*;
+use kubefan_model::{fields::FieldTable, object::ObjectParser};
+
+fn version(number: u64) -> ResourceVersion {
+    ResourceVersion::new(number).unwrap()
+}
+
+fn object(name: &str, uid: &str, number: u64) -> Object {
+    let json = format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","resourceVersion":"{number}"}}}}"#);
+    ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+}
+
+fn list(writer: &mut CacheWriter, objects: Vec<Object>, number: u64) -> Commit {
+    writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+    for object in objects {
+        writer.apply(Update::ListItem(object)).unwrap();
+    }
+    writer.apply(Update::ListEnd(version(number))).unwrap().unwrap()
+}
+
+fn told(commit: &Commit) -> Vec<(EventType, String, u64)> {
+    let line = |event: &WatchEvent| (event.kind(), event.object().key().to_string(), event.version().get());
+    match &commit.change {
+        Change::Record(Record::Event(event)) => vec![line(event)],
+        Change::Record(Record::Gap(gap)) => gap.events.iter().map(|event| line(event)).collect(),
+        Change::Start { .. } | Change::Restored(_) | Change::Version => vec![],
+    }
+}
+
+use EventType::{Added, Deleted, Modified};
+
+/// Like each other, as objects of one resource are, and larger than what is read from them.
+fn pod(number: usize, version: u64) -> Object {
+    let containers =
+        r#"{"name":"main","image":"registry.example.com/team/server:1.13.0","imagePullPolicy":"IfNotPresent"},"#;
+    let json = format!(
+        r#"{{"kind":"Pod","metadata":{{"name":"web-{number:04}","uid":"u{number}","resourceVersion":"{version}","labels":{{"app":"web"}}}},"spec":{{"containers":[{}{{}}]}}}}"#,
+        containers.repeat(6)
+    );
+    ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+}
+
+fn events(commit: &Commit) -> Vec<Arc<WatchEvent>> {
+    let Change::Record(record) = &commit.change else { panic!("no record") };
+    record.events().to_vec()
+}
+
+#[test]
+fn with_compression_every_current_object_is_packed_and_reads_the_same() {
+    for count in [3, 30, 300] {
+        let mut writer = CacheWriter::new(true);
+        let commit = list(&mut writer, (0..count).map(|number| pod(number, 5)).collect(), 10);
+        assert!(commit.store.iter().all(|object| object.is_packed()), "{count}");
+        let json: Vec<_> = (0..count).map(|number| pod(number, 5).bytes()).collect();
+        assert_eq!(commit.store.iter().map(|object| object.bytes()).collect::<Vec<_>>(), json);
+        assert_eq!(commit.store.json_bytes(), json.iter().map(|bytes| bytes.len()).sum::<usize>());
+        assert!(commit.store.cost_bytes() < commit.store.json_bytes());
+        let commit = writer.apply(Update::Event(Modified, pod(1, 12))).unwrap().unwrap();
+        assert!(commit.store.get("web-0001").unwrap().is_packed());
+        assert!(!events(&commit)[0].object().is_packed(), "what is about to be sent is not unpacked for it");
+    }
+}
+
+#[test]
+fn a_relist_that_repeats_a_packed_object_keeps_its_memory() {
+    let mut writer = CacheWriter::new(true);
+    let pods = || (0..200).map(|number| pod(number, 5)).collect();
+    let before = list(&mut writer, pods(), 10).store;
+    let after = list(&mut writer, pods(), 11).store;
+    assert!(before.iter().zip(after.iter()).all(|(before, after)| Arc::ptr_eq(before, after)));
+}
+
+#[test]
+fn what_an_event_replaces_rests_packed() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+    let commit = writer.apply(Update::Event(Modified, pod(7, 12))).unwrap().unwrap();
+    let event = &events(&commit)[0];
+    assert!(!event.previous().unwrap().is_packed(), "a new event is about to be encoded");
+    event.settle();
+    assert!(event.previous().unwrap().is_packed() && !event.object().is_packed());
+    assert_eq!(event.previous().unwrap().bytes(), pod(7, 5).bytes());
+    let commit = writer.apply(Update::Event(Deleted, pod(7, 13))).unwrap().unwrap();
+    let event = &events(&commit)[0];
+    event.settle();
+    assert!(event.previous().unwrap().is_packed() && event.object().is_packed());
+    assert_eq!(event.object().bytes(), pod(7, 13).bytes());
+}
+
+#[test]
+fn a_relist_prepared_in_parts_says_the_same() {
+    let commit = |parts: Option<usize>| {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
+        writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+        for number in (0..100).filter(|number| number % 3 > 0) {
+            let version = if number % 3 == 1 { 5 } else { 15 };
+            writer.apply(Update::ListItem(pod(number, version))).unwrap();
+        }
+        while parts.is_some_and(|parts| writer.prepare(parts)) {}
+        let commit = writer.apply(Update::ListEnd(version(20))).unwrap().unwrap();
+        for event in events(&commit) {
+            event.settle();
+            assert!(event.previous().is_none_or(|previous| previous.is_packed()));
+        }
+        told(&commit)
+    };
+    assert_eq!(commit(None).len(), 67);
+    assert_eq!(commit(None), commit(Some(7)));
+}
+
+#[test]
+fn a_relist_becomes_deletes_then_changes_in_order() {
+    let mut writer = CacheWriter::default();
+    let first = vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7), object("d", "4", 8)];
+    assert!(matches!(list(&mut writer, first, 10).change, Change::Start { .. }));
+    let second = vec![object("a", "1", 19), object("b", "9", 12), object("d", "4", 8), object("e", "5", 15)];
+    let commit = list(&mut writer, second, 20);
+    assert_eq!(
+        told(&commit),
+        [
+            (Deleted, "b".into(), 6),
+            (Deleted, "c".into(), 7),
+            (Added, "b".into(), 12),
+            (Added, "e".into(), 15),
+            (Modified, "a".into(), 19),
+        ]
+    );
+    assert_eq!((commit.version.get(), commit.store.len()), (20, 4));
+}
+
+#[test]
+fn a_relist_keeps_the_memory_of_unchanged_objects() {
+    let mut writer = CacheWriter::default();
+    let before = list(&mut writer, vec![object("a", "1", 5)], 10).store;
+    let after = list(&mut writer, vec![object("a", "1", 5)], 11).store;
+    assert!(Arc::ptr_eq(before.get("a").unwrap(), after.get("a").unwrap()));
+}
+
+#[test]
+fn an_empty_difference_is_a_gap_all_the_same() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![], 10);
+    assert!(matches!(list(&mut writer, vec![], 12).change, Change::Record(Record::Gap(_))));
+    assert!(matches!(list(&mut writer, vec![], 12).change, Change::Version), "nothing can have happened");
+}
+
+#[test]
+fn versions_that_went_back_upstream_start_history_again() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5)], 10);
+    assert!(matches!(list(&mut writer, vec![], 9).change, Change::Start { .. }));
+    assert_eq!(writer.version(), Some(version(9)));
+}
+
+#[test]
+fn a_list_that_contradicts_what_was_told_starts_history_again() {
+    let because = |reason: &'static str, second: Object| {
+        let mut writer = CacheWriter::default();
+        list(&mut writer, vec![object("a", "1", 5), object("b", "2", 8)], 10);
+        writer.apply(Update::ListBegin { reason }).unwrap();
+        for object in [object("a", "1", 5), second, object("z", "9", 15)] {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        match writer.apply(Update::ListEnd(version(20))).unwrap().unwrap().change {
+            Change::Start { because } => because,
+            _ => String::new(),
+        }
+    };
+    assert_eq!(because("test", object("b", "7", 8)), "b at version 8 had uid 2, and has 7");
+    assert_eq!(because("test", object("b", "2", 7)), "b was at version 8, and is listed at 7");
+    assert_eq!(because("test", object("c", "3", 9)), "c is listed at version 9, and was not there at 10");
+    assert_eq!(because(SELF_CHECK, object("c", "3", 9)), "", "it was missed, and a gap tells it");
+    for possible in [object("b", "2", 8), object("b", "7", 12), object("c", "3", 11)] {
+        assert_eq!(because("test", possible), "");
+    }
+}
+
+#[test]
+fn versions_that_went_back_start_history_again_although_the_list_is_ahead() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5)], 10);
+    writer.apply(Update::WentBack { reached: version(7) }).unwrap();
+    // The first try fails midway.
+    writer.apply(Update::ListBegin { reason: "rewritten" }).unwrap();
+    let commit = list(&mut writer, vec![object("a", "1", 5)], 12);
+    let Change::Start { because } = commit.change else { panic!("it goes on") };
+    assert_eq!(because, "version 10 was told, and the cluster is at 7");
+    let commit = list(&mut writer, vec![object("a", "1", 5)], 13);
+    assert!(matches!(commit.change, Change::Record(_)), "once");
+}
+
+#[test]
+fn a_repeated_or_reordered_event_is_not_passed_on() {
+    let mut writer = CacheWriter::default();
+    assert_eq!(writer.apply(Update::Bookmark(version(3))).err(), Some(UpdateError::NotListed));
+    list(&mut writer, vec![object("a", "1", 5)], 10);
+    writer.apply(Update::Event(Modified, object("a", "1", 12))).unwrap();
+    let error = writer.apply(Update::Event(Modified, object("a", "1", 12))).err().unwrap();
+    assert_eq!(error.to_string(), "upstream sent a at version 12, after version 12");
+}
+
+#[test]
+fn the_state_decides_whether_an_object_is_new() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5)], 10);
+    let commit = writer.apply(Update::Event(Added, object("a", "1", 11))).unwrap().unwrap();
+    assert_eq!(told(&commit), [(Modified, "a".into(), 11)]);
+    let commit = writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().unwrap();
+    assert!(commit.store.is_empty());
+    assert!(writer.apply(Update::Bookmark(version(11))).unwrap().is_none());
+    assert_eq!(writer.apply(Update::Bookmark(version(30))).unwrap().unwrap().version.get(), 30);
+}
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+/// What becomes of one name between two lists.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    NeverThere,
+    New,
+    Gone,
+    Same,
+    Changed,
+    Remade,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_relists_difference_leads_from_one_state_to_the_other_and_tells_nothing_else(
+        fates in prop::collection::vec((0..6usize, 0..50u64), 0..12),
+        parts in prop::option::of(1..4usize),
+    ) {
+        use Fate::{Changed, Gone, NeverThere, New, Remade, Same};
+        let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+        for (number, (fate, order)) in (0u64..).zip(&fates) {
+            let fate = [NeverThere, New, Gone, Same, Changed, Remade][*fate];
+            let (name, old, new) = (format!("n{number}"), 10 + number, 100 + 100 * order + number);
+            let was = (!matches!(fate, NeverThere | New)).then_some(("1", old));
+            let is = match fate {
+                NeverThere | Gone => None,
+                Same => was,
+                New | Changed => Some(("1", new)),
+                Remade => Some(("2", new)),
+            };
+            was.map(|was| before.insert(name.clone(), was));
+            is.map(|is| after.insert(name, is));
+        }
+        let all = |state: &BTreeMap<String, (&str, u64)>| -> Vec<_> {
+            state.iter().map(|(name, (uid, version))| object(name, uid, *version)).collect()
+        };
+        let mut writer = CacheWriter::default();
+        list(&mut writer, all(&before), 90);
+        writer.apply(Update::ListBegin { reason: "test" }).unwrap();
+        for object in all(&after) {
+            writer.apply(Update::ListItem(object)).unwrap();
+        }
+        while parts.is_some_and(|parts| writer.prepare(parts)) {}
+        let commit = writer.apply(Update::ListEnd(version(10_000))).unwrap().unwrap();
+        let events = events(&commit);
+        let mut state = before.clone();
+        let (mut last, mut count) = (None, BTreeMap::new());
+        for event in &events {
+            let (name, object) = (event.object().key().to_string(), event.object());
+            let held = state.get(&name).copied();
+            let previous = event.previous();
+            let previous = previous.as_deref().map(|previous| (previous.uid(), previous.version().get()));
+            prop_assert_eq!(previous, held, "what was there before {}", name);
+            let now = (if object.uid() == "1" { "1" } else { "2" }, object.version().get());
+            match event.kind() {
+                Deleted => {
+                    prop_assert_eq!((held, last), (Some(now), None), "deletes come first, of what was there");
+                    state.remove(&name);
+                }
+                kind => {
+                    prop_assert!(last < Some(event.version()), "changes come in the order of versions");
+                    prop_assert_eq!(kind == Added, held.is_none());
+                    last = Some(event.version());
+                    state.insert(name.clone(), now);
+                }
+            }
+            *count.entry(name).or_insert(0) += 1;
+        }
+        let held = commit.store.iter().map(|o| (o.key().to_string(), o.version().get())).collect::<Vec<_>>();
+        prop_assert_eq!(held, after.iter().map(|(name, (_, version))| (name.clone(), *version)).collect::<Vec<_>>());
+        prop_assert_eq!(&state, &after);
+        for (number, (fate, _)) in fates.iter().enumerate() {
+            let told = count.get(&format!("n{number}")).copied().unwrap_or(0);
+            prop_assert_eq!(told, [0, 1, 1, 0, 1, 2][*fate], "n{}", number);
+        }
+    }
+}

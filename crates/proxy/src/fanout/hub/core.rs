@@ -1,0 +1,395 @@
+//! State, history and views of one resource and scope, behind one lock.
+//!
+//! The hazard is a subscriber that misses an event or receives it twice because state and events were read at different moments. So
+//! there is one critical section: a commit changes the published state, its history and the logs of all views in it, and a
+//! subscription takes its snapshot and its place in the log in it. Separate locks, or a lock per view, would allow more parallelism,
+//! but a subscription would then have to detect and repair every interleaving.
+//!
+//! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be compared is made before it; wake-ups are
+//! sent after it. The head version, which bookmarks are made from, is published after the last append and before the section ends:
+//! whoever reads it finds every event up to it in the logs.
+
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    cache::{
+        CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
+        published::Applied, warnings::Warnings, writer::Change,
+    },
+    fanout::{
+        gate::Gate,
+        stream_end::StreamEnd,
+        sync::{Mutex, MutexGuard},
+        views::{
+            set::Views,
+            view::{View, ViewBytes},
+        },
+        wake::pacer::Pacer,
+    },
+    telemetry::metrics::{CacheGauges, CacheMetrics},
+};
+use kubefan_common::{
+    planted::{self, Bug},
+    proto::v1alpha1::ResolvedResource,
+    sync::watch,
+    unless_planted, when_planted,
+};
+use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser};
+
+/// State, history and views of one resource and scope.
+pub struct Hub {
+    pub(in crate::fanout) resource: ResolvedResource,
+    pub(in crate::fanout) parser: Arc<ObjectParser>,
+    pub(in crate::fanout) metrics: CacheMetrics,
+    pub(in crate::fanout) view_bytes: ViewBytes,
+    limits: RingLimits,
+    gate: Arc<Gate>,
+    cluster: ClusterName,
+    /// Mirrors of what is published, for readers that take no lock.
+    head: watch::Sender<Option<ResourceVersion>>,
+    phase: watch::Sender<Phase>,
+    state: Mutex<HubState>,
+}
+
+/// What changes together, in the critical section.
+pub(in crate::fanout) struct HubState {
+    pub(in crate::fanout) published: PublishedCache,
+    pub(in crate::fanout) views: Views,
+    pub(in crate::fanout) subscribers: usize,
+    /// When there was last a subscriber or a reader.
+    pub(in crate::fanout) used_at: Instant,
+    pacer: Pacer,
+    /// A wave of wake-ups is scheduled.
+    is_wave_scheduled: bool,
+    /// When the views last dropped what is too old to be reused.
+    tidied_at: Instant,
+}
+
+/// Where a cache stands, for a backfill that is to end there.
+pub struct CachePosition {
+    /// Names the history.
+    pub epoch: u64,
+    /// The version reached.
+    pub version: ResourceVersion,
+    /// The objects.
+    pub store: Store,
+}
+
+/// For people who ask since when; nothing is decided by it.
+#[expect(clippy::disallowed_methods, reason = "a timestamp to show, which no test compares")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// What the hubs of one kubefan share.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// How much history is kept.
+    pub limits: RingLimits,
+    /// How long a wave of wake-ups may be held back under load.
+    pub coalesce_max: Duration,
+    /// Who may pin state.
+    pub gate: Arc<Gate>,
+    /// Names the cluster that versions are of, where that is known.
+    pub cluster: ClusterName,
+}
+
+/// Names a cluster, where that is known by then.
+pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
+pub const COALESCE_MAX: Duration = Duration::from_millis(20);
+
+/// How often views let go of what has served its time.
+const TIDY_INTERVAL: Duration = Duration::from_secs(30);
+
+impl Hub {
+    /// A hub without state yet.
+    pub fn new(
+        resource: ResolvedResource,
+        parser: Arc<ObjectParser>,
+        options: HubOptions,
+        metrics: CacheMetrics,
+    ) -> Arc<Self> {
+        let HubOptions { limits, coalesce_max, gate, cluster } = options;
+        let ResolvedResource { group, version, resource: plural, .. } = &resource;
+        let name = GroupVersionResource::new(group, version, plural).to_string();
+        let published = PublishedCache::new(name, limits, parser.clone(), wall_clock);
+        let (head, phase) = (watch::Sender::new(None), watch::Sender::new(published.phase()));
+        let state = HubState {
+            published,
+            views: Views::default(),
+            subscribers: 0,
+            used_at: Instant::now(),
+            pacer: Pacer::new(coalesce_max),
+            is_wave_scheduled: false,
+            tidied_at: Instant::now(),
+        };
+        let (view_bytes, state) = (ViewBytes::default(), Mutex::new(state));
+        Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
+    }
+
+    /// The resource, as messages name it.
+    pub fn resource(&self) -> &ResolvedResource {
+        &self.resource
+    }
+
+    /// The cluster that versions are of; `None` if that is not known.
+    pub fn cluster(&self) -> Option<String> {
+        (self.cluster)()
+    }
+
+    /// The metrics of this cache.
+    pub fn metrics(&self) -> &CacheMetrics {
+        &self.metrics
+    }
+
+    /// Replaces the warnings that upstream sends to every reader of this resource.
+    pub fn warn(&self, warnings: &Warnings) {
+        self.lock().published.warn(warnings);
+    }
+
+    /// What readers are warned of, over HTTP.
+    pub fn warnings(&self) -> Warnings {
+        self.lock().published.warnings().clone()
+    }
+
+    /// Enters the critical section. Never held across an await.
+    pub(in crate::fanout) fn lock(&self) -> MutexGuard<'_, HubState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log_bytes(&self) -> usize {
+        self.view_bytes.logs.load(Ordering::Relaxed)
+    }
+
+    /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls it.
+    pub(super) fn publish(&self, commit: Commit, received: Instant) {
+        if let Change::Record(Record::Event(event)) = &commit.change {
+            // The comparison unpacks and projects. It is made here and found again in the critical section.
+            let comparing = self.lock().views.comparing();
+            for encoder in comparing {
+                encoder.tells(event, Transition::Change);
+            }
+        }
+        let version = commit.version;
+        let mut state = self.lock();
+        when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
+        let HubState { published, views, .. } = &mut *state;
+        // To the logs first: what is evicted below depends on their size.
+        let dispatched = match &commit.change {
+            Change::Record(record) if published.state().is_some() => views.append(record, received),
+            _ => 0,
+        };
+        let mut ended = Vec::new();
+        match published.apply(commit, received, self.log_bytes()) {
+            Applied::Continued(evicted) => evicted.iter().for_each(|record| views.trim(record)),
+            Applied::NewEpoch { because, replaced } => {
+                if replaced && !planted::is(Bug::RewoundSilently) {
+                    ended = views.drain();
+                    let end = StreamEnd::Rewritten(because);
+                    ended.iter().for_each(|view| view.close(&end));
+                }
+            }
+        }
+        // After the last append, and inside the section, so that no subscription starts in between.
+        self.head.send_replace(Some(version));
+        self.publish_phase(&state.published);
+        // Upstream's bookmarks are commits too, so a quiet resource gets here every minute.
+        if received.saturating_duration_since(state.tidied_at) > TIDY_INTERVAL {
+            state.tidied_at = received;
+            state.views.tidy(received);
+        }
+        drop(state);
+        wake_all(&ended);
+        self.metrics.dispatched(dispatched);
+    }
+
+    /// Wakes the subscribers that have something to read: at once, or a moment later if the last wave is still being worked off.
+    pub(super) fn wake(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.views.all_announced() || state.is_wave_scheduled {
+            return;
+        }
+        // Outside of a runtime there is no timer, and no load to wait for.
+        let wait = state.pacer.hold(Instant::now());
+        match wait.and_then(|until| Some((until, Handle::try_current().ok()?))) {
+            None => {
+                let (views, records) = state.views.take_unannounced();
+                drop(state);
+                self.start_wave(&views, records);
+            }
+            Some((until, runtime)) => {
+                state.is_wave_scheduled = true;
+                drop(state);
+                let hub = self.clone();
+                runtime.spawn(async move {
+                    sleep_until(until).await;
+                    let (views, records) = {
+                        let mut state = hub.lock();
+                        state.is_wave_scheduled = false;
+                        state.views.take_unannounced()
+                    };
+                    hub.start_wave(&views, records);
+                });
+            }
+        }
+    }
+
+    fn start_wave(&self, views: &[Arc<View>], records: usize) {
+        // The time at which the wave starts: waking is part of its work.
+        let now = Instant::now();
+        let woken = views.iter().map(|view| view.wake()).sum();
+        self.lock().pacer.begin(woken, records, now);
+    }
+
+    /// Limits history to a `share`, from 0 to 1, of its usual size. `reuses` says whether projections, deltas and snapshots may be
+    /// retained for reuse.
+    pub fn shed(&self, share: f64, reuses: bool) {
+        let mut state = self.lock();
+        let HubState { published, views, .. } = &mut *state;
+        published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
+        self.view_bytes.kept.open(reuses);
+        if !reuses {
+            views.forget();
+        }
+    }
+
+    /// Reports that the upstream watch is down, or why there is no state yet. The cached state is still served.
+    pub fn trouble(&self, message: String) {
+        let mut state = self.lock();
+        state.published.trouble(message);
+        self.publish_phase(&state.published);
+    }
+
+    /// Reports that the upstream watch is live again.
+    pub fn live(&self) {
+        let mut state = self.lock();
+        state.published.live();
+        self.publish_phase(&state.published);
+    }
+
+    /// Refuses readers from now on if upstream has not proved the version for longer than `staleness_max`. Open streams continue.
+    pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
+        self.lock().published.limit_staleness(staleness_max);
+    }
+
+    /// Records upstream's proof, as of `at`, that the version reached is current: an event, a bookmark (one that repeats the version
+    /// too), a complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch
+    /// alone proves nothing: from a version that its apiserver has not reached it would be just as silent.
+    pub fn proved(&self, at: Instant) {
+        self.lock().published.proved(at);
+    }
+
+    /// Reports that upstream is being listed because of `reason`: the cached state will be replaced.
+    pub fn listing(&self, reason: &'static str) {
+        self.metrics.relist(reason);
+        self.lock().published.listing();
+    }
+
+    /// The number of upstream lists that have started.
+    pub fn lists(&self) -> u64 {
+        self.lock().published.lists()
+    }
+
+    /// Called inside the critical section, so that phase and state agree.
+    fn publish_phase(&self, published: &PublishedCache) {
+        let phase = published.phase();
+        self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
+    }
+
+    /// The phase, and every change of it.
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Ends every stream and forgets the state.
+    pub fn close(&self, phase: Phase, end: StreamEnd) {
+        let mut state = self.lock();
+        state.published.close(phase, end.to_string());
+        let views = state.views.drain();
+        when_planted!(WokenBeforeTheEnd => wake_all(&views));
+        views.iter().for_each(|view| view.close(&end));
+        self.head.send_replace(None);
+        self.publish_phase(&state.published);
+        drop(state);
+        unless_planted!(WokenBeforeTheEnd => wake_all(&views));
+        // These gauges may never be refreshed again, and must not show a cache that is gone.
+        self.metrics.set(CacheGauges::default());
+    }
+
+    /// The version up to which every view is complete.
+    pub fn head(&self) -> Option<ResourceVersion> {
+        *self.head.borrow()
+    }
+
+    /// Waits until the cache has reached `version`, for at most `limit`.
+    pub async fn reached(&self, version: ResourceVersion, limit: Duration) -> Result<(), Refusal> {
+        let mut head = self.head.subscribe();
+        let reached = head.wait_for(|head| head.is_none_or(|head| head >= version));
+        match tokio::time::timeout(limit, reached).await {
+            Ok(_) => Ok(()),
+            Err(_) => match self.head() {
+                Some(current) if current < version => Err(Refusal::Future { requested: version, current }),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// The state, for a list or a get.
+    pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
+        let mut state = self.lock();
+        state.used_at = Instant::now();
+        let CachedState { store, version, .. } = state.published.serving(state.used_at)?;
+        Ok((store.clone(), *version))
+    }
+
+    /// The state, for maintenance of the cache, which does not count as use of it; `None` before the first list.
+    pub fn state(&self) -> Option<(Store, ResourceVersion)> {
+        self.lock().published.state().map(|state| (state.store.clone(), state.version))
+    }
+
+    /// Admits what pins state.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// What a backfill has to reach, and what it can share; `None` while there is no state.
+    pub fn position(&self) -> Option<CachePosition> {
+        let state = self.lock();
+        let CachedState { epoch, store, version, .. } = state.published.state()?;
+        Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
+    }
+
+    /// Whether the cached history can resume from `version`, and the version reached; `None` in another epoch.
+    pub fn can_resume_from(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
+        let state = self.lock();
+        let cached = state.published.state_of(epoch)?;
+        Some((cached.history.can_resume_from(version), cached.version))
+    }
+
+    /// Continues a copy of the history of this epoch, as [`History::copy`](crate::cache::History::copy); `None` if another history has
+    /// begun since.
+    pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
+        self.lock().published.copy_history(epoch, copy, entries_max)
+    }
+
+    /// How much history is retained.
+    pub fn limits(&self) -> RingLimits {
+        self.limits
+    }
+}
+
+fn wake_all(views: &[Arc<View>]) {
+    for view in views {
+        view.wake();
+    }
+}

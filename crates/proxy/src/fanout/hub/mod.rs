@@ -1,0 +1,13 @@
+//! The meeting point of one writer and many subscribers, for one resource and scope.
+
+pub mod batch;
+pub(in crate::fanout) mod core;
+mod reads;
+mod status;
+
+pub(in crate::fanout) use self::reads::HistoryError;
+pub use self::{
+    batch::CommitBatch,
+    core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions},
+    status::HubStatus,
+};

@@ -1,0 +1,77 @@
+//! What a subscription reads from its hub after it has started.
+
+use std::{ops::Bound, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::core::{Hub, HubState};
+use crate::{
+    cache::{CachedState, Expired, PriorState},
+    fanout::{
+        stream_end::StreamEnd,
+        views::view::{LogReadError, View},
+    },
+};
+use kubefan_model::ResourceVersion;
+
+/// Why a part of history cannot be read.
+pub(in crate::fanout) enum HistoryError {
+    /// It is no longer retained.
+    Expired(Expired),
+    /// The view has ended.
+    Ended(StreamEnd),
+}
+
+impl Hub {
+    /// The state that this view is of. A version of another history means nothing in it.
+    pub(in crate::fanout) fn state_of<'a>(
+        &self,
+        state: &'a HubState,
+        view: &View,
+    ) -> Result<&'a CachedState, StreamEnd> {
+        match (view.ended(), state.published.state()) {
+            (Some(end), _) => Err(end),
+            (None, Some(cached)) => Ok(cached),
+            // A hub that forgets its state ends its views in the same critical section.
+            (None, None) => Err(StreamEnd::Stopped(state.published.message().to_owned())),
+        }
+    }
+
+    /// The place in the log after `floor`, and whether the cache has reached `floor`.
+    pub(in crate::fanout) fn cursor_past(
+        &self,
+        view: &View,
+        floor: ResourceVersion,
+    ) -> Result<(u64, bool), LogReadError> {
+        let state = self.lock();
+        let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
+        if cached.version < floor {
+            return Ok((view.end(), false));
+        }
+        let cursor = view.cursor_after(floor, cached.history.ring());
+        cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
+    }
+
+    /// A part of [`History::prior_states`](crate::cache::History::prior_states), for a catch-up in this view.
+    pub(in crate::fanout) fn prior_states(
+        &self,
+        view: &View,
+        after: ResourceVersion,
+        up_to: Bound<ResourceVersion>,
+        changes_max: usize,
+    ) -> Result<(Vec<PriorState>, Option<ResourceVersion>), HistoryError> {
+        let state = self.lock();
+        let cached = self.state_of(&state, view).map_err(HistoryError::Ended)?;
+        cached.history.prior_states(after, up_to, changes_max).map_err(HistoryError::Expired)
+    }
+
+    /// Unregisters a subscription. A view without subscriptions is dropped.
+    pub(in crate::fanout) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<u64>) {
+        let mut state = self.lock();
+        state.subscribers -= 1;
+        state.used_at = Instant::now();
+        if view.leave(place, waited) == 0 {
+            state.views.remove(view);
+        }
+    }
+}

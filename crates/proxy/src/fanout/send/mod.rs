@@ -1,0 +1,10 @@
+//! From events and objects to bytes on the wire.
+
+pub mod budget;
+pub mod control;
+pub mod encoder;
+pub mod entry;
+pub mod frame;
+pub mod frame_buf;
+
+pub use frame_buf::FrameBuf;

@@ -1,0 +1,79 @@
+//! Every reason for which a stream ends. Logs, metrics and status codes share these names.
+
+use std::time::Duration;
+
+use crate::cache::Expired;
+
+/// Why a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamEnd {
+    /// `timeout_seconds` is over.
+    #[error("the watch reached its timeout")]
+    Timeout,
+    /// The deadline that the subscriber's gRPC library set is over.
+    #[error("the deadline of the call is over")]
+    Deadline,
+    /// The subscriber went away.
+    #[error("the subscriber went away")]
+    Cancelled,
+    /// The snapshot made too little progress, and what it pins is let go of.
+    #[error(
+        "the snapshot made too little progress in {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
+    )]
+    SnapshotStalled(Duration),
+    /// The subscriber fell behind what is held, and there is no room to send what leads on just now.
+    #[error("{0}; come back with the last version")]
+    Overloaded(String),
+    /// The subscriber fell behind what is held.
+    #[error(transparent)]
+    Expired(#[from] Expired),
+    /// The apiserver stopped serving the resource.
+    #[error("{0}")]
+    NotFound(String),
+    /// The apiserver began to deny kubefan the resource.
+    #[error("{0}")]
+    Forbidden(String),
+    /// Upstream's versions went back (etcd was restored), or its schema changed without a new version: state must be read anew.
+    #[error("upstream's history was rewritten: {0}; start over with a snapshot")]
+    Rewritten(String),
+    /// kubefan stopped caching the resource.
+    #[error("{0}")]
+    Stopped(String),
+    /// kubefan is shutting down.
+    #[error("kubefan is shutting down; resume, another replica may answer")]
+    Draining,
+}
+
+impl StreamEnd {
+    /// Every label, for pre-created metrics.
+    pub const ALL: [&str; 11] = [
+        "timeout",
+        "deadline",
+        "cancelled",
+        "snapshot_stalled",
+        "overloaded",
+        "expired",
+        "not_found",
+        "forbidden",
+        "rewritten",
+        "stopped",
+        "draining",
+    ];
+
+    /// The label in metrics and logs.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Deadline => "deadline",
+            Self::Cancelled => "cancelled",
+            Self::SnapshotStalled(_) => "snapshot_stalled",
+            Self::Overloaded(_) => "overloaded",
+            Self::Expired(_) => "expired",
+            Self::NotFound(_) => "not_found",
+            Self::Forbidden(_) => "forbidden",
+            Self::Rewritten(_) => "rewritten",
+            Self::Stopped(_) => "stopped",
+            Self::Draining => "draining",
+        }
+    }
+}

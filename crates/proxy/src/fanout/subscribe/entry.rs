@@ -1,0 +1,202 @@
+//! Registers a subscription.
+//!
+//! [`Hub::try_subscribe`] plans and subscribes in one critical section. What takes time, a gate permit or a backfill, cannot be fetched
+//! there, so it is returned as a [`Need`]. The caller fetches it without the lock, and asks again with all of it: the decision is made
+//! anew each time, in one place, and never goes stale between planning and subscribing.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use super::{
+    options::{Provided, ProvidedBackfill, Start, SubscribeOptions},
+    start_point::{First, backfill_end},
+    subscription::Subscription,
+};
+use crate::{
+    cache::{
+        Expired, HistorySource, PublishedCache, Refusal,
+        resume::{BackfillState, ResumePlan, ResumeRequest, Situation, plan},
+    },
+    fanout::{
+        hub::{Hub, core::HubState},
+        views::view::{View, ViewKey},
+        wake::StreamWaker,
+    },
+    telemetry::metrics::Resume,
+};
+use kubefan_common::when_planted;
+use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
+
+/// What must be fetched before a subscription can be registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// A gate permit: what is sent first pins state.
+    Permit,
+    /// The events after this version, or the answer that upstream does not have them either. A backfill that was provided before is
+    /// of no use any more.
+    Backfill(ResourceVersion),
+}
+
+/// Why there is no subscription.
+#[derive(Debug)]
+pub enum NotSubscribed {
+    /// It is refused.
+    Refused(Refusal),
+    /// Something must be fetched first.
+    Needs(Need),
+}
+
+impl From<Refusal> for NotSubscribed {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Expired> for NotSubscribed {
+    fn from(expired: Expired) -> Self {
+        Self::Refused(expired.into())
+    }
+}
+
+impl Hub {
+    /// Registers a subscription, or says what must be provided first. A resume is counted once, when it is decided.
+    pub fn try_subscribe(
+        self: &Arc<Self>,
+        selection: &Selection,
+        format: &Format,
+        options: &SubscribeOptions,
+        provided: &Provided,
+        waker: &Arc<StreamWaker>,
+    ) -> Result<Subscription, NotSubscribed> {
+        let mut state = self.lock();
+        let (first, resume) = self.first(&state.published, format, options, provided)?;
+        let permit = match (first.needs_permit(), &provided.permit) {
+            (false, _) => None,
+            (true, Some(permit)) => Some(permit.clone()),
+            (true, None) => return Err(NotSubscribed::Needs(Need::Permit)),
+        };
+        let HubState { published, views, .. } = &mut *state;
+        let cached = published.serving(Instant::now())?;
+        let key = ViewKey { selection: selection.spec().clone(), format: format.clone() };
+        let view = match views.get(&key) {
+            Some(view) => view.clone(),
+            None => {
+                let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes))
+            }
+        };
+        let await_past = if let First::Nothing(version) = first { Some(version) } else { None };
+        let start = self.start_point(&view, cached, first)?;
+        if let Some((version, how)) = resume {
+            self.resumed(version, how);
+        }
+        when_planted!(SubscribedInTwoSections => {
+            drop(state);
+            state = self.lock()
+        });
+        let place = view.join(waker.clone());
+        if state.views.get(&key).is_none() {
+            state.views.insert(view.clone());
+        }
+        state.subscribers += 1;
+        state.used_at = Instant::now();
+        drop(state);
+        self.metrics.subscription_started();
+        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), await_past, options))
+    }
+
+    /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if one is free, and reads no backfill.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if no permit is free.
+    pub fn subscribe(
+        self: &Arc<Self>,
+        selection: Selection,
+        format: Format,
+        options: impl Into<SubscribeOptions>,
+        waker: impl Into<Arc<StreamWaker>>,
+    ) -> Result<Subscription, Refusal> {
+        let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
+        loop {
+            match self.try_subscribe(&selection, &format, &options, &provided, &waker) {
+                Ok(subscription) => return Ok(subscription),
+                Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
+                Err(NotSubscribed::Needs(Need::Permit)) => {
+                    provided.permit = Some(Arc::new(self.gate().acquire_now().map_err(Refusal::Exhausted)?));
+                }
+                Err(NotSubscribed::Needs(Need::Backfill(_))) => provided.backfill = ProvidedBackfill::Unavailable,
+            }
+        }
+    }
+
+    /// What a subscription is sent first, and how it resumes, if it does.
+    fn first(
+        &self,
+        published: &PublishedCache,
+        format: &Format,
+        options: &SubscribeOptions,
+        provided: &Provided,
+    ) -> Result<(First, Option<(ResourceVersion, Resume)>), NotSubscribed> {
+        let version = match options.start {
+            Start::Snapshot => {
+                return Ok((First::Snapshot { restarted_from: None, marks_end: options.marks_end }, None));
+            }
+            Start::Await(version) if published.serving(Instant::now())?.version < version => {
+                return Ok((First::Nothing(version), None));
+            }
+            Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
+        };
+        let (position, backfill) = match &provided.other_history {
+            Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
+            None => {
+                let cached = published.serving(Instant::now())?;
+                let coverage = |version| cached.history.coverage(version, cached.version, format.has_marks());
+                let backfill = match &provided.backfill {
+                    ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {
+                        BackfillState::EndsAt(coverage(backfill_end(backfill, cached)))
+                    }
+                    ProvidedBackfill::Read(_) | ProvidedBackfill::Missing => BackfillState::Missing,
+                    ProvidedBackfill::Unavailable => BackfillState::Unavailable,
+                };
+                (Ok(coverage(version)), backfill)
+            }
+        };
+        let situation = Situation::Returns(backfill);
+        Ok(match plan(ResumeRequest { position, situation, on_expired: options.on_expired }) {
+            ResumePlan::Continue(source) => {
+                let how = match source {
+                    HistorySource::Log => Resume::Ring,
+                    HistorySource::CatchUp => Resume::Residue,
+                };
+                (First::History(source, version), Some((version, how)))
+            }
+            ResumePlan::Backfill(source) if let ProvidedBackfill::Read(backfill) = &provided.backfill => {
+                (First::Backfill(backfill.clone(), version, source), Some((version, Resume::Backfill)))
+            }
+            ResumePlan::Backfill(_) | ResumePlan::NeedsBackfill => {
+                return Err(NotSubscribed::Needs(Need::Backfill(version)));
+            }
+            ResumePlan::Restart => {
+                let first = First::Snapshot { restarted_from: Some(version), marks_end: false };
+                (first, Some((version, Resume::Restart)))
+            }
+            ResumePlan::Expired(refusal) => {
+                self.metrics.resume(Resume::Expired);
+                return Err(refusal.into());
+            }
+            ResumePlan::Future { requested, current } => {
+                self.metrics.resume(Resume::Future);
+                return Err(Refusal::Future { requested, current }.into());
+            }
+        })
+    }
+
+    fn resumed(&self, from: ResourceVersion, how: Resume) {
+        self.metrics.resume(how);
+        if how != Resume::Ring {
+            info!(resource = self.resource.resource, %from, way = how.as_str(), "resumed");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What a subscriber asks for: where it starts, and how it continues if events are no longer retained.
+
+use std::sync::Arc;
+
+use crate::{
+    cache::{Backfill, OnExpired, OnLag, Refusal},
+    fanout::gate::GatePermit,
+};
+use kubefan_model::ResourceVersion;
+
+/// Where a subscription starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// With a snapshot of the state, then events.
+    Snapshot,
+    /// After this version.
+    Resume(ResourceVersion),
+    /// The same, for a client that retained the bytes of every object it was sent: it can read deltas from the start.
+    ResumeWithObjects(ResourceVersion),
+    /// After this version, which the cache may not have reached yet: silence until then. For a client that received the version from
+    /// upstream, and for a format without deltas.
+    Await(ResourceVersion),
+}
+
+/// Everything that a subscriber asks for.
+#[derive(Debug, Clone)]
+pub struct SubscribeOptions {
+    /// Where it starts.
+    pub start: Start,
+    /// What happens if it falls behind.
+    pub on_lag: OnLag,
+    /// What happens if history cannot resume from its version.
+    pub on_expired: OnExpired,
+    /// The cluster that its version is of; empty if that is not known.
+    pub cluster: String,
+    /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
+    pub marks_end: bool,
+}
+
+impl From<Start> for SubscribeOptions {
+    fn from(start: Start) -> Self {
+        let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
+        Self { start, on_lag, on_expired, cluster: String::new(), marks_end: false }
+    }
+}
+
+/// What was fetched for a subscriber before it could subscribe, outside of the hub's lock.
+#[derive(Debug, Clone, Default)]
+pub struct Provided {
+    /// Why its version is of another history than this cache's, if it is.
+    pub other_history: Option<Refusal>,
+    /// The events that the cache's history lacks.
+    pub backfill: ProvidedBackfill,
+    /// A permit to be sent more than events.
+    pub permit: Option<Arc<GatePermit>>,
+}
+
+/// The events up to a version that history resumes from, read again from upstream.
+#[derive(Debug, Clone, Default)]
+pub enum ProvidedBackfill {
+    /// Not read yet.
+    #[default]
+    Missing,
+    /// Read.
+    Read(Arc<Backfill>),
+    /// Upstream does not have them either.
+    Unavailable,
+}

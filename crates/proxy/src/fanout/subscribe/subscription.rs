@@ -1,0 +1,273 @@
+//! A live subscription: a backlog that is being sent, then a cursor into the view's log. It has no queue of its own.
+
+use std::{future::poll_fn, sync::Arc, task::Poll};
+
+use tokio::time::Instant;
+
+use super::{
+    backlog::Backlog,
+    options::{Start, SubscribeOptions},
+    start_point::StartPoint,
+};
+use crate::{
+    cache::{Expired, OnExpired, OnLag, warnings::Warnings},
+    fanout::{
+        gate::GatePermit,
+        hub::{HistoryError, Hub},
+        send::{
+            control,
+            encoder::DeltaBases,
+            entry::{EntryKind, LogEntry},
+            frame::Sink,
+            frame_buf::FrameBuf,
+        },
+        stream_end::StreamEnd,
+        views::view::{LogReadError, LogRun, View},
+        wake::{ReadyStreams, StreamWaker},
+    },
+};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::ResourceVersion;
+
+/// The most that [`Subscription::next`] returns, in bytes: enough for full network segments, and little enough that a slow subscriber
+/// pins almost nothing.
+const BATCH_BYTES_MAX: usize = 64 << 10;
+
+/// A live subscription. Dropping it unregisters it.
+pub struct Subscription {
+    hub: Arc<Hub>,
+    view: Arc<View>,
+    /// Its place among the wakers of the view.
+    waker_id: usize,
+    waker: Arc<StreamWaker>,
+    cursor: u64,
+    /// Events up to this version are skipped: the client has them from elsewhere.
+    floor: Option<ResourceVersion>,
+    /// The cursor at which it last found nothing; see [`View::read`].
+    waited: Option<u64>,
+    bases: DeltaBases,
+    /// Boxed, because a subscription has none for most of its life.
+    backlog: Option<Box<Backlog>>,
+    /// The permit to send the backlog.
+    permit: Option<Arc<GatePermit>>,
+    /// The last version to resume from that was sent.
+    resume: Option<ResourceVersion>,
+    /// Something was sent.
+    is_started: bool,
+    /// The start of a gap was sent and not its end: what was sent is the state at no version.
+    inside_gap: bool,
+    on_lag: OnLag,
+    on_expired: OnExpired,
+    /// How it ended; `None` if its subscriber dropped it.
+    end: Option<StreamEnd>,
+}
+
+impl Subscription {
+    /// Called inside the critical section of the hub that made the start point and joined the view. Events up to `floor` are skipped.
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        view: Arc<View>,
+        (waker_id, waker): (usize, Arc<StreamWaker>),
+        (start, permit): (StartPoint, Option<Arc<GatePermit>>),
+        floor: Option<ResourceVersion>,
+        options: &SubscribeOptions,
+    ) -> Self {
+        let StartPoint { cursor, backlog, resume } = start;
+        let &SubscribeOptions { on_lag, on_expired, .. } = options;
+        let bases = match options.start {
+            // Unless it starts again with a snapshot.
+            Start::Resume(version) if resume.is_some() && !planted::is(Bug::HoldsAllAfterResume) => {
+                DeltaBases::ChangedSince(version)
+            }
+            Start::Resume(_) | Start::ResumeWithObjects(_) | Start::Await(_) | Start::Snapshot => DeltaBases::All,
+        };
+        let (backlog, waited, is_started, inside_gap, end) = (backlog.map(Box::new), None, false, false, None);
+        Self {
+            hub,
+            view,
+            waker_id,
+            waker,
+            cursor,
+            floor,
+            waited,
+            bases,
+            backlog,
+            permit,
+            resume,
+            is_started,
+            inside_gap,
+            on_lag,
+            on_expired,
+            end,
+        }
+    }
+
+    /// What readers of its cache are warned of, over HTTP.
+    pub fn warnings(&self) -> Warnings {
+        self.hub.warnings()
+    }
+
+    /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the waker is
+    /// armed and wakes when there is.
+    pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
+        let frames = self.take_shared(bytes_max)?;
+        Ok(frames.map(|frames| self.begin(frames)))
+    }
+
+    /// Adds to the first message what is not shared with other subscribers.
+    fn begin(&mut self, mut frames: FrameBuf) -> FrameBuf {
+        if !std::mem::replace(&mut self.is_started, true) {
+            self.view.encoder().begin(&mut frames);
+        }
+        frames
+    }
+
+    fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
+        loop {
+            if let Some(backlog) = &mut self.backlog {
+                match backlog.take(bytes_max, &self.hub, &self.view, self.bases) {
+                    Ok(batch) => {
+                        self.resume = batch.resume.or(self.resume);
+                        if batch.is_complete {
+                            self.backlog = self.backlog.take().and_then(|backlog| backlog.into_next());
+                            self.permit = self.permit.take().filter(|_| self.backlog.is_some());
+                        }
+                        if !batch.frames.is_empty() {
+                            return Ok(Some(batch.frames));
+                        }
+                    }
+                    Err(HistoryError::Ended(end)) => return Err(end),
+                    Err(HistoryError::Expired(expired)) => self.lag(expired)?,
+                }
+                continue;
+            }
+            // There was nothing, and no wake-up since.
+            if self.waited.is_some() && self.waker.is_armed() {
+                return Ok(None);
+            }
+            match self.take_from_log(bytes_max) {
+                Ok(frames) => return Ok(frames),
+                Err(LogReadError::Ended(end)) => return Err(end),
+                Err(LogReadError::Behind { oldest }) => {
+                    self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;
+                }
+            }
+        }
+    }
+
+    /// Finds a new start point after it has fallen behind the retained events.
+    fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
+        let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggardInsideGap));
+        // If it lags while it sends a backlog, that permit is good for what follows.
+        let permit = self.permit.take();
+        let (start, permit) = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), permit)?;
+        // A snapshot replaces everything that was sent.
+        if start.resume.is_none() {
+            self.bases = DeltaBases::All;
+        }
+        (self.cursor, self.backlog, self.permit) = (start.cursor, start.backlog.map(Box::new), permit);
+        (self.waited, self.inside_gap) = (None, false);
+        Ok(())
+    }
+
+    /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its connection waker. Cancel-safe.
+    pub async fn next(&mut self) -> Result<FrameBuf, StreamEnd> {
+        poll_fn(|cx| {
+            self.waker.connection().register(cx.waker());
+            self.waker.connection().take_ready(&mut ReadyStreams::new());
+            match self.take(BATCH_BYTES_MAX) {
+                Ok(Some(frames)) => Poll::Ready(Ok(frames)),
+                Ok(None) => Poll::Pending,
+                Err(end) => Poll::Ready(Err(end)),
+            }
+        })
+        .await
+    }
+
+    /// Records how it has ended, before it is dropped.
+    pub fn ended(&mut self, end: StreamEnd) {
+        self.end = Some(end);
+    }
+
+    /// Whether something is still being sent that pins old state.
+    pub fn in_backlog(&self) -> bool {
+        self.backlog.is_some()
+    }
+
+    /// A bookmark, if everything has been sent and the version has moved since.
+    pub fn bookmark(&mut self) -> Option<FrameBuf> {
+        if self.backlog.is_some() {
+            return None;
+        }
+        // The head is read before the log: every event up to it was in the log at that time, and was sent if the log has no more.
+        // The head of another history is published only after the view of this one has ended.
+        let head = self.hub.head()?;
+        let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
+        (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
+            self.resume = Some(head);
+            let mut frames = self.view.encoder().writer(0);
+            frames.message(&control::bookmark(head));
+            self.begin(frames.finish())
+        })
+    }
+
+    fn take_from_log(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, LogReadError> {
+        let (mut frames, mut received) = (FrameBuf::default(), None);
+        let view = self.view.clone();
+        while frames.len() < bytes_max {
+            self.skip_to_floor()?;
+            let room = bytes_max - frames.len();
+            match view.read(self.cursor, room, &self.waker, &mut self.waited) {
+                Ok(LogRun::Empty) => break,
+                // The floor was reached since: read again from there.
+                Ok(_) if self.floor.is_some() => {}
+                Ok(LogRun::Shared(segment)) => {
+                    let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
+                    received = received.or(self.advance(taken));
+                }
+                Ok(LogRun::Unshared(entries)) => {
+                    let mut writer = view.encoder().writer(0);
+                    entries.iter().for_each(|entry| {
+                        view.encoder().entry(entry, self.bases, &mut writer);
+                    });
+                    frames.append(writer.finish());
+                    received = received.or(self.advance(&entries));
+                }
+                // What was taken is sent first; the next call fails again.
+                Err(_) if !frames.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if frames.is_empty() {
+            return Ok(None);
+        }
+        self.hub.metrics().sent(frames.messages(), frames.len(), received.map(|at| at.elapsed()));
+        Ok(Some(frames))
+    }
+
+    /// Moves past the events that the client has from elsewhere.
+    fn skip_to_floor(&mut self) -> Result<(), LogReadError> {
+        let Some(floor) = self.floor else { return Ok(()) };
+        let (cursor, is_reached) = self.hub.cursor_past(&self.view, floor)?;
+        self.cursor = cursor;
+        self.floor = self.floor.filter(|_| !is_reached);
+        Ok(())
+    }
+
+    /// Moves past entries. Returns when the first of them was received.
+    fn advance(&mut self, entries: &[LogEntry]) -> Option<Instant> {
+        self.cursor += entries.len() as u64;
+        let is_inside = |entry: &LogEntry| matches!(entry.kind, EntryKind::GapBegin(_) | EntryKind::GapEvent(..));
+        self.inside_gap = is_inside(entries.last()?);
+        let boundary = entries.iter().rfind(|entry| !is_inside(entry));
+        self.resume = boundary.map(|entry| entry.version).or(self.resume);
+        entries.first()?.received
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hub.leave(&self.view, self.waker_id, self.waited);
+        self.hub.metrics().subscription_finished(self.end.as_ref().unwrap_or(&StreamEnd::Cancelled).as_str());
+    }
+}

@@ -1,0 +1,99 @@
+use proptest::prelude::*;
+
+use super::*;
+use kubefan_model::{
+    GroupVersionResource, ResourceVersion,
+    event::EventType,
+    fields::FieldTable,
+    selector::{FieldSelector, LabelSelector},
+};
+
+struct Pods {
+    gvr: GroupVersionResource,
+    table: FieldTable,
+    parser: Arc<ObjectParser>,
+}
+
+impl Pods {
+    fn new() -> Self {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        Self { gvr, table, parser }
+    }
+
+    fn select(&self, namespace: &str, labels: &str, fields: &str) -> Selection {
+        let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+        Selection::bind(namespace, "", labels, &fields, &self.table, self.parser.clone(), &self.gvr).unwrap()
+    }
+
+    fn pod(&self, namespace: &str, labels: &str, node: &str) -> Arc<Object> {
+        let json = format!(
+            r#"{{"metadata":{{"namespace":"{namespace}","name":"p","resourceVersion":"1","labels":{{{labels}}}}},"spec":{{"nodeName":"{node}"}}}}"#
+        );
+        Arc::new(self.parser.parse(json.as_bytes()).unwrap())
+    }
+}
+
+fn changed(before: Arc<Object>, after: Arc<Object>) -> WatchEvent {
+    WatchEvent::new(EventType::Modified, ResourceVersion::new(2).unwrap(), after, Some(before))
+}
+
+#[test]
+fn only_views_that_could_see_an_event_are_looked_at() {
+    let pods = Pods::new();
+    let mut index = SelectorIndex::default();
+    let selections: Vec<_> = (0..100).map(|node| pods.select("", "", &format!("spec.nodeName=n{node}"))).collect();
+    let places: Vec<_> = selections.iter().enumerate().map(|(id, selection)| index.insert(id, selection)).collect();
+    let negative = index.insert(100, &pods.select("", "app!=web", ""));
+    let mut candidates = Vec::new();
+    index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", "", "n7")), &mut candidates);
+    assert_eq!(candidates, [1, 7, 100]);
+    index.remove(7, &places[7]);
+    index.remove(100, &negative);
+    index.candidates(&changed(pods.pod("a", "", "n1"), pods.pod("a", "", "n7")), &mut candidates);
+    assert_eq!(candidates, [1]);
+}
+
+#[test]
+fn a_view_is_filed_where_few_others_are() {
+    let pods = Pods::new();
+    let mut index = SelectorIndex::default();
+    for id in 0..10 {
+        index.insert(id, &pods.select("", "", "status.phase=Running"));
+    }
+    let place = index.insert(10, &pods.select("", "", "spec.nodeName=n1,status.phase=Running"));
+    assert!(matches!(place, IndexTerm::Field(_, value) if &*value == "n1"));
+}
+
+proptest! {
+    #[test]
+    fn no_view_that_sees_an_event_is_missed(
+        selectors in prop::collection::vec((0usize..3, 0usize..8, 0usize..5), 1..20),
+        (from, to) in ((0usize..2, 0usize..4, 0usize..3), (0usize..2, 0usize..4, 0usize..3)),
+        drop in prop::collection::vec(any::<bool>(), 20),
+    ) {
+        let pods = Pods::new();
+        let namespaces = ["", "a", "b"];
+        let labels = ["", "app=web", "app in (web,db)", "app!=web", "tier", "app=web,tier=x", "!app", "app notin (db)"];
+        let fields = ["", "spec.nodeName=n1", "spec.nodeName!=n1", "spec.nodeName=", "metadata.name=p"];
+        let sets = ["", r#""app":"web""#, r#""app":"db","tier":"x""#, r#""app":"web","tier":"x""#];
+        let nodes = ["", "n1", "n2"];
+        let pod = |(namespace, set, node): (usize, usize, usize)| pods.pod(["a", "b"][namespace], sets[set], nodes[node]);
+        let mut index = SelectorIndex::default();
+        let selections: Vec<_> =
+            selectors.iter().map(|&(n, l, f)| pods.select(namespaces[n], labels[l], fields[f])).collect();
+        let places: Vec<_> = selections.iter().enumerate().map(|(id, s)| index.insert(id, s)).collect();
+        for (id, place) in places.iter().enumerate().filter(|(id, _)| drop[*id]) {
+            index.remove(id, place);
+        }
+        let event = changed(pod(from), pod(to));
+        let mut candidates = Vec::new();
+        index.candidates(&event, &mut candidates);
+        for (id, selection) in selections.iter().enumerate() {
+            let sees = event.transition(selection).is_some();
+            prop_assert!(!drop[id] || !candidates.contains(&id), "a removed view is found");
+            prop_assert!(drop[id] || !sees || candidates.contains(&id), "view {id} is missed");
+        }
+    }
+}

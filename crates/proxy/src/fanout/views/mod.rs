@@ -1,0 +1,8 @@
+//! Views: what equal subscriptions share.
+
+pub mod index;
+pub mod log;
+pub mod segment;
+pub(in crate::fanout) mod set;
+pub mod shared_snapshot;
+pub mod view;

@@ -1,0 +1,222 @@
+//! A run of a view's log as one piece of memory, encoded by the first subscriber that takes it and shared by the others.
+//!
+//! The problem is to encode each message once per view and not once per subscriber, without deciding in advance what belongs together.
+//! Segments are cut where a subscriber takes: one that is behind finds the same segments in the same order, because the others took
+//! them before. They are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits for it. They are
+//! retained only while some subscriber still has to take them, within limits per view and per cache, and made again from the log if
+//! they are missing. Encoding at commit time instead would hold up every commit, also for views that nobody reads just then.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+
+use super::log::ViewLog;
+use crate::fanout::send::{
+    encoder::{DeltaBases, Encoder},
+    entry::LogEntry,
+    frame_buf::FrameBuf,
+};
+use kubefan_model::{ResourceVersion, format::Encoding};
+
+/// The approximate size of one segment, in bytes; a larger message is a segment of its own.
+const SEGMENT_BYTES: usize = 64 << 10;
+/// The segments that one view retains, in bytes.
+const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
+/// The segments that all views of one cache retain, in bytes.
+const SEGMENT_BYTES_MAX: usize = 32 << 20;
+
+/// The size of the segments of all views of one cache, in bytes.
+pub type SegmentBytes = Arc<AtomicUsize>;
+
+/// A run of entries, encoded once.
+pub struct Segment {
+    first: u64,
+    entries: Vec<LogEntry>,
+    estimate_bytes: usize,
+    content: OnceLock<Content>,
+    /// The same without deltas, for streams that cannot read all of them; made when one takes it.
+    without_deltas: OnceLock<Content>,
+}
+
+struct Content {
+    bytes: Bytes,
+    /// For each entry, where its bytes end, and the number of messages up to there.
+    ends: Vec<(usize, usize)>,
+    /// The versions of the bases of deltas, by entry; shorter than `ends` if the last entries have none.
+    delta_bases: Vec<Option<ResourceVersion>>,
+}
+
+impl Content {
+    fn encode(entries: &[LogEntry], capacity: usize, encoder: &Encoder, client: DeltaBases) -> Self {
+        let mut bytes = encoder.buffer(capacity);
+        let (mut ends, mut delta_bases, mut messages) = (Vec::with_capacity(entries.len()), Vec::new(), 0);
+        for (index, entry) in entries.iter().enumerate() {
+            let written = encoder.entry(entry, client, &mut bytes);
+            messages += written.messages;
+            ends.push((bytes.len(), messages));
+            if written.base.is_some() {
+                delta_bases.resize(index, None);
+                delta_bases.push(written.base);
+            }
+        }
+        Self { bytes: bytes.freeze(), ends, delta_bases }
+    }
+
+    /// Where the bytes of an entry start, and the number of messages before it.
+    fn start(&self, index: usize) -> (usize, usize) {
+        index.checked_sub(1).map_or((0, 0), |last| self.ends[last])
+    }
+
+    fn delta_base(&self, index: usize) -> Option<ResourceVersion> {
+        self.delta_bases.get(index).copied().flatten()
+    }
+
+    /// The entries from `index` to `upto` that fit into `bytes_max` bytes, at least one.
+    fn fitting(&self, index: usize, upto: usize, bytes_max: usize) -> Range<usize> {
+        let (start, _) = self.start(index);
+        let fits = self.ends[index..upto].partition_point(|(end, _)| end - start <= bytes_max).max(1);
+        index..(index + fits).min(upto)
+    }
+
+    fn append_to(&self, run: &Range<usize>, frames: &mut FrameBuf) {
+        let ((start, before), (end, messages)) = (self.start(run.start), self.start(run.end));
+        frames.push(self.bytes.slice(start..end));
+        frames.count(messages - before);
+    }
+}
+
+impl Segment {
+    fn new(first: u64, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
+        Self { first, entries, estimate_bytes, content: OnceLock::new(), without_deltas: OnceLock::new() }
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least one entry, for a client that has
+    /// these bases of deltas. Returns the entries that were taken. Encodes the segment if that was not done yet. Never called under
+    /// a view's lock.
+    pub fn take(
+        &self,
+        cursor: u64,
+        bytes_max: usize,
+        encoder: &Encoder,
+        client: DeltaBases,
+        frames: &mut FrameBuf,
+    ) -> &[LogEntry] {
+        let content = self.content.get_or_init(|| {
+            // Deltas are much shorter than the estimate.
+            let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
+            Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, DeltaBases::All)
+        });
+        let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
+        let (mut index, had) = (skip, frames.len());
+        // A run of entries that the client can read, then a run that it must be sent in full, and so on.
+        while index < self.entries.len() && (index == skip || frames.len() - had < bytes_max) {
+            let reads = |index: usize| encoder.can_read(client, content.delta_base(index));
+            let (can_read, all) = (reads(index), self.entries.len());
+            let upto = match content.delta_bases.is_empty() {
+                true => all,
+                false => (index..all).find(|next| reads(*next) != can_read).unwrap_or(all),
+            };
+            let content = match can_read {
+                true => content,
+                false => self
+                    .without_deltas
+                    .get_or_init(|| Content::encode(&self.entries, self.estimate_bytes, encoder, DeltaBases::None)),
+            };
+            let run = content.fitting(index, upto, bytes_max.saturating_sub(frames.len() - had));
+            content.append_to(&run, frames);
+            index = run.end;
+        }
+        &self.entries[skip..index]
+    }
+}
+
+/// The segments of one view.
+pub struct Segments {
+    segments: BTreeMap<u64, Arc<Segment>>,
+    bytes: usize,
+    /// Of all views.
+    total: SegmentBytes,
+}
+
+impl Segments {
+    /// None yet; counted in `total`.
+    pub fn new(total: SegmentBytes) -> Self {
+        Self { segments: BTreeMap::new(), bytes: 0, total }
+    }
+
+    /// The segment that contains `cursor`, which points at an entry of the log. It is cut from the log if there is none.
+    pub fn at(&mut self, cursor: u64, log: &ViewLog) -> Option<Arc<Segment>> {
+        let before = self.segments.range(..=cursor).next_back();
+        if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end()) {
+            return Some(segment.clone());
+        }
+        let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
+        let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
+        let segment = Arc::new(Segment::new(cursor, entries, estimate_bytes));
+        self.retain(segment.clone());
+        Some(segment)
+    }
+
+    fn retain(&mut self, segment: Arc<Segment>) {
+        self.bytes += segment.estimate_bytes;
+        self.total.fetch_add(segment.estimate_bytes, Ordering::Relaxed);
+        self.segments.insert(segment.first, segment);
+        while self.bytes > VIEW_SEGMENT_BYTES_MAX || self.total.load(Ordering::Relaxed) > SEGMENT_BYTES_MAX {
+            if !self.drop_oldest() {
+                break;
+            }
+        }
+    }
+
+    fn drop_oldest(&mut self) -> bool {
+        let Some((_, oldest)) = self.segments.pop_first() else { return false };
+        self.bytes -= oldest.estimate_bytes;
+        self.total.fetch_sub(oldest.estimate_bytes, Ordering::Relaxed);
+        true
+    }
+
+    /// Drops the segments before `first`, where the log was trimmed.
+    pub fn trim(&mut self, first: u64) {
+        while self.segments.first_key_value().is_some_and(|(_, segment)| segment.end() <= first) {
+            self.drop_oldest();
+        }
+    }
+
+    /// Drops all segments, because every subscriber has taken them.
+    pub fn clear(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = 0;
+        self.segments.clear();
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// The entries in `cursor..next`, at least one and at most about `bytes_max` bytes, with their estimated length.
+pub fn cut(log: &ViewLog, cursor: u64, next: u64, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    for entry in log.from(cursor)?.take(usize::try_from(next - cursor).unwrap_or(usize::MAX)) {
+        let estimate = entry.estimate_bytes();
+        if bytes + estimate > bytes_max && !entries.is_empty() {
+            break;
+        }
+        bytes += estimate;
+        entries.push(entry.clone());
+    }
+    (!entries.is_empty()).then_some((entries, bytes))
+}

@@ -1,0 +1,316 @@
+//! A view: what equal subscriptions share. One selection in one format, its log, the segments that are being sent, and the wakers of
+//! its subscribers.
+
+use std::sync::{Arc, PoisonError};
+
+use slab::Slab;
+use tokio::time::Instant;
+
+use super::{
+    log::{LogBytes, ViewLog},
+    segment::{Segment, SegmentBytes, Segments, cut},
+    shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
+};
+use crate::{
+    cache::{EventRing, Expired, Gap, Store},
+    fanout::{
+        send::{
+            budget::Budgets,
+            encoder::Encoder,
+            entry::{GapTransition, LogEntry, entries, entry, gap_entries},
+        },
+        stream_end::StreamEnd,
+        sync::{Mutex, MutexGuard},
+        wake::waker::{StreamWaker, Woken},
+    },
+};
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
+use kubefan_model::{
+    ResourceVersion,
+    event::WatchEvent,
+    format::Format,
+    selection::{Selection, SelectionSpec},
+};
+
+/// What makes subscriptions equal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ViewKey {
+    /// What is selected.
+    pub selection: SelectionSpec,
+    /// How it is sent.
+    pub format: Format,
+}
+
+/// A view of one resource and scope. The hub writes it inside its critical section; subscriptions read it.
+pub struct View {
+    selection: Selection,
+    encoder: Arc<Encoder>,
+    state: Mutex<ViewState>,
+    wakers: Mutex<Slab<Arc<StreamWaker>>>,
+}
+
+struct ViewState {
+    log: ViewLog,
+    segments: Segments,
+    /// The latest compressed snapshot.
+    snapshot: Option<Arc<SharedSnapshot>>,
+    /// Set once: no more entries will come, and why.
+    end: Option<StreamEnd>,
+    subscribers: usize,
+    /// Subscribers that have taken everything.
+    waiting: usize,
+}
+
+/// What the log has after a cursor.
+pub enum LogRun {
+    /// Nothing yet; the waker is armed.
+    Empty,
+    /// A segment that several subscribers take.
+    Shared(Arc<Segment>),
+    /// Entries for the only subscriber of the view.
+    Unshared(Vec<LogEntry>),
+}
+
+/// Why the log has nothing after a cursor, and will not have.
+pub enum LogReadError {
+    /// The entry at the cursor was trimmed.
+    Behind {
+        /// The oldest version that the log covers.
+        oldest: ResourceVersion,
+    },
+    /// The view has ended.
+    Ended(StreamEnd),
+}
+
+/// Sizes that all views of a cache are counted in.
+#[derive(Default, Clone)]
+pub struct ViewBytes {
+    /// Of logs.
+    pub logs: LogBytes,
+    /// Of segments.
+    pub segments: SegmentBytes,
+    /// Of what is retained for reuse.
+    pub kept: Budgets,
+}
+
+impl View {
+    /// A view whose history starts at `floor`.
+    pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
+        let state = Mutex::new(ViewState {
+            log: ViewLog::new(floor, bytes.logs.clone()),
+            segments: Segments::new(bytes.segments.clone()),
+            snapshot: None,
+            end: None,
+            subscribers: 0,
+            waiting: 0,
+        });
+        Self { selection, encoder, state, wakers: Mutex::default() }
+    }
+
+    /// What is selected.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// What makes a subscription equal to those of this view.
+    pub fn key(&self) -> ViewKey {
+        ViewKey { selection: self.selection.spec().clone(), format: self.encoder.format().clone() }
+    }
+
+    /// How it is sent.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    /// Never held across an await, nor while frames are made.
+    fn state(&self) -> MutexGuard<'_, ViewState> {
+        // A panic while the lock was held cannot leave an entry half written.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wakers(&self) -> MutexGuard<'_, Slab<Arc<StreamWaker>>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends an event if this view sends it. Returns the number of messages.
+    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> usize {
+        let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
+        self.extend(seen.map(|seen| entry(event, seen, Some(received))))
+    }
+
+    /// Appends a gap and this view's events inside it. Returns the number of messages.
+    pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<GapTransition>, received: Instant) -> usize {
+        self.extend(gap_entries(gap, inside, Some(received)))
+    }
+
+    fn extend(&self, entries: impl IntoIterator<Item = LogEntry>) -> usize {
+        let mut entries = entries.into_iter().peekable();
+        if entries.peek().is_none() {
+            return 0;
+        }
+        let mut state = self.state();
+        state.waiting = 0;
+        let before = state.log.end();
+        entries.for_each(|entry| state.log.push(entry));
+        (state.log.end() - before) as usize
+    }
+
+    /// Drops its compressed snapshot: objects may have changed without their versions.
+    pub fn forget(&self) {
+        self.state().snapshot = None;
+    }
+
+    /// Drops its compressed snapshot if that is too old to be reused.
+    pub fn tidy(&self, now: Instant) {
+        let mut state = self.state();
+        if state.snapshot.as_ref().is_some_and(|snapshot| snapshot.is_over(now)) {
+            state.snapshot = None;
+        }
+    }
+
+    /// Drops what the ring has evicted.
+    pub fn trim(&self, floor: ResourceVersion) {
+        let mut state = self.state();
+        state.log.trim(floor);
+        let first = state.log.first();
+        state.segments.trim(first);
+    }
+
+    /// Ends the view. [`Self::wake`] follows.
+    pub fn close(&self, end: &StreamEnd) {
+        self.state().end.get_or_insert_with(|| end.clone());
+    }
+
+    /// How it has ended.
+    pub fn ended(&self) -> Option<StreamEnd> {
+        self.state().end.clone()
+    }
+
+    /// Wakes every subscription that waits. Returns how many that were.
+    pub fn wake(&self) -> Woken {
+        self.wakers().iter().map(|(_, waker)| waker.wake()).sum()
+    }
+
+    /// The end of the log.
+    pub fn end(&self) -> u64 {
+        self.state().log.end()
+    }
+
+    /// The end of the log; `None` if the view has ended.
+    pub fn open_end(&self) -> Option<u64> {
+        let state = self.state();
+        state.end.is_none().then(|| state.log.end())
+    }
+
+    /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the waker. `waited` is the caller's memory
+    /// of the cursor at which it last found nothing.
+    pub fn read(
+        &self,
+        cursor: u64,
+        bytes_max: usize,
+        waker: &StreamWaker,
+        waited: &mut Option<u64>,
+    ) -> Result<LogRun, LogReadError> {
+        let mut state = self.state();
+        let ViewState { log, segments, end, subscribers, waiting, .. } = &mut *state;
+        if cursor < log.first() {
+            return Err(LogReadError::Behind { oldest: log.floor() });
+        }
+        if cursor < log.end() {
+            // A segment pays only if several subscribers take it.
+            return Ok(match *subscribers {
+                ..=1 => cut(log, cursor, log.end(), bytes_max)
+                    .map_or(LogRun::Empty, |(entries, _)| LogRun::Unshared(entries)),
+                _ => segments.at(cursor, log).map_or(LogRun::Empty, LogRun::Shared),
+            });
+        }
+        if let Some(end) = end {
+            return Err(LogReadError::Ended(end.clone()));
+        }
+        when_planted!(ArmedAfterTheLook => return Ok(arm_after_the_lock(state, (cursor, waited), waker)));
+        // Armed under the lock that an append takes too: an append after this wakes.
+        waker.arm();
+        if *waited != Some(cursor) {
+            *waited = Some(cursor);
+            *waiting += 1;
+        }
+        if *waiting >= *subscribers {
+            segments.clear();
+        }
+        Ok(LogRun::Empty)
+    }
+
+    /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its version, and the place in the log
+    /// after it. It is at least as new as `not_older_than`.
+    pub fn shared_snapshot(
+        &self,
+        store: &Store,
+        version: ResourceVersion,
+        ring: &EventRing,
+        not_older_than: Option<ResourceVersion>,
+        now: Instant,
+    ) -> (SharedSnapshotReader, ResourceVersion, u64) {
+        let known = self.state().snapshot.clone();
+        if let Some(snapshot) = &known
+            && not_older_than.is_none_or(|least| snapshot.version() >= least)
+            && let Some(reader) = snapshot.join(version, now)
+            && let Ok(cursor) = self.cursor_after(snapshot.version(), ring)
+        {
+            let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
+            return (reader, snapshot.version(), cursor);
+        }
+        let store = Arc::new(store.clone());
+        let snapshot = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
+        let mut state = self.state();
+        state.snapshot = Some(snapshot.clone());
+        (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
+    }
+
+    /// The place in the log after `version`. If the log starts later, it is completed from the ring.
+    pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<u64, Expired> {
+        let records = ring.since(version)?;
+        let mut state = self.state();
+        let floor = state.log.floor();
+        if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
+            let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
+            let older = older.flat_map(|record| entries(record, &self.selection, None)).collect();
+            state.log.extend_back(version, older);
+        }
+        Ok(state.log.after(version))
+    }
+
+    /// Adds a subscription. Returns its place among the wakers.
+    pub fn join(&self, waker: Arc<StreamWaker>) -> usize {
+        self.state().subscribers += 1;
+        self.wakers().insert(waker)
+    }
+
+    /// Removes a subscription. Returns how many are left.
+    pub fn leave(&self, waker_id: usize, waited: Option<u64>) -> usize {
+        self.wakers().remove(waker_id);
+        let mut state = self.state();
+        state.subscribers -= 1;
+        if waited == Some(state.log.end()) {
+            state.waiting = state.waiting.saturating_sub(1);
+        }
+        if state.waiting >= state.subscribers {
+            state.segments.clear();
+        }
+        state.subscribers
+    }
+}
+
+/// What the planted bug [`Bug::ArmedAfterTheLook`] does.
+fn arm_after_the_lock(
+    state: MutexGuard<'_, ViewState>,
+    (cursor, waited): (u64, &mut Option<u64>),
+    waker: &StreamWaker,
+) -> LogRun {
+    drop(state);
+    waker.arm();
+    *waited = Some(cursor);
+    LogRun::Empty
+}
