@@ -1,22 +1,22 @@
-//! Events from before a cache began, read again from upstream for those who come back from there.
+//! A backfill: events from before a cache started, read again from upstream for clients that return with an older version.
 
 use crate::cache::ring::{EventRing, Expired, Record};
 use kubefan_model::ResourceVersion;
 
-/// Every event from one version to another that the cache itself leads on from.
+/// Every event from one version to another, from which the cached history continues.
 pub struct Backfill {
-    /// The history of the cache that it leads up to; versions of another one mean nothing there.
+    /// The epoch of the cache whose history continues it. Versions of another epoch mean nothing there.
     pub epoch: u64,
-    /// Its floor is where it begins.
+    /// The events; the floor is where they start.
     pub ring: EventRing,
-    /// Where it ends: everything at or below this version is in it.
+    /// Every event at or below this version is in it.
     pub reached: ResourceVersion,
-    /// Whether its events know what was there before them, as filtered views must.
+    /// Whether its events have the object before them, which filtered views need.
     pub has_state: bool,
 }
 
 impl Backfill {
-    /// Whether it serves one who comes back with `version` and needs to know what was there before or not.
+    /// Whether it serves a client that returns with `version`, and whose view needs the objects before each event or not.
     pub fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
         version >= self.ring.floor() && version <= self.reached && (self.has_state || !needs_state)
     }

@@ -1,20 +1,20 @@
-//! What is held against what is true: two sequences of (key, version) in key order, compared as they come.
+//! Compares the cached objects with upstream's: two sequences of (key, version), both in key order.
 //!
-//! A cache that has lost an event looks like any other; only upstream can tell. Keys come in pages, so nothing here needs more memory
-//! than the differences that are kept, and of those there is a limit.
+//! A cache that has lost an event looks like any other; only a comparison with upstream finds it. Keys arrive in pages and are compared
+//! as they arrive, so memory is needed only for the differences, of which a limited number is retained.
 
 use std::{cmp::Ordering, fmt, iter::Peekable};
 
 use kubefan_model::{ObjectKey, ResourceVersion};
 
-/// One key that is not the same on both sides.
+/// One key with different versions on the two sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The object.
     pub key: ObjectKey,
-    /// Its version here; `None` where it is not held.
+    /// Its version in the cache; `None` if it is not cached.
     pub held: Option<ResourceVersion>,
-    /// Its version upstream; `None` where there is none.
+    /// Its version upstream; `None` if it does not exist there.
     pub told: Option<ResourceVersion>,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Differences {
     }
 }
 
-/// Upstream's keys came out of order, so nothing can be said.
+/// Upstream's keys were out of order, so the comparison has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("upstream lists {key} after {after}, which is not the order of keys")]
 pub struct OutOfOrder {
@@ -60,21 +60,21 @@ pub struct OutOfOrder {
     after: ObjectKey,
 }
 
-/// A comparison under way.
+/// A comparison in progress.
 pub struct Comparison<I: Iterator<Item = (ObjectKey, ResourceVersion)>> {
     held: Peekable<I>,
     last: Option<ObjectKey>,
     differences: Differences,
-    kept_max: usize,
+    retained_max: usize,
 }
 
 impl<I: Iterator<Item = (ObjectKey, ResourceVersion)>> Comparison<I> {
-    /// A comparison with what is held, in key order; of the differences the first `kept_max` are named.
-    pub fn new(held: I, kept_max: usize) -> Self {
-        Self { held: held.peekable(), last: None, differences: Differences::default(), kept_max }
+    /// A comparison with the cached versions, in key order. The first `retained_max` differences are named.
+    pub fn new(held: I, retained_max: usize) -> Self {
+        Self { held: held.peekable(), last: None, differences: Differences::default(), retained_max }
     }
 
-    /// Takes upstream's next object.
+    /// Takes the key and version of upstream's next object.
     pub fn tell(&mut self, key: ObjectKey, told: ResourceVersion) -> Result<(), OutOfOrder> {
         if let Some(after) = self.last.take_if(|last| *last >= key) {
             return Err(OutOfOrder { key, after });
@@ -98,7 +98,7 @@ impl<I: Iterator<Item = (ObjectKey, ResourceVersion)>> Comparison<I> {
         Ok(())
     }
 
-    /// Upstream has told all.
+    /// Upstream has no more objects.
     pub fn finish(mut self) -> Differences {
         while let Some((key, held)) = self.held.next() {
             self.note(&key, Some(held), None);
@@ -108,7 +108,7 @@ impl<I: Iterator<Item = (ObjectKey, ResourceVersion)>> Comparison<I> {
 
     fn note(&mut self, key: &ObjectKey, held: Option<ResourceVersion>, told: Option<ResourceVersion>) {
         self.differences.count += 1;
-        if self.differences.first.len() < self.kept_max {
+        if self.differences.first.len() < self.retained_max {
             self.differences.first.push(Difference { key: key.clone(), held, told });
         }
     }
@@ -137,20 +137,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_that_differs_is_found_and_no_other(held in states(), told in states(), kept_max in 0..20_usize) {
+        fn every_key_that_differs_is_found_and_no_other(held in states(), told in states(), retained_max in 0..20_usize) {
             let keys: BTreeSet<_> = held.keys().chain(told.keys()).cloned().collect();
             let differences = keys.into_iter().filter_map(|key| {
                 let (held, told) = (held.get(&key).copied(), told.get(&key).copied());
                 (held != told).then_some(Difference { key, held, told })
             });
             let expected: Vec<_> = differences.collect();
-            let mut comparison = Comparison::new(held.clone().into_iter(), kept_max);
+            let mut comparison = Comparison::new(held.clone().into_iter(), retained_max);
             for (key, version) in told.clone() {
                 comparison.tell(key, version).unwrap();
             }
             let found = comparison.finish();
             prop_assert_eq!(found.count, expected.len());
-            prop_assert_eq!(&found.first[..], &expected[..expected.len().min(kept_max)]);
+            prop_assert_eq!(&found.first[..], &expected[..expected.len().min(retained_max)]);
         }
     }
 

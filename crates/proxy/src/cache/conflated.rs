@@ -1,9 +1,13 @@
-//! What the ring has forgotten, reduced to what selectors need: for every change of an object's being, uid, labels or selectable fields,
-//! what was there before it.
+//! Conflated history: what the ring evicted, reduced to what a catch-up needs.
 //!
-//! The state now and what was there before each later change tell whether an object was selected at an older version: its remnant before
-//! the first change after that version, or its present self where there was none. So what changed since can be told to any selector,
-//! each object once. Bounded by bytes; what falls out raises a floor of its own, below which nothing is known.
+//! A subscriber that was away for longer than the ring reaches would have to list everything again. A catch-up is cheaper: it sends
+//! each object that changed, once. For that, two states are needed for any selector: the state now, which the store has, and which
+//! objects the selector matched at the old version. Full old objects would cost as much as the ring. But membership depends only on an
+//! object's existence, uid, labels and selectable fields. So only changes of those are remembered, each with the attributes before it.
+//! The attributes before the first change after a version are the attributes at that version; an object without such a change had then
+//! the attributes that it has now.
+//!
+//! It is bounded by bytes. Eviction raises a floor of its own, below which a version is expired.
 
 use std::{
     collections::VecDeque,
@@ -12,24 +16,27 @@ use std::{
 };
 
 use super::ring::Record;
-use kubefan_common::planted::{self, Bug};
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::EventType,
     object::{Object, ObjectParser},
 };
 
-/// How many gaps are remembered; each relist makes one, also where no change follows that would take its place.
+/// How many gaps are remembered. Each relist makes one, and without changes nothing else would evict them.
 const GAPS_MAX: usize = 1024;
 
-/// What was there before a change.
+/// What was there before a change of one object.
 #[derive(Debug, Clone)]
 pub struct PriorState {
-    /// The version that history had reached with the change.
+    /// The version that history reached with the change.
     pub version: ResourceVersion,
-    /// Whose change it was.
+    /// The object.
     pub key: ObjectKey,
-    /// What was there, in full or as a remnant; `None` where there was nothing.
+    /// The object before the change, in full or only its selectable attributes; `None` if it did not exist.
     pub before: Option<Arc<Object>>,
 }
 
@@ -39,22 +46,22 @@ impl PriorState {
     }
 }
 
-/// The changes after `floor` that the ring holds no longer, oldest first.
+/// The changes after `floor` that the ring no longer retains, oldest first.
 pub struct ConflatedHistory {
     floor: ResourceVersion,
     changes: VecDeque<PriorState>,
-    /// The spans inside of which nothing is exact.
+    /// The gaps: no state inside of them is exact.
     gaps: VecDeque<(ResourceVersion, ResourceVersion)>,
     bytes: usize,
 }
 
 impl ConflatedHistory {
-    /// An empty residue: nothing is known from before `floor`.
+    /// An empty history: nothing is known from before `floor`.
     pub fn new(floor: ResourceVersion) -> Self {
         Self { floor, changes: VecDeque::new(), gaps: VecDeque::new(), bytes: 0 }
     }
 
-    /// Takes in what the ring lets go of, which follows what it took in before.
+    /// Appends a record that the ring evicted. Records must be appended in order.
     pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>) {
         let version = record.version();
         for event in record.events() {
@@ -66,13 +73,13 @@ impl ConflatedHistory {
                 Some(previous) => {
                     let same = planted::is(Bug::LeaveForgotten) || previous.is_seen_as(&object);
                     let stays = event.kind() != EventType::Deleted && same;
-                    // With a new schema an object may have changed without its version, which nothing else would tell.
+                    // With a new schema an object may change without its version, which nothing else records.
                     if stays && previous.version() < object.version() {
                         continue;
                     }
                     Some(previous.remnant(parser))
                 }
-                // A delete of what was never seen: its last state is all there is to go by, as for a live event.
+                // A delete of an object that was never seen: its last state is the only one known, as for a live event.
                 None => (event.kind() == EventType::Deleted).then(|| object.remnant(parser)),
             };
             let change = PriorState { version, key: object.key().clone(), before };
@@ -86,18 +93,18 @@ impl ConflatedHistory {
         }
     }
 
-    /// Takes in a change that was remembered elsewhere, and follows those taken in before.
+    /// Appends a change from a peer's history. Changes must be appended in order.
     pub fn restore(&mut self, change: PriorState) {
         self.bytes += change.cost_bytes();
         self.changes.push_back(change);
     }
 
-    /// Takes in a span of which only the ends are exact, and which follows those taken in before.
+    /// Appends a gap from a peer's history. Gaps must be appended in order.
     pub fn restore_gap(&mut self, from: ResourceVersion, to: ResourceVersion) {
         self.gaps.push_back((from, to));
     }
 
-    /// Lets go of what is over `bytes_max`, whole versions at a time.
+    /// Evicts what is over `bytes_max`, whole versions at a time.
     pub fn evict(&mut self, bytes_max: usize) {
         let floor = self.floor;
         while self.bytes > bytes_max
@@ -113,9 +120,7 @@ impl ConflatedHistory {
         while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
             self.gaps.pop_front();
         }
-        if planted::is(Bug::ResidueFloorStays) {
-            self.floor = floor;
-        }
+        when_planted!(ResidueFloorStays => self.floor = floor);
     }
 
     fn raise(&mut self, floor: ResourceVersion) {
@@ -125,31 +130,31 @@ impl ConflatedHistory {
         }
     }
 
-    /// The oldest version whose later changes are all known.
+    /// The oldest version after which all changes are known.
     pub fn floor(&self) -> ResourceVersion {
         self.floor
     }
 
-    /// The oldest version, not before this one, whose later changes are all known: at or above the floor, and not inside a gap.
+    /// The oldest version, at or after `version`, after which all changes are known: not below the floor, and not inside a gap.
     pub fn known_from(&self, version: ResourceVersion) -> ResourceVersion {
         let version = version.max(self.floor);
         let gap = self.gaps.iter().find(|(from, to)| *from < version && version < *to);
         gap.map_or(version, |(_, to)| *to)
     }
 
-    /// The spans inside of which nothing is exact, in order.
+    /// The gaps, in order.
     pub fn gaps(&self) -> impl Iterator<Item = (ResourceVersion, ResourceVersion)> + '_ {
         self.gaps.iter().copied()
     }
 
-    /// The changes from after one version up to another, newest first.
+    /// The changes after one version and up to another, newest first.
     pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &PriorState> {
         let start = self.changes.partition_point(|change| change.version <= after);
         let end = self.changes.partition_point(|change| (Bound::Unbounded, up_to).contains(&change.version));
         self.changes.range(start..end.max(start)).rev()
     }
 
-    /// What it takes, in bytes.
+    /// Its memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -172,22 +177,18 @@ mod tests {
     use kubefan_model::fields::FieldTable;
 
     #[test]
-    fn gaps_are_bounded_also_where_nothing_changes() {
+    fn gaps_are_bounded_even_if_nothing_changes() {
         let version = |number: u64| ResourceVersion::new(number).unwrap();
-        let mut residue = ConflatedHistory::new(version(1));
+        let mut history = ConflatedHistory::new(version(1));
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
         for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
             let gap = Gap { from: version(from), to: version(from + 5), reason: "test", events: Vec::new() };
-            residue.push(&Record::Gap(Arc::new(gap)), &parser);
+            history.push(&Record::Gap(Arc::new(gap)), &parser);
         }
-        assert_eq!((residue.gaps.len(), residue.floor()), (GAPS_MAX + 1, version(1)));
-        residue.evict(usize::MAX);
-        assert_eq!((residue.gaps.len(), residue.floor()), (GAPS_MAX, version(15)));
-        assert_eq!(
-            residue.known_from(version(12)),
-            version(15),
-            "the forgotten one is entered as little as the others"
-        );
-        assert_eq!(residue.known_from(version(22)), version(25));
+        assert_eq!((history.gaps.len(), history.floor()), (GAPS_MAX + 1, version(1)));
+        history.evict(usize::MAX);
+        assert_eq!((history.gaps.len(), history.floor()), (GAPS_MAX, version(15)));
+        assert_eq!(history.known_from(version(12)), version(15), "an evicted gap cannot be entered either");
+        assert_eq!(history.known_from(version(22)), version(25));
     }
 }

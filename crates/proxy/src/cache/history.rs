@@ -1,6 +1,6 @@
-//! The history of one resource and scope: recent events in full, and what is left of older ones.
+//! The history of one resource and scope: recent events in full in the ring, older changes conflated.
 //!
-//! What the ring lets go of goes into the residue, so the two join without a hole. Together they say which way leads on from a version.
+//! What the ring evicts goes into the conflated history in the same call, so the two join without a hole.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -13,65 +13,65 @@ use super::{
 };
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 
-/// A history as it is at one version, copied by reference, in parts, so that nobody waits for it long: see [`History::copy`].
+/// A copy of a history at one version, by reference. It is made in parts, so that the lock is never held for long: see
+/// [`History::copy`].
 #[derive(Debug)]
 pub struct HistoryCopy {
-    /// What it leads up to.
+    /// The version that the history reaches.
     pub version: ResourceVersion,
     /// Every record after this version is among the `records`.
     pub ring_floor: ResourceVersion,
     /// Every change after this version and up to `ring_floor` is among the `changes`.
     pub conflated_floor: ResourceVersion,
-    /// What is left of old changes, oldest first.
+    /// Conflated changes, oldest first.
     pub changes: Vec<PriorState>,
-    /// The spans up to `ring_floor` inside of which nothing is exact, in order.
+    /// The gaps up to `ring_floor`, in order.
     pub inexact: Vec<(ResourceVersion, ResourceVersion)>,
-    /// Events and gaps, and when they came, oldest first.
+    /// Events and gaps, with the time at which each was received, oldest first.
     pub records: Vec<(Record, Instant)>,
     in_ring: bool,
 }
 
 impl HistoryCopy {
-    /// A copy of which nothing is made yet, of the history that leads up to `version`.
+    /// An empty copy of the history that reaches `version`.
     pub fn of(version: ResourceVersion) -> Self {
         let (changes, inexact, records) = Default::default();
         Self { version, ring_floor: version, conflated_floor: version, changes, inexact, records, in_ring: true }
     }
 }
 
-/// Ring and residue.
+/// The event ring and the conflated history before it.
 pub struct History {
     limits: RingLimits,
     parser: Arc<ObjectParser>,
     ring: EventRing,
     conflated: ConflatedHistory,
-    /// What it may take of its usual size.
+    /// The share of its usual size that it may have.
     share: f64,
 }
 
 impl History {
-    /// A history that starts after `floor`, of objects that `parser` reads.
+    /// A history that starts after `floor`. `parser` reads the objects.
     pub fn new(limits: RingLimits, floor: ResourceVersion, parser: Arc<ObjectParser>) -> Self {
         Self::to_restore(limits, (floor, floor), parser)
     }
 
-    /// A history to be restored: what is older than `ring_floor` was reduced elsewhere, and nothing is known from before
-    /// `residue_floor`.
+    /// A history to be filled from a peer's: changes after `conflated_floor` are conflated, and events after `ring_floor` complete.
     pub fn to_restore(
         limits: RingLimits,
-        (residue_floor, ring_floor): (ResourceVersion, ResourceVersion),
+        (conflated_floor, ring_floor): (ResourceVersion, ResourceVersion),
         parser: Arc<ObjectParser>,
     ) -> Self {
-        let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(residue_floor));
+        let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(conflated_floor));
         Self { limits, parser, ring, conflated, share: 1.0 }
     }
 
-    /// Where changes are restored to, before the first record is pushed.
+    /// The conflated history, to be filled before the first record is pushed.
     pub fn conflated_mut(&mut self) -> &mut ConflatedHistory {
         &mut self.conflated
     }
 
-    /// Everything was restored: lets go of what is over the limits here.
+    /// Everything was filled in: evicts what is over the limits.
     pub fn restored(&mut self, now: Instant, store_bytes: usize) {
         self.evict(now, store_bytes, 0);
     }
@@ -81,22 +81,22 @@ impl History {
         &self.ring
     }
 
-    /// What is left of older ones.
+    /// The older changes.
     pub fn conflated(&self) -> &ConflatedHistory {
         &self.conflated
     }
 
-    /// Appends a record that the views have seen. [`Self::evict`] follows.
+    /// Appends a record that is in the views' logs already. [`Self::evict`] must follow.
     pub fn push(&mut self, record: Record, now: Instant) {
         self.ring.push(record, now);
     }
 
-    /// Lets go of what is over the limits, as [`EventRing::evict`]; gives the records that the ring no longer holds.
+    /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
-        let gone = self.ring.evict(now, store_bytes, log_bytes, self.share);
-        gone.iter().for_each(|record| self.conflated.push(record, &self.parser));
+        let evicted = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        evicted.iter().for_each(|record| self.conflated.push(record, &self.parser));
         self.conflated.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
-        gone
+        evicted
     }
 
     /// Limits it to a share, from 0 to 1, of its usual size, from the next eviction on.
@@ -104,7 +104,7 @@ impl History {
         self.share = share;
     }
 
-    /// The oldest version that something leads on from.
+    /// The oldest version that a subscriber with gap markers may resume from, unless it is inside a gap.
     pub fn oldest(&self) -> ResourceVersion {
         self.conflated.floor()
     }
@@ -125,8 +125,8 @@ impl History {
         self.coverage(version, version, true).source().is_ok()
     }
 
-    /// Goes on with a copy by about `entries_max` entries, the newest first, because the oldest are let go of meanwhile: what the ring
-    /// has forgotten by then is found in the residue. Tells whether there is more.
+    /// Continues a copy by about `entries_max` entries. Returns whether there is more. The newest are copied first, because the oldest
+    /// are evicted meanwhile: what the ring evicts before it is copied is found in the conflated history.
     pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
         if copy.in_ring {
             let oldest = copy.records.last().map(|(record, _)| record.version());
@@ -150,7 +150,7 @@ impl History {
         let up_to = oldest.map_or(Bound::Included(copy.ring_floor), Bound::Excluded);
         let before = copy.changes.len();
         for change in self.conflated.between(self.conflated.floor(), up_to) {
-            // Whole versions: a gap's changes share one.
+            // Never a part of a version: the changes of a gap share one.
             let another = copy.changes.last().is_some_and(|last| last.version != change.version);
             if another && copy.changes.len() - before >= entries_max {
                 return true;
@@ -166,9 +166,9 @@ impl History {
         false
     }
 
-    /// What was there before each change after one version and up to another, newest first. Only a part of about `changes_max` changes
-    /// each time, so that a reader who has much to catch up with keeps nobody from the history: where there is more, the version that
-    /// it lies below is given too.
+    /// What was there before each change after one version and up to another, newest first. Each call returns about `changes_max`
+    /// changes, so that a long catch-up does not hold the lock for long. If there are more, it also returns the version below which
+    /// they are.
     pub fn prior_states(
         &self,
         after: ResourceVersion,
@@ -181,17 +181,17 @@ impl History {
         let mut part = Vec::new();
         for (record, _) in self.ring.between(after, up_to) {
             let version = record.version();
-            let replaced = record.events().iter().rev().map(|event| {
+            let prior = record.events().iter().rev().map(|event| {
                 let (object, before) = (event.object(), event.previous());
                 PriorState { version, key: object.key().clone(), before }
             });
-            part.extend(replaced);
+            part.extend(prior);
             if part.len() >= changes_max {
                 return Ok((part, Some(version)));
             }
         }
         for change in self.conflated.between(after, up_to) {
-            // Whole versions: a gap's changes share one.
+            // Never a part of a version: the changes of a gap share one.
             if let Some(last) = part.last().map(|last: &PriorState| last.version)
                 && last != change.version
                 && part.len() >= changes_max

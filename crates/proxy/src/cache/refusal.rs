@@ -16,7 +16,7 @@ pub enum Refusal {
         /// What is under way, or the last error upstream.
         message: String,
     },
-    /// Upstream has not proved the state for too long.
+    /// The last proof of the state is too old.
     #[error(
         "the state of {resource} was {}, and --max-staleness is {staleness_max:?}{}",
         proved(.age), because(.message)
@@ -24,9 +24,9 @@ pub enum Refusal {
     Stale {
         /// The resource.
         resource: String,
-        /// How long ago; `None` where it never has.
+        /// The age of the last proof; `None` if there was none.
         age: Option<Duration>,
-        /// How long ago it may be.
+        /// The allowed age.
         staleness_max: Duration,
         /// The last error upstream; may be empty.
         message: String,
@@ -37,18 +37,18 @@ pub enum Refusal {
     /// The apiserver denies kubefan the resource.
     #[error("{0}")]
     Forbidden(String),
-    /// The events after the version are gone.
+    /// The events after the version are no longer retained.
     #[error(transparent)]
     Expired(#[from] Expired),
-    /// The version is of another history: of before etcd was restored, or of another cluster.
+    /// The version is of another history: from before etcd was restored, or of another cluster.
     #[error("{0}; start over with a snapshot")]
     Rewritten(String),
     /// This cache has not reached the version.
     #[error("too large resource version: {requested}, current: {current}")]
     Future {
-        /// What was asked for.
+        /// The requested version.
         requested: ResourceVersion,
-        /// What is held.
+        /// The version of the cache.
         current: ResourceVersion,
     },
     /// The request is wrong.
@@ -59,7 +59,7 @@ pub enum Refusal {
         /// What is wrong with it and what would be right.
         message: String,
     },
-    /// kubefan was not told to cache this.
+    /// kubefan is not configured to cache this.
     #[error("{0}")]
     NotCached(String),
     /// A limit is reached.

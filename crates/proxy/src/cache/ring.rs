@@ -1,8 +1,15 @@
-//! The recent history of one resource and scope: every record after the floor, in order.
+//! The event ring: every record of one resource and scope after a floor, in order.
 //!
-//! Bounded by bytes, by count and by age. What falls out raises the floor, and a reader below the floor is told so: history is
-//! either complete or [`Expired`], never thinned out. The newest records are *fresh*: they hold their objects as they came, because
-//! subscribers are about to take them; then they settle, and hold what was replaced packed.
+//! A subscriber that returns must be sent every event after its version, or be told that this is no longer possible. So the ring is
+//! never thinned out: it is complete after its floor, and a request below the floor is [`Expired`]. The ring is bounded by bytes, count
+//! and age; eviction raises the floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller and answers less.
+//!
+//! An event needs the object before it too, because selectors compare both. That is what history costs: one old object per event. Old
+//! objects are stored packed. The newest records are *fresh*: they hold their objects unpacked, because subscribers are about to take
+//! them. Then they settle. To pack at once would compress and unpack every event within a millisecond.
+//!
+//! A relist leaves a gap: only the state at its end is exact, because the versions inside belong to changes that were never seen. No
+//! subscriber may resume from inside a gap.
 
 use std::{
     collections::VecDeque,
@@ -24,25 +31,25 @@ use kubefan_model::{
 pub enum Record {
     /// One change at one version.
     Event(Arc<WatchEvent>),
-    /// Upstream was listed again: what happened on the way is not known one by one.
+    /// The difference between two lists: the changes between them are not known one by one.
     Gap(Arc<Gap>),
 }
 
-/// A span of history of which only the end is exact.
+/// A span of history between two exact states.
 #[derive(Debug)]
 pub struct Gap {
-    /// Up to here history is exact.
+    /// History is exact up to here.
     pub from: ResourceVersion,
-    /// From here history is exact again.
+    /// History is exact again from here.
     pub to: ResourceVersion,
-    /// Why upstream was listed again; also the metric's label.
+    /// Why upstream was listed again; also a metric label.
     pub reason: &'static str,
-    /// What leads from the state before to the state after: deletes, then adds and changes in the order of their versions.
+    /// The difference between the two states: deletes, then adds and changes in the order of their versions.
     pub events: Vec<Arc<WatchEvent>>,
 }
 
 impl Record {
-    /// The version that history has reached with this record.
+    /// The version that history reaches with this record.
     pub fn version(&self) -> ResourceVersion {
         match self {
             Self::Event(event) => event.version(),
@@ -58,48 +65,49 @@ impl Record {
         }
     }
 
-    /// What the record keeps in memory beyond the current objects, in bytes: the objects it replaced.
-    /// What it takes beside the current objects; where nobody else holds these, `alone`, what it brings in counts too.
+    /// Its memory in bytes beyond the current objects: mostly the objects that it replaced. If the current objects are in no other
+    /// cache (`alone`), its own objects count too.
     fn cost_bytes(&self, alone: bool) -> usize {
         let of = |event: &Arc<WatchEvent>| {
             let (object, previous) = (event.object(), event.previous());
-            // What was deleted is in the state no longer, neither as it was nor as it was told.
+            // A deleted object is no longer in the state, neither its last version nor the one that the event brought.
             let deleted = event.kind() == EventType::Deleted;
-            let told = (deleted || alone) && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
-            // Where the state holds it packed, a fresh event is the only one to hold it plain.
-            let told = if told || event.holds_plain() { object.cost_bytes() } else { 0 };
-            size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + told
+            let only_here =
+                (deleted || alone) && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
+            // If the state holds it packed, a fresh event is the only owner of the unpacked bytes.
+            let own_bytes = if only_here || event.holds_plain() { object.cost_bytes() } else { 0 };
+            size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + own_bytes
         };
         size_of::<Entry>() + self.events().iter().map(of).sum::<usize>()
     }
 }
 
-/// How much history is kept; whichever limit is reached first counts. The newest record is kept whatever its size, so that a
+/// How much history is retained; the first limit that is reached counts. The newest record is retained whatever its size, so that a
 /// subscriber that keeps up never falls behind the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Bytes of replaced objects, as they are held: packed. `None`: a tenth of the JSON of the current objects, at least
+    /// Bytes of replaced objects, which are packed. `None`: a tenth of the JSON of the current objects, at least
     /// [`RingLimits::BYTES_LEAST`].
     pub ring_bytes_max: Option<usize>,
-    /// Records.
+    /// Number of records.
     pub ring_events_max: usize,
     /// Age of a record.
     pub ring_age_max: Duration,
-    /// Bytes of what is remembered of older changes (the residue). `None`: a twentieth of the JSON of the current objects, at least
+    /// Bytes of the conflated history of older changes. `None`: a twentieth of the JSON of the current objects, at least
     /// [`RingLimits::RESIDUE_BYTES_LEAST`].
     pub residue_bytes_max: Option<usize>,
 }
 
 impl RingLimits {
-    /// What the logs of all views of one cache may take together.
+    /// The size of the logs of all views of one cache, in bytes, above which history is shortened.
     pub const LOG_BYTES_MAX: usize = 64 << 20;
-    /// Fresh records: as many as one wave of wake-ups tells of.
+    /// Number of fresh records: those of one wave of wake-ups.
     pub const FRESH_RECORDS_MAX: usize = 64;
-    /// What fresh records may hold beyond the current objects, in bytes.
+    /// Bytes that fresh records may hold beyond the current objects.
     pub const FRESH_BYTES_MAX: usize = 4 << 20;
-    /// What a ring may always hold where its bytes follow those of the objects.
+    /// The least byte limit of a ring whose limit follows the size of the objects.
     pub const BYTES_LEAST: usize = 8 << 20;
-    /// What a residue may always hold where its bytes follow those of the objects.
+    /// The least byte limit of a conflated history whose limit follows the size of the objects.
     pub const RESIDUE_BYTES_LEAST: usize = 4 << 20;
 
     fn bytes_max(&self, store_bytes: usize) -> usize {
@@ -111,13 +119,13 @@ impl RingLimits {
     }
 }
 
-/// The events after a version are no longer held.
+/// The events after a version are no longer retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({oldest})")]
 pub struct Expired {
-    /// What was asked for.
+    /// The requested version.
     pub requested: ResourceVersion,
-    /// The oldest version whose later events are all held.
+    /// The oldest version after which all events are retained.
     pub oldest: ResourceVersion,
 }
 
@@ -129,7 +137,7 @@ pub struct EventRing {
     /// The end of the last gap.
     last_gap: Option<ResourceVersion>,
     bytes: usize,
-    /// Nobody else holds what its events bring in.
+    /// The objects of its events are in no other cache.
     alone: bool,
     /// How many of the newest records are fresh, and their part of the bytes.
     fresh: usize,
@@ -149,12 +157,12 @@ impl EventRing {
         Self { limits, floor, records, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
     }
 
-    /// The same, of events whose objects are in no state that is held: what they bring in counts as history.
+    /// The same, for events whose objects are in no cached state: their own objects count as history.
     pub fn alone(limits: RingLimits, floor: ResourceVersion) -> Self {
         Self { alone: true, ..Self::new(limits, floor) }
     }
 
-    /// Appends a record that the views have seen; older ones settle. [`Self::evict`] follows.
+    /// Appends a record that is in the views' logs already; older records settle. [`Self::evict`] must follow.
     pub fn push(&mut self, record: Record, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows || planted::is(Bug::OutOfOrderPassedOn));
@@ -171,20 +179,20 @@ impl EventRing {
         }
     }
 
-    /// Settles the oldest fresh record, which there must be: it is history now, and so is what it replaced.
+    /// Packs the objects of the oldest fresh record. There must be one.
     fn settle_next(&mut self) {
         let at = self.records.len() - self.fresh;
         let Entry { record, cost_bytes: before, .. } = &self.records[at];
         for event in record.events() {
             let previous = event.previous();
             event.settle();
-            // The very object, and not one that a changed schema gave other bytes under the same version: subscribers behind have not been
-            // told of those.
+            // The same object, and not one that a changed schema gave other bytes at the same version: subscribers that are behind
+            // have not been sent those bytes.
             if let (Some(previous), Some(replaced)) = (previous, event.previous())
-                && let Some(brought) = self.event_at(replaced.version())
-                && Arc::ptr_eq(&brought.object(), &previous)
+                && let Some(origin) = self.event_at(replaced.version())
+                && Arc::ptr_eq(&origin.object(), &previous)
             {
-                brought.replaced(&replaced);
+                origin.replaced(&replaced);
             }
         }
         let (before, cost_bytes) = (*before, record.cost_bytes(self.alone));
@@ -194,25 +202,25 @@ impl EventRing {
         self.fresh_bytes -= before;
     }
 
-    /// The event that brought in the object of this version, if it is held.
+    /// The event that brought the object of this version, if it is retained.
     fn event_at(&self, version: ResourceVersion) -> Option<&Arc<WatchEvent>> {
         if version <= self.floor {
             return None;
         }
         let at = self.records.partition_point(|entry| entry.record.version() < version);
         let events = self.records.get(at)?.record.events();
-        // In a gap the deletes come first, with versions of their own.
+        // In a gap the deletes come first, in no order of versions.
         let changes = &events[events.partition_point(|event| event.kind() == EventType::Deleted)..];
         changes.binary_search_by_key(&version, |event| event.version()).ok().map(|at| &changes[at])
     }
 
-    /// Lets go of what is over the limits by `now`, of which the bytes count by `share`, from 0 to 1; gives the records that are gone, oldest first.
+    /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is multiplied by `share`, from 0 to 1.
     ///
-    /// `log_bytes` is what all views' logs of these records take. Where that is over [`RingLimits::LOG_BYTES_MAX`], history is
-    /// shortened in proportion: subscribers with selectors of their own must not be able to fill the memory.
+    /// `log_bytes` is the size of all views' logs. If it is over [`RingLimits::LOG_BYTES_MAX`], history is shortened in proportion:
+    /// subscribers with many different selectors must not be able to fill the memory.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize, share: f64) -> Vec<Record> {
         let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
-        // What is held plainly for convenience is no reason to forget.
+        // Packing comes before eviction.
         while self.bytes > bytes_max && self.fresh > 0 {
             self.settle_next();
         }
@@ -247,13 +255,13 @@ impl EventRing {
         }
         let start = self.records.partition_point(|entry| entry.record.version() <= version);
         match self.records.get(start).map(|entry| &entry.record) {
-            // Inside a gap there is no exact state to go on from.
+            // Inside a gap there is no exact state to resume from.
             Some(Record::Gap(gap)) if version > gap.from && !planted::is(Bug::GapEnteredInside) => expired(gap.to),
             _ => Ok(self.records.range(start..).map(|entry| &entry.record)),
         }
     }
 
-    /// The records from after one version up to another and when they came, newest first.
+    /// The records after one version and up to another, with the time at which each was received, newest first.
     pub fn between(
         &self,
         after: ResourceVersion,
@@ -269,7 +277,7 @@ impl EventRing {
         self.records.back().map_or(self.floor, |last| last.record.version())
     }
 
-    /// The oldest version whose later events are all held.
+    /// The oldest version after which all events are retained.
     pub fn floor(&self) -> ResourceVersion {
         self.floor
     }
@@ -279,7 +287,7 @@ impl EventRing {
         self.last_gap.map_or(self.floor, |gap| gap.max(self.floor))
     }
 
-    /// The bytes that history keeps beyond the current objects.
+    /// Its memory in bytes beyond the current objects.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -294,7 +302,7 @@ impl EventRing {
         self.records.is_empty()
     }
 
-    /// How old the oldest record is; zero if there is none.
+    /// The age of the oldest record; zero if there is none.
     pub fn age(&self, now: Instant) -> Duration {
         self.records.front().map_or(Duration::ZERO, |oldest| now.duration_since(oldest.at))
     }

@@ -1,7 +1,7 @@
 //! The current objects of one resource and scope.
 //!
-//! A persistent map: a clone is O(1) and stays as it is while the writer goes on, so a reader's snapshot is consistent without
-//! blocking anyone. What a snapshot pins is only what has changed since.
+//! A persistent map: a clone is O(1) and does not change while the writer continues, so a reader's snapshot is consistent and blocks
+//! nothing. A snapshot pins only the objects that were replaced since.
 
 use std::{
     ops::Bound::{Excluded, Included, Unbounded},
@@ -15,7 +15,7 @@ use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selec
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
 pub struct Store {
-    /// Not a set of objects that know their keys: inner nodes keep keys for longer than their objects, and would keep those.
+    /// Not a set of objects ordered by their keys: inner nodes retain a key for longer than its object, and would retain the object.
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
     cost_bytes: usize,
@@ -37,7 +37,7 @@ impl Store {
         self.json_bytes
     }
 
-    /// What the objects cost in memory, in bytes, packed or not; the map itself is not counted.
+    /// The memory of the objects, in bytes, packed or not; the map itself is not counted.
     pub fn cost_bytes(&self) -> usize {
         self.cost_bytes
     }
@@ -47,7 +47,7 @@ impl Store {
         self.objects.get(key)
     }
 
-    /// Puts an object in; returns the one it replaces.
+    /// Inserts an object. Returns the one that it replaces.
     pub fn insert(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
         self.json_bytes += object.json_len();
         self.cost_bytes += object.cost_bytes();
@@ -55,7 +55,7 @@ impl Store {
         self.without(previous)
     }
 
-    /// Takes an object out.
+    /// Removes an object, and returns it.
     pub fn remove(&mut self, key: &str) -> Option<Arc<Object>> {
         let previous = self.objects.remove(key);
         self.without(previous)
@@ -95,8 +95,8 @@ impl Store {
         range.map(|(_, object)| object).filter(|object| selection.matches(object))
     }
 
-    /// The selected objects after `last` (from the start if `None`), in key order. A selection of one namespace or one object looks
-    /// only at its keys.
+    /// The selected objects after `last` (from the start if `None`), in key order. For a selection of one namespace or one object only
+    /// the keys of that range are read.
     pub fn select<'a>(
         &'a self,
         selection: &'a Selection,
@@ -126,7 +126,7 @@ mod tests {
     };
 
     #[test]
-    fn one_namespace_or_one_object_is_found_among_all() {
+    fn a_selection_of_one_namespace_or_object_reads_only_its_keys() {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
         let parser = Arc::new(ObjectParser::new(&table));

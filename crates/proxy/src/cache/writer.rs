@@ -1,8 +1,9 @@
-//! The sole mutator of a cache: turns what upstream says into commits.
+//! The one writer of a cache: turns upstream's lists and events into commits.
 //!
-//! A commit is a new state and the one record that led to it; readers see all of it or none. A list after the first becomes adds,
-//! changes and deletes, found here, off the readers' path. Objects that a list repeats unchanged keep their memory, so a relist
-//! costs little more than its network buffers. What goes into history is packed here too, before the commit is published.
+//! A commit is a new state and the one record that led to it; readers see all of it or nothing. A list after the first becomes adds,
+//! changes and deletes, which are computed here, outside of the readers' lock. Objects that a list repeats unchanged stay where they are
+//! in memory, so a relist costs little more than its network buffers. Replaced objects are packed here too, before the commit is
+//! published. The hazard is a list or event that contradicts what was sent before: it starts a new history, and is never passed on.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,13 +21,13 @@ use kubefan_model::{
     sampler::Sampler,
 };
 
-/// Why a list begins when a self-check has found a difference.
+/// The reason of a list that a self-check asked for.
 pub const SELF_CHECK: &str = "self_check";
 
-/// What the reflector tells, in upstream's order.
+/// What the reflector read, in upstream's order.
 #[derive(Debug)]
 pub enum Update {
-    /// A list begins: the first, or another because of `reason`.
+    /// A list starts: the first, or another because of `reason`.
     ListBegin {
         /// Why; the label of `kubefan_relists_total`.
         reason: &'static str,
@@ -37,9 +38,9 @@ pub enum Update {
     ListEnd(ResourceVersion),
     /// A change.
     Event(EventType, Object),
-    /// Nothing at or below this version is still to come.
+    /// Every event at or below this version was sent.
     Bookmark(ResourceVersion),
-    /// The cluster's version is below the one that was told: its state was restored. A list follows.
+    /// The cluster's version is below one that it sent before: its state was restored. A list follows.
     WentBack {
         /// The cluster's version.
         reached: ResourceVersion,
@@ -52,18 +53,18 @@ pub struct Commit {
     pub store: Store,
     /// Their version.
     pub version: ResourceVersion,
-    /// What led here.
+    /// How it follows from the state before.
     pub change: Change,
 }
 
 /// How a commit relates to the one before it.
 pub enum Change {
-    /// The first list, or history does not lead here: it starts anew.
+    /// A new history: the first list, or a state that does not follow from the one before.
     Start {
-        /// Why, for those who followed what was before.
+        /// Why, for subscribers of the history before.
         because: String,
     },
-    /// The state came with its history.
+    /// A state with its history, from a peer.
     Restored(Box<History>),
     /// One more record.
     Record(Record),
@@ -71,7 +72,7 @@ pub enum Change {
     Version,
 }
 
-/// Upstream broke a rule of its own protocol.
+/// Upstream broke a rule of the watch protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
     /// A change before the first list was complete.
@@ -84,7 +85,7 @@ pub enum UpdateError {
         key: ObjectKey,
         /// Its version.
         version: ResourceVersion,
-        /// What was reached before.
+        /// The version reached before.
         reached: ResourceVersion,
     },
 }
@@ -95,34 +96,34 @@ pub struct CacheWriter {
     store: Store,
     version: Option<ResourceVersion>,
     listing: Option<Listing>,
-    rest: Rest,
-    /// Why the next complete list cannot follow on what is held.
+    packing: Packing,
+    /// Why the next complete list starts a new history.
     rewritten: Option<String>,
 }
 
 struct Listing {
     store: Store,
     reason: &'static str,
-    /// An item that cannot be, if what is held is an earlier state of the same history.
+    /// An item that cannot exist if the cached state is an earlier state of the same history.
     contradiction: Option<String>,
-    /// What the list will have replaced or deleted, packed already: all at once, at its end, would take seconds.
+    /// The objects that the list replaces or deletes, packed in advance: to pack them all at its end would take seconds.
     history: HashMap<ObjectKey, Arc<Object>>,
-    /// Up to here the objects before the list were looked at by [`CacheWriter::prepare`].
+    /// The last key that [`CacheWriter::prepare`] has compared.
     prepared: Option<ObjectKey>,
 }
 
-/// How objects are kept while nobody looks at them.
+/// How objects are stored while nothing reads them.
 #[derive(Default)]
-struct Rest {
-    /// The current objects are packed too, not only those that they replaced.
+struct Packing {
+    /// The current objects are packed too, not only the replaced ones.
     pack_current: bool,
     packer: Arc<Packer>,
-    /// `None` once the dictionary is made.
+    /// Collects samples for the dictionary; `None` once it is made.
     sampler: Option<Sampler>,
 }
 
-impl Rest {
-    /// With so few objects a dictionary is not worth its own size.
+impl Packing {
+    /// With fewer objects a dictionary is not worth its own size.
     const SAMPLES_LEAST: usize = 16;
 
     fn make_packer(&mut self) {
@@ -135,7 +136,7 @@ impl Rest {
         if self.pack_current { object.packed(&self.packer) } else { object.clone() }
     }
 
-    /// An item of a list, as it is kept. The first ones wait plain in `store` until there is a dictionary.
+    /// An item of a list, as it is stored. The first ones stay unpacked in `store` until there is a dictionary.
     fn list_item(&mut self, object: Arc<Object>, store: &mut Store) -> Arc<Object> {
         let Some(sampler) = &mut self.sampler else { return self.current(&object) };
         sampler.look(&object);
@@ -150,7 +151,7 @@ impl Rest {
         object
     }
 
-    /// The list is complete: the dictionary is made from all of it, and serves until the next one.
+    /// The list is complete: makes the dictionary from all of it, which is used until the next list.
     fn list_end(&mut self, store: &mut Store) {
         if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
             self.make_packer();
@@ -161,7 +162,7 @@ impl Rest {
         }
     }
 
-    /// A resource that began with few objects gets its dictionary once there were enough.
+    /// Makes the dictionary of a resource that started with few objects once there were enough.
     fn event(&mut self, object: &Arc<Object>) {
         if let Some(sampler) = &mut self.sampler {
             sampler.look(object);
@@ -179,12 +180,12 @@ impl Rest {
 }
 
 impl CacheWriter {
-    /// A writer of an empty cache. What was replaced is always packed; with `pack_current` the current objects are too.
+    /// A writer of an empty cache. Replaced objects are always packed; with `pack_current` the current ones are too.
     pub fn new(pack_current: bool) -> Self {
-        Self { rest: Rest { pack_current, ..Rest::default() }, ..Self::default() }
+        Self { packing: Packing { pack_current, ..Packing::default() }, ..Self::default() }
     }
 
-    /// A writer of a cache beside another one: objects that both hold are in memory once.
+    /// A writer of a cache beside another one. Objects that are in both are in memory once.
     pub fn sharing(store: Store) -> Self {
         Self { store, ..Self::new(false) }
     }
@@ -194,25 +195,25 @@ impl CacheWriter {
         self.version
     }
 
-    /// What everything is packed by.
+    /// What objects are packed with.
     pub fn packer(&self) -> &Arc<Packer> {
-        &self.rest.packer
+        &self.packing.packer
     }
 
-    /// Objects and JSON bytes held, those of a list under way included: what the limits of a first sync are checked against.
+    /// The number of objects and their JSON bytes, including a list in progress: the limits of a first sync apply to them.
     pub fn held(&self) -> (usize, usize) {
         let listing = self.listing.as_ref().map(|listing| &listing.store);
         let most = |of: fn(&Store) -> usize| of(&self.store).max(listing.map_or(0, of));
         (most(Store::len), most(Store::json_bytes))
     }
 
-    /// Takes one update; gives a commit where it completes one.
+    /// Takes one update. Returns a commit if the update completes one.
     pub fn apply(&mut self, update: Update) -> Result<Option<Commit>, UpdateError> {
         match update {
             Update::ListBegin { reason } => {
                 let (store, contradiction, history, prepared) = Default::default();
                 self.listing = Some(Listing { store, reason, contradiction, history, prepared });
-                self.rest.sampler = Some(Sampler::default());
+                self.packing.sampler = Some(Sampler::default());
                 Ok(None)
             }
             Update::ListItem(object) => {
@@ -228,15 +229,15 @@ impl CacheWriter {
                     held => new_object(object, held),
                 };
                 if let Some(held) = held.filter(|held| !Arc::ptr_eq(held, &object)) {
-                    listing.history.insert(held.key().clone(), held.packed(&self.rest.packer));
+                    listing.history.insert(held.key().clone(), held.packed(&self.packing.packer));
                 }
-                let object = self.rest.list_item(object, &mut listing.store);
+                let object = self.packing.list_item(object, &mut listing.store);
                 listing.store.insert(object);
                 Ok(None)
             }
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
-                self.rest.list_end(&mut listing.store);
+                self.packing.list_end(&mut listing.store);
                 Ok(Some(self.replace(listing, version)))
             }
             Update::Event(kind, object) => {
@@ -249,19 +250,19 @@ impl CacheWriter {
             }
             Update::WentBack { reached } => {
                 let was = self.version.ok_or(UpdateError::NotListed)?;
-                self.rewritten = Some(format!("version {was} was told, and the cluster is at {reached}"));
+                self.rewritten = Some(format!("version {was} was sent before, and the cluster is at {reached}"));
                 Ok(None)
             }
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
-                // A bookmark says that nothing is missing, so one at an older version says nothing new.
+                // A bookmark at an older version says nothing new.
                 Ok((version > reached).then(|| self.commit(version, Change::Version)))
             }
         }
     }
 
-    /// Does a part of what a complete list needs before its commit, for up to `objects_max` objects; tells whether there is more.
-    /// Optional: it is for callers that must not be kept from other work for long.
+    /// Does a part of the work before the commit of a complete list, for up to `objects_max` objects. Returns whether there is more.
+    /// Optional: for callers that have to yield to other tasks.
     pub fn prepare(&mut self, objects_max: usize) -> bool {
         let Some(listing) = &mut self.listing else { return false };
         let prepared = listing.prepared.take();
@@ -269,7 +270,7 @@ impl CacheWriter {
         for old in after.by_ref().take(objects_max) {
             listing.prepared = Some(old.key().clone());
             if listing.store.get(old.key().as_str()).is_none() {
-                listing.history.insert(old.key().clone(), old.packed(&self.rest.packer));
+                listing.history.insert(old.key().clone(), old.packed(&self.packing.packer));
             }
         }
         let more = after.next().is_some();
@@ -282,19 +283,19 @@ impl CacheWriter {
         let version = object.version();
         let held = self.store.get(object.key().as_str());
         let object = new_object(object, held);
-        self.rest.event(&object);
-        let current = (kind != EventType::Deleted).then(|| self.rest.current(&object));
+        self.packing.event(&object);
+        let current = (kind != EventType::Deleted).then(|| self.packing.current(&object));
         let previous = match &current {
             None => self.store.remove(object.key().as_str()),
             Some(current) => self.store.insert(current.clone()),
         };
-        // What the state says outranks what upstream called it: an apiserver that restarted may say ADDED for what is held.
+        // The cached state decides: an apiserver that restarted may send ADDED for an object that is cached.
         let kind = match (kind, &previous) {
             (EventType::Deleted, _) => EventType::Deleted,
             (_, Some(_)) => EventType::Modified,
             (_, None) => EventType::Added,
         };
-        let event = WatchEvent::new(kind, version, object, previous).packing(&self.rest.packer, current);
+        let event = WatchEvent::new(kind, version, object, previous).packing(&self.packing.packer, current);
         self.commit(version, Change::Record(Record::Event(Arc::new(event))))
     }
 
@@ -310,13 +311,13 @@ impl CacheWriter {
             }
             (Some(_), Some(because)) => start(because),
             (Some(from), None) => {
-                let events = difference(&before, &self.store, &mut history, &self.rest.packer);
+                let events = difference(&before, &self.store, &mut history, &self.packing.packer);
                 if events.is_empty() && from == version {
                     Change::Version
                 } else if from == version {
-                    // The same version with other bytes: the schema has changed. Positions are versions, so there is no
-                    // place in history for it.
-                    start(format!("a list at version {version} differs from what was told at that version"))
+                    // The same version with other bytes: the schema has changed. History is ordered by versions, so such a
+                    // change has no place in it.
+                    start(format!("a list at version {version} differs from the one before at that version"))
                 } else {
                     Change::Record(Record::Gap(Arc::new(Gap { from, to: version, reason, events })))
                 }
@@ -331,13 +332,13 @@ impl CacheWriter {
     }
 }
 
-/// Whether a list repeats an object: the same version has the same bytes, unless the schema has changed.
+/// Whether a list repeats an object. The same version has the same bytes, unless the schema has changed.
 fn same(held: &Object, object: &Object) -> bool {
     held.version() == object.version() && held.json_len() == object.json_len() && held.bytes() == object.bytes()
 }
 
-/// What of a listed object cannot be where `held` is its state at the version `reached`, earlier in the same history. Such an object comes
-/// from a state that was restored, and has since passed `reached` by other changes.
+/// Why a listed object cannot exist if `held` is its state at the version `reached`, earlier in the same history. Such an object is of
+/// a restored state that has since passed `reached` by other changes.
 fn contradiction(
     held: Option<&Arc<Object>>,
     object: &Object,
@@ -352,7 +353,7 @@ fn contradiction(
         Some(held) if version == held.version() && object.uid() != held.uid() => {
             Some(format!("{key} at version {version} had uid {}, and has {}", held.uid(), object.uid()))
         }
-        // What a self-check misses here has been lost on the way; that alone rewrites no history.
+        // An object that a self-check finds missing was lost on the way; that alone does not mean another history.
         None if version <= reached && reason != SELF_CHECK => {
             Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
         }
@@ -360,7 +361,7 @@ fn contradiction(
     }
 }
 
-/// Shares the key's text with the object that it replaces.
+/// The object, sharing the text of its key with the object that it replaces.
 fn new_object(mut object: Object, held: Option<&Arc<Object>>) -> Arc<Object> {
     if let Some(held) = held {
         object.share_key(held);
@@ -368,19 +369,19 @@ fn new_object(mut object: Object, held: Option<&Arc<Object>>) -> Arc<Object> {
     Arc::new(object)
 }
 
-/// What leads from one state to another: deletes first (a key whose uid changed is deleted, then added), then adds and changes in
-/// the order of their versions. An object with the same version and other bytes has changed: its schema has. `history` has the
-/// packed form of what was replaced, as far as it is known already.
+/// The difference between two states: deletes first (a key whose uid changed is deleted, then added), then adds and changes in the
+/// order of their versions. An object with other bytes at the same version counts as changed, because its schema has. `packed` has
+/// replaced objects that are packed already.
 fn difference(
     before: &Store,
     after: &Store,
-    history: &mut HashMap<ObjectKey, Arc<Object>>,
+    packed: &mut HashMap<ObjectKey, Arc<Object>>,
     packer: &Arc<Packer>,
 ) -> Vec<Arc<WatchEvent>> {
     let mut event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
         let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
-        let packed = previous.and_then(|previous| history.remove(previous.key()));
-        Arc::new(event.packing_previous_as(packed).packing(packer, None))
+        let previous = previous.and_then(|previous| packed.remove(previous.key()));
+        Arc::new(event.packing_previous_as(previous).packing(packer, None))
     };
     let mut deletes = Vec::new();
     for old in before.iter() {

@@ -1,4 +1,4 @@
-//! What servers see of everything above them: one small trait, so that they are tested without an upstream.
+//! What servers know of the caches: one small trait, so that servers are tested without an upstream.
 
 use std::{future::Future, sync::Arc};
 
@@ -12,44 +12,44 @@ use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, Scope, fields::FieldTable, object::ObjectParser};
 
-/// A resource that is served, in one scope.
+/// A resource that is served in one scope.
 #[derive(Clone)]
 pub struct Served {
     /// Its full name.
     pub gvr: GroupVersionResource,
-    /// Whether its objects have a namespace.
+    /// Whether its objects are namespaced.
     pub namespaced: bool,
-    /// What it is cached for.
+    /// The scope that is cached.
     pub scope: Scope,
-    /// The fields that selectors may name.
+    /// The fields that field selectors may name.
     pub fields: Arc<FieldTable>,
-    /// The kind that its lists name, which a CRD may choose.
+    /// The kind of its lists, which a CRD may choose.
     pub list_kind: Arc<str>,
-    /// How its objects are read, and in which encoding.
+    /// Reads its objects, in their encoding.
     pub parser: Arc<ObjectParser>,
     /// State, history and views.
     pub hub: Arc<Hub>,
 }
 
-/// How long a reader waits for the proof that a cache is fresh; the longer, the greater.
+/// How long a reader waits for the proof that a cache is current. Greater means longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Patience {
-    /// Only if there is one at once: upstream answers soon.
+    /// Not at all: upstream answers the read soon enough.
     #[default]
     AtOnce,
-    /// A second or two, for upstream's next bookmark: its own answer would cost it more than a proof, or the reader itself.
+    /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the reader more.
     Bookmark,
-    /// The same also after a wait that was in vain: nobody else can be asked.
+    /// The same, also if a recent wait failed: upstream cannot answer the read instead.
     Insistent,
 }
 
-/// The resources that can be asked for.
+/// The caches that servers read from.
 pub trait Catalog: Send + Sync + 'static {
-    /// Finds the cache for a resource in an encoding, by any name that kubectl takes where `group` and `version` are empty; may start it.
-    /// `namespace` is the one asked for, empty for all.
+    /// Finds the cache of a resource in an encoding, and may start it. If `group` and `version` are empty, `resource` is any name that
+    /// kubectl takes. `namespace` is the requested one; empty for all.
     ///
     /// # Errors
-    /// Of protobuf, [`Refusal::NotCached`] for whatever reason there is no such cache: the objects can be had upstream, or as JSON.
+    /// For protobuf, [`Refusal::NotCached`] whatever the reason: the objects can be read upstream, or as JSON.
     fn find(
         &self,
         group: &str,
@@ -59,11 +59,11 @@ pub trait Catalog: Send + Sync + 'static {
         media: Media,
     ) -> impl Future<Output = Result<Served, Refusal>> + Send;
 
-    /// Reads again from upstream what came after `version`, for one who comes back from before this cache began; one who selects by
-    /// labels or fields `needs_state`. One read serves all who ask at about the same time.
+    /// Reads the events after `version` from upstream again, for a client that returns with a version from before this cache started.
+    /// A view that selects by labels or fields `needs_state`. One read serves all calls at about the same time.
     ///
     /// # Errors
-    /// [`Refusal::Expired`] where upstream does not hold it either; [`Refusal::Unavailable`] where it could not be asked.
+    /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`] if it could not be asked.
     fn backfill(
         &self,
         served: &Served,
@@ -71,29 +71,29 @@ pub trait Catalog: Send + Sync + 'static {
         needs_state: bool,
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
 
-    /// Waits for upstream's word that the state of a cache is not older than this call. One proof serves all who wait.
+    /// Waits for upstream's proof that the state of a cache is not older than this call. One proof serves all that wait.
     ///
     /// # Errors
-    /// [`Refusal::Unavailable`] where none came in time: the read is upstream's then.
+    /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
     fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// The version that the cluster has reached by upstream's word, which was asked for after `asked` and cannot be behind. One question
-    /// serves all who began to wait before it.
+    /// The version that the cluster has reached, from an upstream request made after `asked`. One request serves all calls that began
+    /// to wait before it.
     ///
     /// # Errors
-    /// [`Refusal::Unavailable`] where upstream could not be asked, or where another cluster answers.
+    /// [`Refusal::Unavailable`] if upstream could not be asked, or if another cluster answered.
     fn cluster_version(
         &self,
         served: &Served,
         asked: Instant,
     ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
 
-    /// Whether there is a cache of a resource, in any scope; starts nothing.
+    /// Whether a resource is cached in any scope. Starts nothing.
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;
 
-    /// Changes whenever a cache comes, goes or enters another phase.
+    /// Changes whenever a cache is added, removed or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Every cache with the encoding that it holds, ordered by name; a resource that is cached in several forms is there with each.
+    /// Every cache with its encoding, ordered by name. A resource that is cached in several encodings is listed with each.
     fn list(&self) -> Vec<(Media, ResourceStatus)>;
 }

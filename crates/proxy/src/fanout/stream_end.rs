@@ -16,15 +16,15 @@ pub enum StreamEnd {
     /// The subscriber went away.
     #[error("the subscriber went away")]
     Cancelled,
-    /// The snapshot made too little progress, and what it pins is let go of.
+    /// The snapshot made too little progress, and the state that it pins is released.
     #[error(
         "the snapshot made too little progress in {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
     )]
     SnapshotStalled(Duration),
-    /// The subscriber fell behind what is held, and there is no room to send what leads on just now.
+    /// The subscriber fell behind the retained events, and the gate has no permit for a catch-up or snapshot.
     #[error("{0}; come back with the last version")]
     Overloaded(String),
-    /// The subscriber fell behind what is held.
+    /// The subscriber fell behind the retained events.
     #[error(transparent)]
     Expired(#[from] Expired),
     /// The apiserver stopped serving the resource.
@@ -33,7 +33,7 @@ pub enum StreamEnd {
     /// The apiserver began to deny kubefan the resource.
     #[error("{0}")]
     Forbidden(String),
-    /// Upstream's versions went back (etcd was restored), or its schema changed without a new version: state must be read anew.
+    /// Upstream's versions went back (etcd was restored), or its schema changed without a new version: clients need a new snapshot.
     #[error("upstream's history was rewritten: {0}; start over with a snapshot")]
     Rewritten(String),
     /// kubefan stopped caching the resource.

@@ -185,7 +185,7 @@ fn versions_that_went_back_start_history_again_although_the_list_is_ahead() {
     writer.apply(Update::ListBegin { reason: "rewritten" }).unwrap();
     let commit = list(&mut writer, vec![object("a", "1", 5)], 12);
     let Change::Start { because } = commit.change else { panic!("it goes on") };
-    assert_eq!(because, "version 10 was told, and the cluster is at 7");
+    assert_eq!(because, "version 10 was sent before, and the cluster is at 7");
     let commit = list(&mut writer, vec![object("a", "1", 5)], 13);
     assert!(matches!(commit.change, Change::Record(_)), "once");
 }

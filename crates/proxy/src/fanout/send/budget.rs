@@ -1,13 +1,14 @@
-//! One account for what views and formats keep only to save work: all of a cache share it, because clients choose how many there are.
+//! One budget for everything that views and formats retain for reuse. All of a cache share it, because clients decide how many views
+//! and formats there are.
 //!
-//! What finds no room is not kept, and made again for the next who asks: a full budget costs time, never memory.
+//! What finds no room is not retained, and made again when it is needed: a full budget costs time, never memory.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// Bytes that may be kept. Clones share it.
+/// Bytes that may be retained. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Budget {
     used: Arc<AtomicUsize>,
@@ -15,7 +16,7 @@ pub struct Budget {
     bytes_max: usize,
 }
 
-/// Bytes that are kept; dropping it gives them back.
+/// A part of a budget; dropping it gives it back.
 #[derive(Debug)]
 pub struct Share {
     used: Arc<AtomicUsize>,
@@ -28,7 +29,7 @@ impl Budget {
         Self { used: Arc::default(), closed: Arc::default(), bytes_max }
     }
 
-    /// Room for so many bytes more; `None` where there is none.
+    /// Takes so many bytes; `None` if there is no room.
     pub fn take(&self, bytes: usize) -> Option<Share> {
         if self.closed.load(Ordering::Relaxed) {
             return None;
@@ -38,7 +39,7 @@ impl Budget {
         Some(Share { used: self.used.clone(), bytes })
     }
 
-    /// The bytes that are kept.
+    /// The bytes that are taken.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -60,7 +61,7 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// Lets nothing more be kept, or lets it again.
+    /// Allows that more is retained, or forbids it.
     pub fn open(&self, open: bool) {
         self.projected.closed.store(!open, Ordering::Relaxed);
         self.chunks.closed.store(!open, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::ResourceVersion;
 
-/// Opens a snapshot; in a stream that starts over, because nothing led on from `restarted_from`.
+/// Opens a snapshot. `restarted_from` is the version that could not be resumed from, if there was one.
 pub fn snapshot_begin(
     version: ResourceVersion,
     resource: ResolvedResource,

@@ -1,7 +1,11 @@
-//! From events and objects to frames, in one format; equal formats of one cache share one encoder, and what it has just made.
+//! Turns events and objects into frames of one format. Equal formats of one cache share an encoder.
 //!
-//! A projection or a delta is made once per event, whoever takes it. What is remembered is within a budget of the whole cache, and made
-//! again where it is forgotten.
+//! The expensive parts are projections and deltas. An event is often sent in several views of one format at about the same time, so the
+//! encoder remembers the projection and the delta of the last events, and the projections of objects, within a budget of the whole
+//! cache. What is forgotten is made again: a full budget costs time, never memory and never a wrong byte.
+//!
+//! A delta is made from the object's previous bytes, so the hazard is a client that does not have them, or has others. A stream records
+//! which bases its client has ([`DeltaBases`]); every other event is sent in full. A delta also carries the checksum of its base.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -31,42 +35,42 @@ use kubefan_model::{
     table::Tables,
 };
 
-/// The events whose bytes are remembered: views that see one event take it at about the same time.
+/// The number of events whose bytes are remembered. Views send an event at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
 
-/// Of which objects a stream's client bases the bytes that deltas are made from.
+/// The objects of which a client has the bytes that deltas are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaBases {
-    /// Of all: it was sent a snapshot, or has kept what it was sent before.
+    /// All: it was sent a snapshot, or retained everything that it was sent before.
     All,
-    /// Of those that have changed since this version, at which it came back.
+    /// Those that have changed since this version, with which it returned.
     ChangedSince(ResourceVersion),
-    /// Of none.
+    /// None of them.
     None,
 }
 
-/// What was written for an entry.
+/// What was written for one entry.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Written {
-    /// Messages: none where a change did not touch what is projected.
+    /// Number of messages: zero if the change did not touch the projection.
     pub messages: usize,
-    /// The base, where it is a delta.
+    /// The version of the base if it is a delta.
     pub base: Option<ResourceVersion>,
 }
 
-/// Makes frames.
+/// Makes the frames of one format.
 #[derive(Default)]
 pub struct Encoder {
     format: Format,
     layout: Layout,
-    /// Of a cache of rows.
+    /// For a cache of table rows.
     tables: Option<Arc<Tables>>,
     budgets: Budgets,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
 }
 
-/// A delta and its base; nothing where it would not be shorter than the object.
+/// A delta and its base; `None` if it would not be shorter than the object.
 type MadeDelta = Option<(Bytes, DeltaBase)>;
 
 #[derive(Default)]
@@ -78,13 +82,13 @@ struct Recent {
 
 #[derive(Default)]
 struct Projected {
-    /// Known by where they are: a version may come again with other bytes, when the schema has changed.
+    /// Compared by address: with a new schema an object may have other bytes at the same version.
     objects: HashMap<ObjectKey, (Weak<Object>, Budgeted<Bytes>)>,
-    /// Those that found no room since the dead were cleared away.
+    /// Insertions that found no room since the entries of dropped objects were removed.
     refused: usize,
 }
 
-/// What is remembered, with the room that it takes.
+/// A remembered value, with its share of the budget.
 struct Budgeted<T> {
     value: T,
     _share: Share,
@@ -94,12 +98,12 @@ impl Projected {
     fn insert(&mut self, object: &Arc<Object>, bytes: &Bytes, budget: &Budget) {
         self.objects.remove(object.key());
         if let Some(share) = budget.take(bytes.len()) {
-            let kept = Budgeted { value: bytes.clone(), _share: share };
-            self.objects.insert(object.key().clone(), (Arc::downgrade(object), kept));
+            let value = Budgeted { value: bytes.clone(), _share: share };
+            self.objects.insert(object.key().clone(), (Arc::downgrade(object), value));
             return;
         }
         self.refused += 1;
-        // As often as pays: a look at all of them for as many refusals.
+        // Amortized: one pass over all of them for as many refusals.
         if self.refused > self.objects.len() {
             self.refused = 0;
             self.objects.retain(|_, (object, _)| object.strong_count() > 0);
@@ -123,28 +127,28 @@ fn recall<T: Clone>(recent: &VecDeque<(ResourceVersion, T)>, version: ResourceVe
 }
 
 impl Encoder {
-    /// An encoder of one format, for objects of one resource; of `tables` where they are rows.
+    /// An encoder of one format, for objects of one resource; `tables` if they are rows.
     pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
         let layout = Layout::of(&format, resource, tables);
         Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
     }
 
-    /// Where frames for one subscriber go, with room for so many bytes of heads and small bodies.
+    /// A writer of frames for one subscriber, with room for so many bytes of heads and small bodies.
     pub fn writer(&self, capacity: usize) -> FrameWriter<'_> {
         FrameWriter::new(&self.layout, capacity)
     }
 
-    /// Where frames that lie in one piece go, with room for so many bytes.
+    /// A writer of frames into one buffer, with room for so many bytes.
     pub fn buffer(&self, capacity: usize) -> FrameBuffer<'_> {
         FrameBuffer::new(&self.layout, capacity)
     }
 
-    /// What it may keep.
+    /// What it may retain.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
     }
 
-    /// Lets go of everything that it keeps to save work.
+    /// Drops everything that it retains for reuse.
     pub fn forget(&self) {
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
@@ -155,17 +159,17 @@ impl Encoder {
         &self.format
     }
 
-    /// Whether a subscriber of this format is told of a change: not where it wants only what changes what it is sent, and that stayed
-    /// as it was.
+    /// Whether a change is sent in this format. If the format has only changes of the projection, a change that leaves the projection
+    /// as it was is not sent.
     pub fn tells(&self, event: &WatchEvent, seen: Transition) -> bool {
         if !self.format.only_changes() || seen != Transition::Change {
             return true;
         }
-        // Read again from upstream without the state before it, an event has itself in that place: whether it changes anything is not known.
+        // An event of a backfill without state has itself as the previous object: whether the projection changed is not known.
         let Some(previous) = event.previous().filter(|previous| !Arc::ptr_eq(previous, &event.object())) else {
             return true;
         };
-        // The version of an event names it: no two of a cache share one.
+        // A version identifies an event within a cache.
         if let Some(changed) = recall(&lock(&self.recent).changed, event.version()) {
             return changed;
         }
@@ -174,10 +178,10 @@ impl Encoder {
         changed
     }
 
-    /// Writes an entry for a stream whose client bases `bases`.
+    /// Writes an entry for a client that has these bases.
     pub fn entry(&self, entry: &LogEntry, bases: DeltaBases, sink: &mut impl Sink) -> Written {
         match &entry.kind {
-            // Where there are no marks, nobody is led over a gap.
+            // A view without gap markers ends before a gap.
             EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_marks() => {
                 return Written::default();
             }
@@ -185,7 +189,7 @@ impl Encoder {
             EntryKind::GapEnd(gap) => sink.message(&control::gap_end(gap)),
             EntryKind::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
             EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), bases, sink),
-            // Only its end is exact: what a client bases is not looked at inside a gap.
+            // Inside a gap the bytes that a client has are not exact, so there are no deltas.
             EntryKind::GapEvent(event, seen) => {
                 let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
                 return self.full_event(event, *seen, resume, sink);
@@ -194,12 +198,12 @@ impl Encoder {
         Written { messages: 1, base: None }
     }
 
-    /// Whether a client that bases `bases` can read a delta with this base.
+    /// Whether a client that has these bases can read a delta from the base with this version.
     pub fn can_read(&self, bases: DeltaBases, base: Option<ResourceVersion>) -> bool {
         match (bases, base) {
             (DeltaBases::All, _) | (_, None) => true,
             (DeltaBases::None, Some(_)) => false,
-            // A change that it was not told of has moved the base past what it bases.
+            // A change that was not sent may have moved the base past what the client has.
             (DeltaBases::ChangedSince(_), Some(_)) if self.format.only_changes() => false,
             (DeltaBases::ChangedSince(start), Some(base)) => base > start,
         }
@@ -210,7 +214,7 @@ impl Encoder {
         sink.event(&EventHead::of_snapshot(object), Body::object(self.snapshot_bytes(object)));
     }
 
-    /// The bytes of an object as snapshots send them; remembered where they had to be made.
+    /// The bytes of an object in a snapshot; remembered if they had to be made.
     pub fn snapshot_bytes(&self, object: &Arc<Object>) -> Bytes {
         if !self.remembers() {
             return self.bytes(object);
@@ -224,22 +228,21 @@ impl Encoder {
         bytes
     }
 
-    /// Whether what is made of an object is worth being remembered, and may be: the object's own bytes are there anyway, and the ages in a
-    /// row pass.
+    /// Whether projected bytes are remembered: not if they are the object's own bytes, and not if they show ages, which change.
     fn remembers(&self) -> bool {
         !self.format.projection().is_identity() && self.format.is_timeless()
     }
 
-    /// The first message of a subscriber's stream says what the ones that all share do not: see [`Layout::columns`].
-    pub fn begin(&self, pieces: &mut FrameBuf) {
+    /// Adds to the first message of a stream what shared messages leave out: see [`Layout::columns`].
+    pub fn begin(&self, frames: &mut FrameBuf) {
         if let Some(columns) = self.layout.columns()
-            && let Some(place) = columns_range(pieces.chunk())
+            && let Some(place) = columns_range(frames.chunk())
         {
-            pieces.replace(place, columns);
+            frames.replace(place, columns);
         }
     }
 
-    /// The bytes of the object that an event brings, in this format.
+    /// The bytes of an event's object in this format; remembered if they had to be made.
     fn event_bytes(&self, event: &WatchEvent) -> Bytes {
         if !self.remembers() {
             return self.bytes(&event.object());
@@ -249,8 +252,8 @@ impl Encoder {
         }
         let bytes = self.bytes(&event.object());
         if let Some(share) = self.budgets.projected.take(bytes.len()) {
-            let kept = Arc::new(Budgeted { value: bytes.clone(), _share: share });
-            remember(&mut lock(&self.recent).projected, event.version(), kept);
+            let value = Arc::new(Budgeted { value: bytes.clone(), _share: share });
+            remember(&mut lock(&self.recent).projected, event.version(), value);
         }
         bytes
     }
@@ -291,13 +294,13 @@ impl Encoder {
     ) -> Written {
         let object = event.object();
         let bytes = match (seen, event.previous()) {
-            // As the apiserver sends it: what it was, at the version of the event.
+            // As the apiserver sends it: the old object at the version of the event.
             (Transition::Leave, _) if self.format.projection().keeps_version() => {
                 let bytes = event.left_bytes();
                 self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
-            // Inside a gap a delete has the version of the object that is gone, which another event may have.
+            // Inside a gap a delete has the version of the deleted object, which does not identify the event.
             _ if resume.is_none() => self.bytes(&object),
             _ => self.event_bytes(event),
         };
@@ -305,9 +308,9 @@ impl Encoder {
         Written { messages: 1, base: None }
     }
 
-    /// From the object's previous bytes to those that the event tells; `None` where that is not shorter.
+    /// The delta from the object's previous bytes to those that the event sends; `None` if it is not shorter.
     fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> MadeDelta {
-        // Leaving tells the old state again, which is another delta than the change is.
+        // An object that leaves is sent in its old state, which is another delta than that of the change.
         let leaves = seen == Transition::Leave;
         let shared = !leaves || planted::is(Bug::LeaveDeltaShared);
         if shared && let Some(known) = recall(&lock(&self.recent).deltas, event.version()) {
@@ -320,15 +323,15 @@ impl Encoder {
         if shared {
             let share = self.budgets.projected.take(made.as_ref().map_or(0, |(zstd, _)| zstd.len()));
             if let Some(share) = share {
-                let kept = Arc::new(Budgeted { value: made.clone(), _share: share });
-                remember(&mut lock(&self.recent).deltas, event.version(), kept);
+                let value = Arc::new(Budgeted { value: made.clone(), _share: share });
+                remember(&mut lock(&self.recent).deltas, event.version(), value);
             }
         }
         made
     }
 }
 
-/// Without a version to come back with, the event is part of a gap: of a delete the final state is not known.
+/// An event without a version to resume from is inside a gap, where the final state of a deleted object is not known.
 fn head<'a>(
     event: &WatchEvent,
     object: &'a Object,

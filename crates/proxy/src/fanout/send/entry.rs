@@ -13,32 +13,32 @@ use kubefan_model::{
     selection::Selection,
 };
 
-/// What a view sees of a record.
+/// What an entry sends.
 #[derive(Debug, Clone)]
 pub enum EntryKind {
     /// An event.
     Event(Arc<WatchEvent>, Transition),
-    /// A gap opens.
+    /// The start of a gap.
     GapBegin(Arc<Gap>),
     /// An event inside a gap.
     GapEvent(Arc<WatchEvent>, Transition),
-    /// A gap closes.
+    /// The end of a gap.
     GapEnd(Arc<Gap>),
 }
 
-/// One message in its place.
+/// One message of a view's log.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
-    /// The version that the stream has reached with the record that this is part of.
+    /// The version that history reaches with the record that this is part of.
     pub version: ResourceVersion,
     /// What is sent.
     pub kind: EntryKind,
-    /// When upstream's line was read; `None` where it was found in history.
+    /// When it was read from upstream; `None` if the entry was made from history.
     pub received: Option<Instant>,
 }
 
 impl LogEntry {
-    /// About how long its message is.
+    /// The approximate length of its message, in bytes.
     pub fn estimate_bytes(&self) -> usize {
         const HEAD: usize = 128;
         match &self.kind {
@@ -48,10 +48,10 @@ impl LogEntry {
     }
 }
 
-/// An event inside a gap, as a selection sees it.
+/// An event inside a gap, and how it changes the membership of a selection.
 pub type GapTransition = (Arc<WatchEvent>, Transition);
 
-/// What a selection sees of a record.
+/// The entries of a record for a selection.
 pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
     match record {
         Record::Event(event) => {
@@ -64,12 +64,12 @@ pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>
     }
 }
 
-/// An event as it is seen.
+/// The entry of an event.
 pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
     LogEntry { version: event.version(), kind: EntryKind::Event(event.clone(), seen), received }
 }
 
-/// A gap with what is seen inside.
+/// The entries of a gap and the events inside it.
 pub fn gap_entries(
     gap: &Arc<Gap>,
     inside: impl IntoIterator<Item = GapTransition>,

@@ -1,8 +1,8 @@
-//! `WatchResponse` messages as bytes, with gRPC's length prefix, made once and shared by every subscriber they go to.
+//! `WatchResponse` messages as bytes with gRPC's length prefix, and events of a Kubernetes watch over HTTP.
 //!
-//! The object is the last field of its message, so that a frame is a small head of its own and the object's bytes, shared with the
-//! cache: an event costs a hundred bytes per view, whatever its object weighs. Heads are written field by field, without the message
-//! types between: that is the path of every delivery.
+//! The object is the last field of its message, so a frame is a small head of its own followed by the object's bytes, which are shared
+//! with the cache: an event costs about a hundred bytes per view, however large its object is. Heads are written field by field,
+//! without the message types in between, because every delivery takes this path.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use kubefan_model::{
 /// gRPC's prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`): a flag, and the message's length.
 const PREFIX_BYTES: usize = 5;
 
-// Field numbers of the contract that the encoding below relies on; the test decodes what it makes.
+// Field numbers of the protobuf messages that are encoded below; a test decodes the result.
 const RESPONSE_RESUME_VERSION: u32 = 1;
 const RESPONSE_EVENT: u32 = 3;
 const EVENT_TYPE: u32 = 1;
@@ -44,11 +44,11 @@ const DELTA_ZSTD: u32 = 3;
 /// An event message without its object.
 #[derive(Debug, Clone, Copy)]
 pub struct EventHead<'a> {
-    /// The version to come back with, where there is one.
+    /// The version to resume from; `None` if the stream is inside a snapshot, gap or catch-up.
     pub resume: Option<ResourceVersion>,
     /// What happened.
     pub kind: Kind,
-    /// For a delete, which kind of.
+    /// The reason of a delete.
     pub reason: DeleteReason,
     /// The object's key.
     pub key: &'a ObjectKey,
@@ -94,7 +94,7 @@ impl<'a> EventHead<'a> {
     }
 }
 
-/// What an event says of its object.
+/// The object of an event, in full or as a delta.
 #[derive(Debug, Clone)]
 pub struct Body {
     bytes: Bytes,
@@ -116,7 +116,7 @@ impl Body {
         Self { bytes, base: None }
     }
 
-    /// A zstd frame that makes the object out of its base.
+    /// A zstd frame that is decoded with the base as its dictionary.
     pub fn delta(zstd: Bytes, base: DeltaBase) -> Self {
         Self { bytes: zstd, base: Some(base) }
     }
@@ -160,7 +160,7 @@ fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     let version = Digits::of(head.version);
     let event_len = head.event_len(&version) + body.head_len() + body.bytes.len();
     let event_head_len = key_len(RESPONSE_EVENT) + encoded_len_varint(event_len as u64);
-    // Most events carry the version of the change as the one to come back with.
+    // Most events are resumed from at the version of their change.
     let resume = head.resume.map(|resume| if resume == head.version { version } else { Digits::of(resume) });
     let resume_len = resume.map_or(0, |resume| 2 + resume.as_str().len());
     out.reserve(PREFIX_BYTES + resume_len + event_head_len + event_len - body.bytes.len());
@@ -174,7 +174,7 @@ fn put_head(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     body.put_head(out);
 }
 
-/// Where frames go.
+/// A destination of frames.
 pub trait Sink {
     /// Adds an event.
     fn event(&mut self, head: &EventHead<'_>, body: Body);
@@ -182,13 +182,13 @@ pub trait Sink {
     fn message(&mut self, message: &WatchResponse);
 }
 
-/// Where a message begins and ends: a gRPC frame, or an event of a Kubernetes watch over HTTP.
+/// How a message is framed: as a gRPC frame, or as an event of a Kubernetes watch over HTTP.
 #[derive(Debug, Default)]
 pub enum Layout {
     /// `WatchResponse` messages with gRPC's prefix.
     #[default]
     Grpc,
-    /// Such an event, in an encoding.
+    /// An event in this encoding.
     Http(Media, kube_watch::TypeMeta),
 }
 
@@ -201,7 +201,7 @@ impl Layout {
         }
     }
 
-    /// What the first event that a subscriber is sent says beyond those that all are sent: the columns of its tables.
+    /// What only the first event of a stream has: the column definitions of tables.
     pub fn columns(&self) -> Option<Bytes> {
         match self {
             Self::Http(_, type_meta) => type_meta.column_definitions(),
@@ -225,7 +225,7 @@ impl Layout {
         }
     }
 
-    /// Writes a message that is no event; tells how many messages that gave.
+    /// Writes a message that is not an event. Returns the number of messages written.
     fn put_message(&self, message: &WatchResponse, out: &mut BytesMut) -> usize {
         match self {
             Self::Grpc => {
@@ -240,14 +240,14 @@ impl Layout {
                     kube_watch::put_bookmark(*media, type_meta, &message.resume_version, false, out);
                     1
                 }
-                // There are no such marks.
+                // A watch over HTTP has no other such messages.
                 _ => 0,
             },
         }
     }
 }
 
-/// Frames whole, one after the other: what many subscribers share lies in one piece.
+/// Writes frames into one buffer, for segments that many subscribers share.
 pub struct FrameBuffer<'a> {
     layout: &'a Layout,
     bytes: BytesMut,
@@ -287,17 +287,17 @@ impl Sink for FrameBuffer<'_> {
     }
 }
 
-/// The largest body that is copied behind its head, in bytes: the bookkeeping of a small piece costs more than its copy. A snapshot
-/// of objects of 1.5 KiB takes 0.6 of the time so, one of 5.8 KB would take 1.2 of it.
+/// The largest body that is copied behind its head, in bytes: to reference a small body costs more than to copy it. With copies a
+/// snapshot of objects of 1.5 KiB takes 0.6 of the time; one of objects of 5.8 KB would take 1.2 of it.
 const COPIED_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// Frames of which the heads share one buffer and large bodies stay where they are: what goes to one subscriber alone.
+/// Writes frames for one subscriber: the heads share a buffer, and large bodies are referenced, not copied.
 pub struct FrameWriter<'a> {
     layout: &'a Layout,
     heads: BytesMut,
-    /// Where a body follows in the heads.
+    /// Bodies that are referenced, with their offsets in the heads.
     bodies: Vec<(usize, Bytes)>,
-    /// Of those.
+    /// Their bytes.
     body_bytes: usize,
     messages: usize,
 }
@@ -327,7 +327,7 @@ impl<'a> FrameWriter<'a> {
         Self { layout, heads, bodies: Vec::new(), body_bytes: 0, messages: 0 }
     }
 
-    /// Ends an initial state for a watch over HTTP that asked to be told of its end.
+    /// Ends the initial state of a watch over HTTP that asked for a bookmark there.
     pub fn initial_events_end(&mut self, version: ResourceVersion) {
         if let Layout::Http(media, type_meta) = self.layout {
             kube_watch::put_bookmark(*media, type_meta, &version.to_string(), true, &mut self.heads);
@@ -347,20 +347,20 @@ impl<'a> FrameWriter<'a> {
 
     /// Ready to send.
     pub fn finish(self) -> FrameBuf {
-        let (mut pieces, heads) = (FrameBuf::default(), self.heads.freeze());
+        let (mut frames, heads) = (FrameBuf::default(), self.heads.freeze());
         let mut start = 0;
         for (end, body) in self.bodies {
-            pieces.push(heads.slice(start..end));
-            pieces.push(body);
+            frames.push(heads.slice(start..end));
+            frames.push(body);
             start = end;
         }
-        pieces.push(heads.slice(start..));
-        pieces.count(self.messages);
-        pieces
+        frames.push(heads.slice(start..));
+        frames.count(self.messages);
+        frames
     }
 }
 
-/// Writes an `Event` after its length, as the content of a snapshot's chunk has them.
+/// Writes an `Event` after its length, as in the content of a snapshot chunk.
 pub fn put_delimited(head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
     let version = Digits::of(head.version);
     encode_varint((head.event_len(&version) + body.head_len() + body.bytes.len()) as u64, out);
@@ -390,7 +390,7 @@ fn put_number(field: u32, number: u64, out: &mut BytesMut) {
     }
 }
 
-/// A version's decimal digits, without memory of their own.
+/// The decimal digits of a version, without an allocation.
 #[derive(Clone, Copy)]
 struct Digits {
     digits: [u8; 20],

@@ -1,6 +1,6 @@
-//! Ready bytes for the wire: whole gRPC messages with their length prefixes, in pieces that are shared with the log and the cache.
+//! Bytes that are ready for the wire: whole messages, in chunks that are shared with the log and the cache.
 //!
-//! A piece is never copied on its way to the socket: what a thousand subscribers are sent is in memory once.
+//! A chunk is not copied on its way to the socket: what a thousand subscribers are sent is in memory once.
 
 use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
@@ -9,7 +9,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// Some messages, as a buffer to write from.
 #[derive(Debug, Clone, Default)]
 pub struct FrameBuf {
-    /// Outside the queue, so that a batch that lies in one block needs no memory of its own.
+    /// Outside of the queue, so that a batch from one segment needs no allocation.
     first: Bytes,
     rest: VecDeque<Bytes>,
     remaining: usize,
@@ -18,26 +18,26 @@ pub struct FrameBuf {
 
 impl FrameBuf {
     /// Adds bytes.
-    pub fn push(&mut self, piece: Bytes) {
-        if piece.is_empty() {
+    pub fn push(&mut self, chunk: Bytes) {
+        if chunk.is_empty() {
             return;
         }
-        self.remaining += piece.len();
+        self.remaining += chunk.len();
         if self.first.is_empty() && self.rest.is_empty() {
-            self.first = piece;
+            self.first = chunk;
         } else {
-            self.rest.push_back(piece);
+            self.rest.push_back(chunk);
         }
     }
 
-    /// Adds what another batch holds.
+    /// Adds another batch.
     pub fn append(&mut self, other: Self) {
         self.push(other.first);
-        other.rest.into_iter().for_each(|piece| self.push(piece));
+        other.rest.into_iter().for_each(|chunk| self.push(chunk));
         self.messages += other.messages;
     }
 
-    /// Puts other bytes in the place of some that lie in the first piece; nothing is copied.
+    /// Replaces a range of bytes in the first chunk; nothing is copied.
     pub fn replace(&mut self, place: Range<usize>, with: Bytes) {
         if place.is_empty() || place.end > self.first.len() {
             return;
@@ -45,26 +45,26 @@ impl FrameBuf {
         self.remaining = self.remaining - place.len() + with.len();
         let after = self.first.split_off(place.end);
         self.first.truncate(place.start);
-        // An empty piece would hide those behind it.
-        for piece in [after, with].into_iter().filter(|piece| !piece.is_empty()) {
-            self.rest.push_front(piece);
+        // An empty chunk would hide those behind it.
+        for chunk in [after, with].into_iter().filter(|chunk| !chunk.is_empty()) {
+            self.rest.push_front(chunk);
         }
         if self.first.is_empty() {
             self.first = self.rest.pop_front().unwrap_or_default();
         }
     }
 
-    /// Counts messages in, whose bytes were added.
+    /// Counts messages whose bytes were added.
     pub fn count(&mut self, messages: usize) {
         self.messages += messages;
     }
 
-    /// The messages that were put in, sent or not.
+    /// The number of messages that were added, sent or not.
     pub fn messages(&self) -> usize {
         self.messages
     }
 
-    /// The bytes that are left.
+    /// The number of bytes that are left.
     pub fn len(&self) -> usize {
         self.remaining
     }
@@ -85,10 +85,10 @@ impl Buf for FrameBuf {
     }
 
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let pieces = std::iter::once(&self.first).filter(|first| !first.is_empty()).chain(&self.rest);
+        let chunks = std::iter::once(&self.first).filter(|first| !first.is_empty()).chain(&self.rest);
         let mut filled = 0;
-        for (slice, piece) in slices.iter_mut().zip(pieces) {
-            *slice = IoSlice::new(piece);
+        for (slice, chunk) in slices.iter_mut().zip(chunks) {
+            *slice = IoSlice::new(chunk);
             filled += 1;
         }
         filled
@@ -105,7 +105,7 @@ impl Buf for FrameBuf {
         self.first.advance(left);
     }
 
-    /// Shared where they lie in one piece, as those of a batch in one block do.
+    /// Shared if they lie in one chunk, as those of a segment do.
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {
         if len <= self.first.len() {
             let bytes = self.first.slice(..len);
@@ -128,12 +128,12 @@ mod tests {
     proptest! {
         #[test]
         fn the_bytes_come_out_in_order_however_they_are_taken(
-            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9),
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9),
             steps in prop::collection::vec(1usize..12, 1..40),
         ) {
             let mut all = FrameBuf::default();
-            pieces.iter().for_each(|piece| all.push(Bytes::from(piece.clone())));
-            let expected = pieces.concat();
+            chunks.iter().for_each(|chunk| all.push(Bytes::from(chunk.clone())));
+            let expected = chunks.concat();
             let mut taken = Vec::new();
             for step in steps {
                 let mut slices = [IoSlice::new(&[]); 3];

@@ -1,9 +1,9 @@
-//! What changed since a version, told to one selection, each object once: from the state now, and from what was there before each later
-//! change.
+//! A catch-up: what changed for one selection since a version, each object once.
 //!
-//! The hazard is an object whose end nobody tells: it would stay with the subscriber as a ghost. So membership is taken at both ends,
-//! never from what happened in between. The state is pinned at the start, and history is read in parts, newest first: what happens
-//! meanwhile comes after the end of the catch-up, from the log.
+//! It is made from two states: the state now, which is pinned at the start, and the selection's members at the old version, which
+//! history gives. The hazard is an object that has left the selection without an event that says so: it would stay with the subscriber
+//! for ever. So membership is compared at both ends, and never derived from the changes in between. History is read in parts, newest
+//! first, so that the lock is not held for long. Events that are committed meanwhile follow the catch-up, from the log.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,56 +21,50 @@ use crate::{
 use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::DeleteReason,
+    when_planted,
 };
 use kubefan_model::{ObjectKey, ResourceVersion, event::EventType, object::Object, selection::Selection};
 
 /// How many changes are read at a time.
-pub(in crate::fanout) const CHANGES_MAX: usize = 1000;
+pub(super) const CHANGES_MAX: usize = 1000;
 
-/// A catch-up under way.
-pub(in crate::fanout) struct CatchUp {
-    /// From here.
-    pub(in crate::fanout) from: ResourceVersion,
-    /// To here, where the state is pinned.
-    pub(in crate::fanout) to: ResourceVersion,
+/// A catch-up in progress.
+pub(super) struct CatchUp {
+    /// The old version.
+    pub(super) from: ResourceVersion,
+    /// The version of the pinned state.
+    pub(super) to: ResourceVersion,
     store: Store,
-    /// What was there at `from`, for each key whose membership may have changed since; nothing where it was not selected.
+    /// The object at `from`, for each key whose membership may have changed since; `None` if it was not selected.
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
-    /// What history is still to be read; `None` when all was.
+    /// The end of the history that is still to be read; `None` if all was read.
     unread: Option<Bound<ResourceVersion>>,
-    /// What is there no longer, in the order in which it was seen last.
+    /// Objects that are no longer selected, in the order of their last versions.
     gone: VecDeque<Arc<Object>>,
     /// The last object that was written.
     last: Option<ObjectKey>,
 }
 
 impl CatchUp {
-    /// From one version to that of the state.
-    pub(in crate::fanout) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
+    /// A catch-up from one version to that of the state.
+    pub(super) fn new(from: ResourceVersion, store: Store, to: ResourceVersion) -> Self {
         let (before, gone, last) = Default::default();
         Self { from, to, store, before, unread: Some(Bound::Included(to)), gone, last }
     }
 
-    /// The part of history that it needs to see next; `None` when it has seen all.
-    pub(in crate::fanout) fn unread(&self) -> Option<Bound<ResourceVersion>> {
+    /// The end of the part of history to read next; `None` if all was read.
+    pub(super) fn unread(&self) -> Option<Bound<ResourceVersion>> {
         self.unread
     }
 
-    /// Takes in a part of history, newest first, and where the next one ends.
-    pub(in crate::fanout) fn read(
-        &mut self,
-        part: Vec<PriorState>,
-        rest: Option<ResourceVersion>,
-        selection: &Selection,
-    ) {
+    /// Takes a part of history, newest first, and where the next part ends.
+    pub(super) fn read(&mut self, part: Vec<PriorState>, rest: Option<ResourceVersion>, selection: &Selection) {
         for PriorState { key, before, .. } in part {
-            if planted::is(Bug::NewestChangeCounts) && self.before.contains_key(&key) {
-                continue;
-            }
-            // An older change outranks the newer ones: what counts is what was there at the very start.
+            when_planted!(NewestChangeCounts => if self.before.contains_key(&key) { continue });
+            // An older change replaces newer ones: what counts is the object at `from`.
             match before.filter(|before| selection.matches(before)) {
                 Some(before) => drop(self.before.insert(key, Some(before))),
-                // Not selected then. Worth remembering only where it is now.
+                // It was not selected at `from`. That matters only if it is now.
                 None if self.store.get(key.as_str()).is_some_and(|now| selection.matches(now)) => {
                     self.before.insert(key, None);
                 }
@@ -88,12 +82,12 @@ impl CatchUp {
 
     fn is_gone(&self, was: &Object, selection: &Selection) -> bool {
         let now = self.store.get(was.key().as_str());
-        let remade = |now: &Object| now.uid() != was.uid() && !planted::is(Bug::RemadeIsModified);
-        now.is_none_or(|now| remade(now) || !selection.matches(now))
+        let recreated = |now: &Object| now.uid() != was.uid() && !planted::is(Bug::RemadeIsModified);
+        now.is_none_or(|now| recreated(now) || !selection.matches(now))
     }
 
-    /// Writes the next events, about `bytes_max` bytes of them; tells how many, and whether that was all.
-    pub(in crate::fanout) fn write(
+    /// Writes the next events, about `bytes_max` bytes of them. Returns how many, and whether those were all.
+    pub(super) fn write(
         &mut self,
         bytes_max: usize,
         selection: &Selection,
@@ -115,7 +109,7 @@ impl CatchUp {
         let (mut last, mut complete) = (None, true);
         for object in self.store.select(selection, self.last.as_ref()) {
             let before = self.before.get(object.key());
-            // A schema may have changed an object without its version; then history says so.
+            // A new schema may change an object without its version; history has that change.
             if object.version() <= self.from && before.is_none() {
                 continue;
             }
@@ -126,7 +120,7 @@ impl CatchUp {
             let kind = match before {
                 Some(None) => EventType::Added,
                 Some(Some(was)) if was.uid() != object.uid() && !planted::is(Bug::RemadeIsModified) => EventType::Added,
-                // Whatever changed, it was selected all along.
+                // It was selected at both ends.
                 Some(Some(_)) | None => EventType::Modified,
             };
             let resume = planted::is(Bug::ResumeInsideCatchUp).then(|| object.version());

@@ -1,8 +1,10 @@
-//! From an event to the views that could see it, without a look at the others.
+//! Finds the views that an event may concern, without a look at the others.
 //!
-//! An object meets an equality term only with one known value, so a view is filed under one of its equality terms and found by what
-//! an event's objects hold: a thousand watchers of one node each cost an event two look-ups. Views without such a term (set-based
-//! and negative selectors, and those that select everything) are candidates of every event. Candidates are still tested.
+//! With one view per node, an event that tests every selector costs a thousand tests. But an equality term matches only one known
+//! value, so a view is filed under one of its equality terms, and found by the values of the event's objects: a thousand views of one
+//! node each cost an event two look-ups. Views without an equality term (set-based and negative selectors, and those that select
+//! everything) are candidates of every event. Candidates are still tested. The hazard is an object that stops matching: it is found
+//! only by its values before the event.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -22,7 +24,7 @@ pub type ViewId = usize;
 
 type Values = HashMap<Box<str>, Vec<ViewId>>;
 
-/// Where views are filed.
+/// The views of a hub, by equality terms.
 #[derive(Default)]
 pub struct SelectorIndex {
     names: Values,
@@ -38,17 +40,17 @@ struct FieldValues {
     values: Values,
 }
 
-/// Under which term a view is filed; kept with the view, because the choice depends on what was filed before.
+/// The term that a view is filed under. It is stored with the view, because the choice depends on the views filed before.
 pub enum IndexTerm {
-    /// Under none.
+    /// None.
     Rest,
-    /// Under its name.
+    /// Its object name.
     Name(Box<str>),
-    /// Under its namespace.
+    /// Its namespace.
     Namespace(Box<str>),
-    /// Under each of these values of a label.
+    /// Each of these values of a label.
     Label(Box<str>, Box<[Box<str>]>),
-    /// Under the value of a field.
+    /// The value of a field.
     Field(FieldRef, Box<str>),
 }
 
@@ -82,9 +84,9 @@ impl SelectorIndex {
         }
     }
 
-    /// Takes a view out.
-    pub fn remove(&mut self, id: ViewId, place: &IndexTerm) {
-        match place {
+    /// Removes a view.
+    pub fn remove(&mut self, id: ViewId, term: &IndexTerm) {
+        match term {
             IndexTerm::Rest => self.rest.retain(|other| *other != id),
             IndexTerm::Name(name) => unfile(&mut self.names, name, id),
             IndexTerm::Namespace(namespace) => unfile(&mut self.namespaces, namespace, id),
@@ -107,12 +109,12 @@ impl SelectorIndex {
         }
     }
 
-    /// Puts the views that could see `event` into `candidates`, each once, in the order of their numbers.
+    /// Sets `candidates` to the views that `event` may concern, each once, in the order of their numbers.
     pub fn candidates(&self, event: &WatchEvent, candidates: &mut Vec<ViewId>) {
         candidates.clear();
         candidates.extend_from_slice(&self.rest);
         self.collect(&event.object(), candidates);
-        // What an object was decides who sees it leave.
+        // A view that the object leaves is found by the object before the event.
         if let Some(previous) = event.previous()
             && !planted::is(Bug::IndexForgetsWhatWas)
         {

@@ -18,7 +18,7 @@ use std::{
 use crate::fanout::send::entry::LogEntry;
 use kubefan_model::ResourceVersion;
 
-/// What the logs of all views of one cache take together, in bytes.
+/// The size of the logs of all views of one cache, in bytes.
 pub type LogBytes = Arc<AtomicUsize>;
 
 /// The entries after `floor`.
@@ -30,11 +30,11 @@ pub struct ViewLog {
     bytes: LogBytes,
 }
 
-/// Sequence numbers start in the middle, so that there is room for older history in front.
+/// The first sequence number: in the middle, so that there is room for older history in front.
 const MIDDLE: u64 = 1 << 62;
 
 impl ViewLog {
-    /// An empty log that covers what comes after `floor`; it is counted in `bytes`.
+    /// An empty log after `floor`; its size is counted in `bytes`.
     pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
         Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes }
     }
@@ -50,7 +50,7 @@ impl ViewLog {
         self.entries.push_back(entry);
     }
 
-    /// Puts older history in front, oldest first; the log now covers what comes after `floor`.
+    /// Prepends older history, oldest first. The log then covers history after `floor`.
     pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogEntry>) {
         self.first -= older.len() as u64;
         self.bytes.fetch_add(older.len() * size_of::<LogEntry>(), Ordering::Relaxed);
@@ -58,17 +58,17 @@ impl ViewLog {
         self.floor = floor;
     }
 
-    /// Lets go of everything at or below `floor`.
+    /// Drops every entry at or below `floor`.
     pub fn trim(&mut self, floor: ResourceVersion) {
         if floor <= self.floor {
             return;
         }
         self.floor = floor;
-        let gone = self.entries.partition_point(|entry| entry.version <= floor);
-        self.entries.drain(..gone);
-        self.first += gone as u64;
-        self.bytes.fetch_sub(gone * size_of::<LogEntry>(), Ordering::Relaxed);
-        // What a burst has left behind.
+        let trimmed = self.entries.partition_point(|entry| entry.version <= floor);
+        self.entries.drain(..trimmed);
+        self.first += trimmed as u64;
+        self.bytes.fetch_sub(trimmed * size_of::<LogEntry>(), Ordering::Relaxed);
+        // After a burst the capacity is far too large.
         if self.entries.capacity() > 4 * self.entries.len().max(4) {
             self.entries.shrink_to(2 * self.entries.len());
         }
@@ -89,7 +89,7 @@ impl ViewLog {
         self.first + self.entries.partition_point(|entry| entry.version <= version) as u64
     }
 
-    /// The entries from a sequence number on; `None` if it has been let go of.
+    /// The entries from a sequence number on; `None` if it was trimmed.
     pub fn from(&self, sequence: u64) -> Option<impl Iterator<Item = &LogEntry>> {
         let skip = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
         Some(self.entries.range(skip.min(self.entries.len())..))
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_keeps_its_place_while_history_grows_at_both_ends() {
+    fn a_cursor_points_at_the_same_entry_while_the_log_grows_at_both_ends() {
         let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
         log.push(entry(12));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_below_the_floor_is_told() {
+    fn a_cursor_below_the_floor_is_an_error() {
         let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
         log.push(entry(12));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_logs_take_is_known_without_asking_each() {
+    fn the_size_of_all_logs_is_counted_together() {
         let bytes = LogBytes::default();
         let mut one = ViewLog::new(version(10), bytes.clone());
         let mut other = ViewLog::new(version(10), bytes.clone());

@@ -1,8 +1,8 @@
-//! When to wake subscribers: at once where there is little to do, a moment later where the wave before cannot be over yet.
+//! Decides when subscribers are woken: at once if there is little to do, a moment later if the last wave cannot be over yet.
 //!
-//! System calls dominate the cost of a delivery, so under load it pays to wait for more and send it together. The wait follows the work
-//! that is known to be under way and is bounded; an idle server sends at once. Where events come in bursts, a long wave also begins a
-//! tenth of its length later, so that it takes the whole burst along.
+//! System calls dominate the cost of a delivery, so under load it pays to wait for more events and send them together. The wait follows
+//! the estimated work of the last wave and is bounded; an idle server sends at once. If events arrive in bursts, a long wave also starts
+//! a tenth of its length later, so that it includes the whole burst.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use tokio::time::Instant;
 
 use crate::fanout::wake::waker::Woken;
 
-/// About what a write to a connection costs, so that a wave's length can be told from who was woken.
+/// The approximate cost of a write to a connection, to estimate the length of a wave.
 const WRITE: Duration = Duration::from_micros(10);
-/// About what each stream on it costs.
+/// The approximate cost of each stream on it.
 const STREAM: Duration = Duration::from_micros(1);
 
-/// Bursts follow one another within so long; what comes later is not part of one.
+/// The longest time between bursts that belong together.
 const BURST_GAP_MAX: Duration = Duration::from_millis(100);
 
-/// The shortest wait, as the runtime's timers are that coarse.
+/// The shortest wait: the resolution of the runtime's timers.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Decides when the next wave of wake-ups begins.
+/// Decides when the next wave of wake-ups starts.
 pub struct Pacer {
     coalesce_max: Duration,
     busy_until: Option<Instant>,
@@ -35,13 +35,13 @@ impl Pacer {
         Self { coalesce_max, busy_until: None, gather: None }
     }
 
-    /// When the next wave may begin; `None`: now.
+    /// When the next wave may start; `None`: now.
     pub fn hold(&self, now: Instant) -> Option<Instant> {
         let gather = self.gather.filter(|(_, until)| *until > now).map(|(gather, _)| now + gather);
         self.busy_until.filter(|until| *until > now).max(gather)
     }
 
-    /// A wave to those who were woken begins, to tell of `events` at once.
+    /// Records the start of a wave of `events` to those that were woken.
     pub fn begin(&mut self, woken: Woken, events: usize, now: Instant) {
         let times = |each: Duration, count: usize| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
         let work = times(WRITE, woken.connections).saturating_add(times(STREAM, woken.streams));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wave_waits_for_the_one_before_and_no_longer_than_it_may() {
+    async fn a_wave_waits_for_the_one_before_up_to_the_limit() {
         let now = Instant::now();
         let mut pacer = Pacer::new(Duration::from_millis(5));
         assert_eq!(pacer.hold(now), None, "idle: at once");
