@@ -1,0 +1,37 @@
+//! The configuration of `serve`: plain data, validated once. A flag wins over the environment, the
+//! environment over the file, the file over the default.
+//!
+//! It guards against a configuration that does not mean what its author thinks: contradictions,
+//! zeros and misspelt names are errors that name the flag and the way out, before anything starts.
+//!
+//! [`section`] declares the options, one file per heading of `--help`. To add an option, declare it
+//! in its section.
+
+pub mod cache;
+pub mod file;
+pub mod logging;
+mod names;
+pub mod on_demand;
+pub mod passthrough;
+pub mod peers;
+mod rules;
+mod section;
+pub mod serve;
+pub mod serving;
+pub mod units;
+pub mod upstream;
+
+pub use cache::CacheCompression;
+pub use on_demand::FormConfig;
+pub use passthrough::PassthroughConfig;
+pub use peers::{PeerConfig, PeerFiles, PeersName};
+pub use rules::ConfigError;
+pub use serve::{ServeConfig, ServeOptions, default_texts};
+pub use serving::ConsistentReads;
+pub use units::{ByteSize, Duration};
+pub use upstream::WatchListMode;
+
+pub use crate::{
+    server::transport::listen_address::{self as listen, ListenAddress},
+    telemetry::LogFormat,
+};
