@@ -344,7 +344,7 @@ impl ControlPlane {
              users: [{{ name: {name}, user: {user} }}]\n",
             ca.display()
         );
-        // PriorState atomically: another test's kubectl may be reading the file of the same name.
+        // Replaced atomically: another test's kubectl may be reading the file of the same name.
         let mut file = NamedTempFile::new_in(self.dir.path()).expect("a file is made");
         file.write_all(text.as_bytes()).expect("the kubeconfig is written");
         file.persist(&path).expect("the kubeconfig is put in place");
