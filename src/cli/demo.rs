@@ -52,11 +52,11 @@ pub(super) struct DemoArgs {
 
     /// Serve gRPC on this address, which must be local to this machine, or on unix:PATH; port 0
     /// picks a free port
-    #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().listen, value_parser = parse_local)]
+    #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().serving.listen, value_parser = parse_local)]
     listen: ListenAddress,
 
     /// Serve health, metrics and the status page on this address
-    #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().admin_listen, value_parser = parse_local)]
+    #[arg(long, value_name = "ADDRESS", default_value_t = ServeConfig::default().serving.admin_listen, value_parser = parse_local)]
     admin_listen: ListenAddress,
 
     /// The same seed makes the same pods and changes
@@ -94,14 +94,15 @@ impl DemoArgs {
             let problem = format!("--listen and --admin-listen are both {listen}; give each its own address");
             return Err(CliError::Plain(problem));
         }
-        let default = DemoOptions::default();
+        let mut default = DemoOptions::default();
+        (default.serve.serving.listen, default.serve.serving.admin_listen) = (listen, admin_listen);
         Ok(DemoOptions {
             objects: count(self.objects)?,
             subscribers: count(self.subscribers)?,
             rate: self.rate,
             duration: self.duration.0,
             seed: self.seed,
-            serve: ServeConfig { listen, admin_listen, ..default.serve },
+            serve: default.serve,
         })
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn with_defaults(command: Command) -> Command {
 
 pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
     let config = configure(args)?;
-    telemetry::tracing::init(config.log_format, &config.log_level).map_err(CliError::Plain)?;
+    telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(async {
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
@@ -87,9 +87,9 @@ mod tests {
             "svc",
         ])
         .unwrap();
-        assert_eq!(config.resources, ["pods", "deploy", "svc"]);
-        assert_eq!((config.upstream.page_size, config.ring.age_max.as_secs()), (12, 120));
-        assert_eq!(config.ring.events_max, ServeConfig::default().ring.events_max);
+        assert_eq!(config.cache.resources, ["pods", "deploy", "svc"]);
+        assert_eq!((config.upstream.page_size, config.cache.ring_age_max.as_secs()), (12, 120));
+        assert_eq!(config.cache.ring_events_max, ServeConfig::default().cache.ring_events_max);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use kubefan_proxy::{config::ServeConfig, server::transport::listen::Bound};
 
 /// The commands for a kubefan that listens on these addresses.
 pub fn lines(program: &str, data: &Bound, admin: &Bound) -> Vec<String> {
-    let server = if data.to_string() == ServeConfig::default().listen.to_string() {
+    let server = if data.to_string() == ServeConfig::default().serving.listen.to_string() {
         String::new()
     } else {
         format!(" -s {data}")

@@ -73,7 +73,8 @@ pub struct DemoOptions {
 
 impl Default for DemoOptions {
     fn default() -> Self {
-        let serve = ServeConfig { resources: vec!["pods".to_owned()], ..ServeConfig::default() };
+        let mut serve = ServeConfig::default();
+        serve.cache.resources = vec!["pods".to_owned()];
         Self { objects: 5_000, subscribers: 300, rate: 200, duration: Some(Duration::from_secs(30)), seed: 1, serve }
     }
 }

@@ -106,12 +106,12 @@ impl App {
             UpstreamOptions { request_timeout: config.upstream.request_timeout, ..UpstreamOptions::default() };
         let connect_timeout = options.connect_timeout;
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
-        let passthrough = match &config.passthrough {
-            &Some(PassthroughConfig { credentials, requests_max, .. }) => {
+        let passthrough = match config.passthrough {
+            PassthroughConfig { credentials: Some(credentials), requests_max, .. } => {
                 let options = PassthroughOptions { credentials, requests_max, connect_timeout };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
-            None => None,
+            PassthroughConfig { credentials: None, .. } => None,
         };
         Self::bind_with(upstream, passthrough, config).await
     }
@@ -132,8 +132,8 @@ impl App {
         // so that it can explain to their owners why a certificate cannot be forwarded.
         let asks_for_certificates =
             passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
-        let tls = config.tls.as_ref().map(|files| tls::read(files, asks_for_certificates)).transpose()?;
-        let upgrades = config.passthrough.as_ref().is_some_and(|passthrough| passthrough.upgrades);
+        let tls = config.serving.tls.as_ref().map(|files| tls::read(files, asks_for_certificates)).transpose()?;
+        let upgrades = config.passthrough.upgrades;
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
         let proxy =
@@ -147,8 +147,8 @@ impl App {
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
-        let data = Listener::bind(&config.listen, "--listen").await?;
-        let admin = Listener::bind(&config.admin_listen, "--admin-listen").await?;
+        let data = Listener::bind(&config.serving.listen, "--listen").await?;
+        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen").await?;
         let peer = match &config.peer.listen {
             Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
             None => None,
@@ -181,7 +181,7 @@ impl App {
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
-        let memory_max = config.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
+        let memory_max = config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
         let memory_max = memory_max.or_else(memory_pressure::default_budget);
         let sources = peers::sources(&config, own_port, memory_max);
         let registry = registry(&config, &upstream, sources, &metrics, &stop);
@@ -204,9 +204,9 @@ impl App {
             result = &mut admin => Err(server_error("the admin server", result)),
         };
         if ended.is_ok() {
-            info!(timeout = ?config.drain_timeout, "draining");
+            info!(timeout = ?config.serving.drain_timeout, "draining");
             drain.cancel();
-            if timeout(config.drain_timeout, &mut data).await.is_err() {
+            if timeout(config.serving.drain_timeout, &mut data).await.is_err() {
                 warn!("some connections did not end within the drain timeout");
                 data.abort();
             }
@@ -240,34 +240,37 @@ fn registry(
         },
         upstream_field_selector: config.upstream.field_selector.as_ref().map(ToString::to_string).unwrap_or_default(),
         schema_check_interval: config.upstream.schema_check_interval,
-        cache_compression: config.cache_compression == CacheCompression::Zstd,
+        cache_compression: config.cache.compression == CacheCompression::Zstd,
         peers,
         seed: None,
     };
     let options = RegistryOptions {
-        resources: config.resources.clone(),
-        namespaces: config.namespaces.clone(),
+        resources: config.cache.resources.clone(),
+        namespaces: config.cache.namespaces.clone(),
         ring: RingLimits {
-            ring_bytes_max: config.ring.bytes_max.map(limit),
-            ring_events_max: config.ring.events_max,
-            ring_age_max: config.ring.age_max,
-            residue_bytes_max: config.ring.residue_bytes_max.map(limit),
+            ring_bytes_max: config.cache.ring_bytes_max.map(limit),
+            ring_events_max: config.cache.ring_events_max,
+            ring_age_max: config.cache.ring_age_max,
+            residue_bytes_max: config.cache.residue_bytes_max.map(limit),
         },
-        coalesce_max: config.coalesce_max,
-        gate: GateLimits { snapshots_max: config.snapshots_max, snapshot_queue_timeout: config.snapshot_queue_timeout },
-        staleness_max: config.staleness_max,
-        proves: config.consistent_reads == ConsistentReads::Probe,
+        coalesce_max: config.serving.coalesce_max,
+        gate: GateLimits {
+            snapshots_max: config.serving.snapshots_max,
+            snapshot_queue_timeout: config.serving.snapshot_queue_timeout,
+        },
+        staleness_max: config.serving.staleness_max,
+        proves: config.serving.consistent_reads == ConsistentReads::Probe,
         self_check_interval: config.upstream.self_check_interval,
-        on_demand: config.on_demand.as_ref().map(|on_demand| OnDemandLimits {
-            on_demand_resources_max: on_demand.resources_max,
+        on_demand: config.on_demand.is_on.then(|| OnDemandLimits {
+            on_demand_resources_max: config.on_demand.resources_max,
             size: SizeLimits {
-                on_demand_objects_max: on_demand.objects_max,
-                on_demand_bytes_max: limit(on_demand.bytes_max),
+                on_demand_objects_max: config.on_demand.objects_max,
+                on_demand_bytes_max: limit(config.on_demand.bytes_max),
             },
-            on_demand_idle_timeout: on_demand.idle_timeout,
+            on_demand_idle_timeout: config.on_demand.idle_timeout,
         }),
-        protobuf: config.protobuf.map(encoding),
-        tables: config.tables.map(encoding),
+        protobuf: config.on_demand.protobuf().map(encoding),
+        tables: config.on_demand.tables().map(encoding),
     };
     Registry::new(context, options, metrics.clone(), stop.clone())
 }

@@ -1,8 +1,16 @@
-//! The configuration file: strict YAML, because a misspelt key that is passed over is a setting the operator believes in.
+//! Reads the configuration file. It is strict YAML: a misspelt key that is silently ignored is a
+//! setting that the operator believes in.
+//!
+//! All sections share one flat list of keys. serde cannot flatten structs and refuse unknown keys
+//! at the same time, and it would lose the line of an error, so [`File`] hands each key to the
+//! section that has it.
 
-use std::{fs, path::Path};
+use std::{fmt, fs, path::Path, sync::LazyLock};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, MapAccess, Visitor},
+};
 
 use super::{ConfigError, ServeOptions};
 
@@ -10,7 +18,7 @@ use super::{ConfigError, ServeOptions};
 pub const API_VERSION: &str = "kubefan.dev/v1alpha1";
 /// `kind` of the file.
 pub const KIND: &str = "ServeConfiguration";
-/// A longer file is not one of ours.
+/// A longer file is not a configuration of kubefan.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -20,7 +28,65 @@ struct Header {
     kind: Option<String>,
 }
 
-/// Reads a file. Blocks for as long as that takes.
+/// All keys: those of the header and those of the options.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| [&["apiVersion", "kind"], &*ServeOptions::keys()].concat());
+
+/// The whole file.
+struct File(ServeOptions);
+
+impl<'de> Deserialize<'de> for File {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FileVisitor)
+    }
+}
+
+struct FileVisitor;
+
+impl<'de> Visitor<'de> for FileVisitor {
+    type Value = File;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of options")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<File, M::Error> {
+        let mut options = ServeOptions::default();
+        while let Some(Key(key)) = map.next_key()? {
+            if !options.read(key, &mut map)? {
+                // The header was checked before.
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(File(options))
+    }
+}
+
+/// A known key.
+struct Key(&'static str);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_identifier(KeyVisitor)
+    }
+}
+
+struct KeyVisitor;
+
+impl Visitor<'_> for KeyVisitor {
+    type Value = Key;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Key, E> {
+        let known = KEYS.iter().find(|known| **known == key);
+        // Here and not after the whole entry, so that the error has the key's line.
+        known.copied().map(Key).ok_or_else(|| E::unknown_field(key, &KEYS))
+    }
+}
+
+/// Reads a file. Blocks meanwhile.
 pub fn read(path: &Path) -> Result<ServeOptions, ConfigError> {
     let broken = |message: String| ConfigError::File { file: path.to_owned(), message };
     let metadata = fs::metadata(path).map_err(|error| broken(error.to_string()))?;
@@ -42,7 +108,8 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     };
     expect("apiVersion", header.api_version, API_VERSION)?;
     expect("kind", header.kind, KIND)?;
-    serde_saphyr::from_str(text).map_err(one_line)
+    let File(options) = serde_saphyr::from_str(text).map_err(one_line)?;
+    Ok(options)
 }
 
 fn one_line(error: serde_saphyr::Error) -> String {
@@ -74,16 +141,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_sets_what_the_flags_set() {
+    fn a_file_sets_the_same_options_as_the_flags() {
         let text = format!(
             "{HEADER}listen: unix:/run/k.sock\nresources: [pods, deployments.apps]\nringBytesMax: 64Mi\nringAgeMax: 1m30s\n\
              onDemandBytesMax: 1000\nwatchList: never\npageSize: 250\nonDemand: false\n"
         );
         let options = parse(&text).unwrap();
-        assert_eq!(options.resources.unwrap(), ["pods", "deployments.apps"]);
-        assert_eq!(options.ring_bytes_max.unwrap().0, 64 << 20);
-        assert_eq!(options.on_demand_bytes_max.unwrap().0, 1000);
-        assert_eq!((options.page_size, options.on_demand), (Some(250), Some(false)));
+        assert_eq!(options.cache.resources.unwrap(), ["pods", "deployments.apps"]);
+        assert_eq!(options.cache.ring_bytes_max.unwrap().0, 64 << 20);
+        assert_eq!(options.on_demand.on_demand_bytes_max.unwrap().0, 1000);
+        assert_eq!((options.upstream.page_size, options.on_demand.on_demand), (Some(250), Some(false)));
     }
 
     #[test]

@@ -1,23 +1,29 @@
-//! What replicas need to find and to trust each other.
+//! The section "Peers": how replicas find and authenticate each other.
 //!
-//! A port for peers without certificates would give everything cached to whoever finds it, so the three files go with either side.
+//! A port for peers without certificates would give everything cached to every client that finds
+//! it, so both sides require the three files.
 
 use std::{fmt, path::PathBuf, str::FromStr, time};
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::{ConfigError, ListenAddress, ServeOptions};
+use super::{
+    ByteSize, ConfigError, Duration, ListenAddress,
+    rules::{any, optional, size, wait},
+    section::section,
+};
 
-/// Where peers are: a name whose addresses are the replicas, as a headless Service's, and their port.
+/// A DNS name that resolves to the addresses of all replicas, such as that of a headless Service,
+/// and their port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeersName {
-    /// A DNS name or an IP address; the peers' certificates are for it.
+    /// A DNS name or an IP address. The peers' certificates are for it.
     pub host: String,
-    /// The port on which they listen.
+    /// The port that the peers listen on.
     pub port: u16,
 }
 
-/// A text that names no peers.
+/// A text that is not a name and a port.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} names no peers; write it like kubefan-peers.kubefan.svc:7445")]
 pub struct InvalidPeers {
@@ -58,57 +64,82 @@ pub struct PeerFiles {
     pub cert_file: PathBuf,
     /// The private key.
     pub key_file: PathBuf,
-    /// What every peer's certificate is checked against.
+    /// The CA that every peer's certificate is checked against.
     pub ca_file: PathBuf,
 }
 
-/// Peers, both ways.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PeerConfig {
-    /// Where peers are served; `None`: nowhere.
-    pub listen: Option<ListenAddress>,
-    /// Whom caches are taken over from; `None`: every start is a cold one.
-    pub peers: Option<PeersName>,
-    /// There whenever one of the two is.
-    pub files: Option<PeerFiles>,
-    /// How long a warm start may take.
-    pub timeout: time::Duration,
-    /// Content of one transfer, in bytes; `None`: half of what the process may take in memory.
-    pub transfer_bytes_max: Option<u64>,
+section! {
+    heading: "Peers";
+    /// How replicas find and serve each other, as given.
+    options: PeerOptions;
+    /// How replicas find and serve each other.
+    config: PeerConfig {
+        /// The replicas to copy caches from; `None`: every start lists.
+        peers: Option<PeersName>, peers_unless_cold;
+        /// `Some` if kubefan serves peers or copies from them.
+        files: Option<PeerFiles>, peer_files;
+    }
+
+    /// Let other replicas copy the caches from here, over mutual TLS: IP:PORT or :PORT. Off unless
+    /// given.
+    peer_listen("ADDRESS"): ListenAddress => listen: Option<ListenAddress>, any;
+    /// Start with a copy of another replica's caches, history included. The name resolves to the
+    /// replicas. The copy is checked against the apiserver; if the check fails, and without this
+    /// option, every start lists.
+    peers("NAME:PORT"): PeersName;
+    /// Start by listing, even if --peers is given.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    cold("BOOL"): bool;
+    /// This replica's certificate chain among its peers (PEM), for server and client
+    /// authentication, with the name of --peers. It is read for each connection.
+    peer_cert_file("FILE"): PathBuf;
+    /// The private key of that certificate (PEM).
+    peer_key_file("FILE"): PathBuf;
+    /// The CA of the replicas' certificates (PEM). Every holder of one of its certificates can read
+    /// everything cached.
+    peer_ca_file("FILE"): PathBuf;
+    /// How long copying a cache at the start may take, its check included; after that, kubefan
+    /// lists.
+    // Within the patience of a rollout; the pods of a large cluster take some seconds.
+    peer_timeout("DURATION"): Duration = Duration::from_secs(30) => timeout: time::Duration, wait;
+    /// The largest copy of one resource, uncompressed
+    /// [default: half of --memory-max; 4Gi if there is no memory limit]
+    peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
 }
 
-impl ServeOptions {
-    /// The files, where they are needed.
-    pub(super) fn peer_files(&self) -> Result<Option<PeerFiles>, ConfigError> {
-        let contradiction = |text: String| Err(ConfigError::Contradiction(text));
-        let needed = match (&self.peer_listen, &self.peers) {
-            (Some(ListenAddress::Unix(_)), _) => {
-                return contradiction(
-                    "--peer-listen is for other machines; give it an IP address and a port".to_owned(),
-                );
-            }
-            (Some(_), _) => Some("--peer-listen"),
-            (None, Some(_)) => Some("--peers"),
-            (None, None) => None,
-        };
-        let files = [
-            ("--peer-cert-file", &self.peer_cert_file),
-            ("--peer-key-file", &self.peer_key_file),
-            ("--peer-ca-file", &self.peer_ca_file),
-        ];
-        match (needed, files.map(|(_, file)| file.clone())) {
-            (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
-                Ok(Some(PeerFiles { cert_file, key_file, ca_file }))
-            }
-            (Some(by), _) => {
-                let missing = files.iter().find(|(_, file)| file.is_none()).map_or("", |(flag, _)| flag);
-                contradiction(format!("{by} needs {missing}: peers speak over mutual TLS only"))
-            }
-            (None, _) => match files.iter().find(|(_, file)| file.is_some()) {
-                Some((flag, _)) => contradiction(format!("{flag} has no effect without --peer-listen or --peers")),
-                None => Ok(None),
-            },
+fn peers_unless_cold(options: &PeerOptions) -> Result<Option<PeersName>, ConfigError> {
+    Ok(options.peers.clone().filter(|_| options.cold != Some(true)))
+}
+
+/// The three files, which are required if the replica serves peers or copies from them.
+fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
+    let needed_by = match (&options.peer_listen, &options.peers) {
+        (Some(ListenAddress::Unix(_)), _) => {
+            return ConfigError::contradiction("--peer-listen is for other machines; give it an IP address and a port");
         }
+        (Some(_), _) => Some("--peer-listen"),
+        (None, Some(_)) => Some("--peers"),
+        (None, None) => None,
+    };
+    let files = [
+        ("--peer-cert-file", &options.peer_cert_file),
+        ("--peer-key-file", &options.peer_key_file),
+        ("--peer-ca-file", &options.peer_ca_file),
+    ];
+    match (needed_by, files.map(|(_, file)| file.clone())) {
+        (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
+            Ok(Some(PeerFiles { cert_file, key_file, ca_file }))
+        }
+        (Some(flag), _) => {
+            let missing = files.iter().find(|(_, file)| file.is_none()).map_or("", |(flag, _)| flag);
+            ConfigError::contradiction(format!("{flag} needs {missing}: peers speak over mutual TLS only"))
+        }
+        (None, _) => match files.iter().find(|(_, file)| file.is_some()) {
+            Some((flag, _)) => {
+                ConfigError::contradiction(format!("{flag} has no effect without --peer-listen or --peers"))
+            }
+            None => Ok(None),
+        },
     }
 }
 
@@ -124,33 +155,5 @@ mod tests {
         for text in ["", "name", ":7445", "name:", "name:0", "name:70000", "https://name:7445", "a b:1"] {
             assert!(text.parse::<PeersName>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn peers_need_certificates_and_certificates_peers() {
-        let file = || Some(PathBuf::from("f"));
-        let base = || ServeOptions { resources: Some(vec!["pods".to_owned()]), ..Default::default() };
-        let error = |options: ServeOptions| options.validate().unwrap_err().to_string();
-        let peers = || Some("p:1".parse().unwrap());
-        let listen = |text: &str| Some(text.parse().unwrap());
-        assert_eq!(
-            error(ServeOptions { peers: peers(), peer_cert_file: file(), ..base() }),
-            "--peers needs --peer-key-file: peers speak over mutual TLS only"
-        );
-        assert!(
-            error(ServeOptions { peer_listen: listen("0.0.0.0:7445"), ..base() }).contains("needs --peer-cert-file")
-        );
-        assert_eq!(
-            error(ServeOptions { peer_ca_file: file(), ..base() }),
-            "--peer-ca-file has no effect without --peer-listen or --peers"
-        );
-        assert!(error(ServeOptions { peer_listen: listen("unix:/x"), ..base() }).starts_with("--peer-listen is for"));
-        let files = || ServeOptions { peer_cert_file: file(), peer_key_file: file(), peer_ca_file: file(), ..base() };
-        let both = || ServeOptions { peers: peers(), peer_listen: listen("0.0.0.0:7445"), ..files() };
-        assert_eq!(both().validate().unwrap().peer.peers, peers());
-        let cold = ServeOptions { cold: Some(true), ..both() }.validate().unwrap().peer;
-        assert!(cold.peers.is_none() && cold.listen.is_some() && cold.files.is_some(), "it still gives");
-        let same = ServeOptions { listen: listen("127.0.0.1:1"), peer_listen: listen("127.0.0.1:1"), ..files() };
-        assert!(error(same).contains("are both 127.0.0.1:1"));
     }
 }

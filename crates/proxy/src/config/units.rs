@@ -1,4 +1,4 @@
-//! Durations and sizes as Kubernetes writes them, for flags, environment and file alike.
+//! Durations and sizes as Kubernetes writes them, in flags, the environment and the file.
 
 use std::{fmt, str::FromStr, time};
 
@@ -12,7 +12,7 @@ pub struct Duration(pub time::Duration);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
-/// A text that is no duration or size.
+/// A text that is not a duration or a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidUnit {
     /// Not a duration.
@@ -21,6 +21,13 @@ pub enum InvalidUnit {
     /// Not a size.
     #[error("{0:?} is no size; write it like 64Mi, 1Gi or 65536")]
     ByteSize(String),
+}
+
+impl Duration {
+    /// A duration of whole seconds.
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(time::Duration::from_secs(seconds))
+    }
 }
 
 impl FromStr for Duration {

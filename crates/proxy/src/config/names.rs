@@ -1,0 +1,83 @@
+//! The spellings of one option's name, made from its field's name while the program is compiled:
+//! the flag, the environment variable and the key in the configuration file. No spelling is
+//! written by hand, so the three cannot drift apart.
+
+/// How a field's name, such as `page_size`, is spelled.
+#[derive(Clone, Copy)]
+pub(super) enum Spelling {
+    /// `page-size`, after `--` in a flag.
+    Kebab,
+    /// `PAGE_SIZE`, after `KUBEFAN_` in an environment variable.
+    Upper,
+    /// `pageSize`, as a key in the file.
+    Camel,
+}
+
+/// The length of the spelled name in bytes, with its prefix.
+pub(super) const fn spelled_len(prefix: &str, name: &str, spelling: Spelling) -> usize {
+    let bytes = name.as_bytes();
+    let (mut len, mut at) = (prefix.len(), 0);
+    while at < bytes.len() {
+        if !(bytes[at] == b'_' && matches!(spelling, Spelling::Camel)) {
+            len += 1;
+        }
+        at += 1;
+    }
+    len
+}
+
+/// Spells `name`. `LEN` is [`spelled_len`] of the same arguments.
+pub(super) const fn spell<const LEN: usize>(prefix: &str, name: &str, spelling: Spelling) -> [u8; LEN] {
+    let (prefix, name) = (prefix.as_bytes(), name.as_bytes());
+    let mut spelled = [0; LEN];
+    let mut len = 0;
+    while len < prefix.len() {
+        spelled[len] = prefix[len];
+        len += 1;
+    }
+    let (mut at, mut word_starts) = (0, false);
+    while at < name.len() {
+        let byte = match (spelling, name[at]) {
+            (Spelling::Camel, b'_') => {
+                word_starts = true;
+                at += 1;
+                continue;
+            }
+            (Spelling::Kebab, b'_') => b'-',
+            (Spelling::Upper, byte) => byte.to_ascii_uppercase(),
+            (Spelling::Camel, byte) if word_starts => byte.to_ascii_uppercase(),
+            (_, byte) => byte,
+        };
+        word_starts = false;
+        spelled[len] = byte;
+        (len, at) = (len + 1, at + 1);
+    }
+    spelled
+}
+
+/// `spelled!("--", Kebab, page_size)` is the constant text `"--page-size"`.
+macro_rules! spelled {
+    ($prefix:literal, $spelling:ident, $name:ident) => {
+        const {
+            use $crate::config::names::{Spelling, spell, spelled_len};
+            const LEN: usize = spelled_len($prefix, stringify!($name), Spelling::$spelling);
+            const BYTES: [u8; LEN] = spell($prefix, stringify!($name), Spelling::$spelling);
+            match std::str::from_utf8(&BYTES) {
+                Ok(text) => text,
+                Err(_) => panic!("a field's name is ASCII"),
+            }
+        }
+    };
+}
+pub(super) use spelled;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn one_name_has_three_spellings() {
+        assert_eq!(spelled!("--", Kebab, ring_bytes_max), "--ring-bytes-max");
+        assert_eq!(spelled!("KUBEFAN_", Upper, ring_bytes_max), "KUBEFAN_RING_BYTES_MAX");
+        assert_eq!(spelled!("", Camel, ring_bytes_max), "ringBytesMax");
+        assert_eq!(spelled!("", Camel, listen), "listen");
+    }
+}

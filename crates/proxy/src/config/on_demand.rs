@@ -1,0 +1,109 @@
+//! The section "On demand": the caches that readers start, of further resources and of further
+//! encodings, and their limits.
+
+use std::time;
+
+use serde::Deserialize;
+
+use super::{
+    ByteSize, ConfigError, Duration,
+    rules::{any, at_least, or_false, size, wait},
+    section::{display_choice, section},
+};
+
+/// Whether objects are also cached as protobuf, for clients that ask for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ProtobufMode {
+    /// While clients ask for it.
+    On,
+    /// Never: these requests go upstream.
+    Off,
+}
+display_choice!(ProtobufMode);
+
+section! {
+    heading: "On demand";
+    /// The caches that readers start, as given.
+    options: OnDemandOptions;
+    /// The caches that readers start.
+    config: OnDemandConfig {}
+
+    /// Cache further resources when a client reads them
+    /// [default: true if --listen is a loopback address or a Unix socket]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    on_demand("BOOL"): bool => is_on: bool, or_false;
+    /// Resources cached on demand at a time.
+    on_demand_resources_max("COUNT"): usize = 16 => resources_max: usize, at_least(1);
+    /// Objects in one resource cached on demand.
+    on_demand_objects_max("COUNT"): usize = 100_000 => objects_max: usize, at_least(1);
+    /// Bytes in all resources cached on demand.
+    on_demand_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => bytes_max: u64, size(1);
+    /// Evict a resource cached on demand that no client reads for this long.
+    on_demand_idle_timeout("DURATION"): Duration = Duration::from_secs(10 * 60)
+        => idle_timeout: time::Duration, wait;
+    /// Also cache objects of built-in types as protobuf when a client asks for it; with off these
+    /// requests go upstream.
+    protobuf("MODE"): ProtobufMode = ProtobufMode::On => protobuf_mode: ProtobufMode, any;
+    /// Bytes of all objects cached as protobuf; requests for more go upstream.
+    protobuf_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => protobuf_bytes_max: u64, size(1);
+    /// Also cache the apiserver's own tables, which `kubectl get` prints, when a client asks for
+    /// them: one more watch and one more copy of the objects per resource. Without it these
+    /// requests go upstream.
+    // An operator who wants to spare the apiserver reads tables there: here they would cost a third
+    // copy of the objects.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    cache_tables("BOOL"): bool = false => caches_tables: bool, any;
+    /// Bytes of all cached tables; requests for more go upstream.
+    cache_tables_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => tables_bytes_max: u64, size(1);
+}
+
+/// Limits of the objects that are cached in another encoding than JSON.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FormConfig {
+    /// Bytes of all objects of all resources.
+    pub bytes_max: u64,
+    /// A resource that is not read for this long is evicted, like one that is cached on demand.
+    pub idle_timeout: time::Duration,
+}
+
+impl OnDemandConfig {
+    /// Limits of the objects cached as protobuf; `None` if none are cached.
+    pub fn protobuf(&self) -> Option<FormConfig> {
+        let form = FormConfig { bytes_max: self.protobuf_bytes_max, idle_timeout: self.idle_timeout };
+        (self.protobuf_mode == ProtobufMode::On).then_some(form)
+    }
+
+    /// Limits of the cached tables; `None` if none are cached.
+    pub fn tables(&self) -> Option<FormConfig> {
+        let form = FormConfig { bytes_max: self.tables_bytes_max, idle_timeout: self.idle_timeout };
+        self.caches_tables.then_some(form)
+    }
+}
+
+impl OnDemandOptions {
+    /// Refuses limits of a cache that is off. `on_demand` stands for --on-demand where it is not
+    /// given.
+    pub(super) fn check_limits(&self, on_demand: bool) -> Result<(), ConfigError> {
+        if self.cache_tables != Some(true) && self.cache_tables_bytes_max.is_some() {
+            return ConfigError::contradiction("--cache-tables-bytes-max has no effect without --cache-tables; add it");
+        }
+        if self.protobuf == Some(ProtobufMode::Off) && self.protobuf_bytes_max.is_some() {
+            return ConfigError::contradiction(
+                "--protobuf-bytes-max has no effect with --protobuf=off; give only one of them",
+            );
+        }
+        let limits = [
+            ("--on-demand-resources-max", self.on_demand_resources_max.is_some()),
+            ("--on-demand-objects-max", self.on_demand_objects_max.is_some()),
+            ("--on-demand-bytes-max", self.on_demand_bytes_max.is_some()),
+            ("--on-demand-idle-timeout", self.on_demand_idle_timeout.is_some()),
+        ];
+        match limits.iter().find(|(_, given)| *given) {
+            Some((flag, _)) if !self.on_demand.unwrap_or(on_demand) => {
+                ConfigError::contradiction(format!("{flag} has no effect without --on-demand; give both or neither"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

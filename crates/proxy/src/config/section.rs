@@ -1,0 +1,155 @@
+//! [`section!`] declares each option once, in the section that it belongs to.
+//!
+//! One declaration gives the flag with its help, heading and value name, the environment variable,
+//! the key in the file, the default, the overlay (default < file < environment < flag) and the
+//! checked field of the configuration. Were these written separately, an option could be added to
+//! the flags and forgotten in the file.
+
+use serde::de::MapAccess;
+
+/// The options under one heading of `--help`. All are optional.
+pub(super) trait Section: Sized {
+    /// The keys in the configuration file.
+    const KEYS: &'static [&'static str];
+
+    /// Completes the options that are not set from `lower`. A list replaces a list.
+    fn overlay(self, lower: Self) -> Self;
+
+    /// Reads the value of `key`. Returns false if the key does not belong to this section.
+    fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error>;
+
+    /// The defaults as `--help` shows them, by field name.
+    fn default_texts() -> Vec<(&'static str, String)>;
+}
+
+/// Declares a section: its options and the configuration that they become.
+///
+/// ```text
+/// section! {
+///     heading: "Serving";
+///     /// Documents the options.
+///     options: ServingOptions;
+///     /// Documents the configuration.
+///     config: ServingConfig {
+///         /// A field made from several options, by a function of all of them.
+///         tls: Option<TlsFiles>, tls_files;
+///     }
+///
+///     /// The help. `COUNT` is the value's name. 500 is the default, and is shown in the help.
+///     /// `at_least(1)` checks what is given and converts it to the field's type.
+///     page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
+///     /// An option without a default: the rule gets an `Option`.
+///     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(1));
+///     /// An option that only the functions above read.
+///     tls_cert_file("FILE"): PathBuf;
+///     /// The flag is --resource, the key in the file is `resources`.
+///     resources as resource("NAME"): Vec<String> => resources: Vec<String>, names(...);
+/// }
+/// ```
+macro_rules! section {
+    (
+        heading: $heading:literal;
+        $(#[$options_attr:meta])*
+        options: $options:ident;
+        $(#[$config_attr:meta])*
+        config: $config:ident {
+            $($(#[$derived_attr:meta])* $derived:ident: $derived_type:ty, $derive:path;)*
+        }
+        $(
+            $(#[$attr:meta])*
+            $name:ident $(as $flag:ident)? ($value_name:literal): $given:ty
+            $(= $default:expr => $field:ident: $type:ty, $rule:expr)?
+            $(=> $bare_field:ident: $bare_type:ty, $bare_rule:expr)?;
+        )*
+    ) => {
+        $(#[$options_attr])*
+        #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
+        pub struct $options {
+            $(
+                #[arg(
+                    long = $crate::config::section::flag_name!("", Kebab, $name $(, $flag)?),
+                    env = $crate::config::section::flag_name!("KUBEFAN_", Upper, $name $(, $flag)?),
+                    help_heading = $heading,
+                    value_name = $value_name
+                )]
+                $(#[$attr])*
+                pub $name: Option<$given>,
+            )*
+        }
+
+        $(#[$config_attr])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $config {
+            $($(#[$derived_attr])* pub $derived: $derived_type,)*
+            $($(
+                #[doc = concat!("From [`", stringify!($options), "::", stringify!($name), "`].")]
+                pub $field: $type,
+            )?)*
+            $($(
+                #[doc = concat!("From [`", stringify!($options), "::", stringify!($name), "`].")]
+                pub $bare_field: $bare_type,
+            )?)*
+        }
+
+        impl $options {
+            /// Completes the options by the defaults and checks each value.
+            #[allow(unused_variables, reason = "an option without a field of its own needs no flag here")]
+            pub(super) fn resolve(self) -> Result<$config, $crate::config::ConfigError> {
+                $(let $name = $crate::config::section::flag_name!("--", Kebab, $name $(, $flag)?);)*
+                Ok($config {
+                    $($derived: $derive(&self)?,)*
+                    $($($field: ($rule)($name, self.$name.unwrap_or_else(|| $default))?,)?)*
+                    $($($bare_field: ($bare_rule)($name, self.$name)?,)?)*
+                })
+            }
+        }
+
+        impl $crate::config::section::Section for $options {
+            const KEYS: &'static [&'static str] = &[$($crate::config::names::spelled!("", Camel, $name)),*];
+
+            fn overlay(self, lower: Self) -> Self {
+                Self { $($name: self.$name.or(lower.$name)),* }
+            }
+
+            fn read<'de, M: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
+                $(if key == $crate::config::names::spelled!("", Camel, $name) {
+                    self.$name = map.next_value()?;
+                    return Ok(true);
+                })*
+                Ok(false)
+            }
+
+            fn default_texts() -> Vec<(&'static str, String)> {
+                vec![$($({
+                    let default: $given = $default;
+                    (stringify!($name), default.to_string())
+                },)?)*]
+            }
+        }
+    };
+}
+pub(super) use section;
+
+/// The name of an option's flag: that of its field, unless the declaration names another.
+macro_rules! flag_name {
+    ($prefix:literal, $spelling:ident, $field:ident) => {
+        $crate::config::names::spelled!($prefix, $spelling, $field)
+    };
+    ($prefix:literal, $spelling:ident, $field:ident, $flag:ident) => {
+        $crate::config::names::spelled!($prefix, $spelling, $flag)
+    };
+}
+pub(super) use flag_name;
+
+/// Lets a choice of the command line print itself as it is given there.
+macro_rules! display_choice {
+    ($choice:ty) => {
+        impl std::fmt::Display for $choice {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let value = clap::ValueEnum::to_possible_value(self);
+                f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+            }
+        }
+    };
+}
+pub(super) use display_choice;

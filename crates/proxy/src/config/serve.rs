@@ -1,0 +1,284 @@
+//! All sections together: the options of `serve`, and the configuration that they become.
+
+use std::time;
+
+use serde::de::MapAccess;
+
+use super::{
+    ConfigError, Duration,
+    cache::{CacheConfig, CacheOptions},
+    logging::{LoggingConfig, LoggingOptions},
+    on_demand::{OnDemandConfig, OnDemandOptions},
+    passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
+    peers::{PeerConfig, PeerOptions},
+    rules::unusable,
+    section::Section,
+    serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
+    upstream::{UpstreamConfig, UpstreamOptions},
+};
+
+/// Declares the sections in the order of `--help`.
+macro_rules! sections {
+    ($($(#[$doc:meta])* $section:ident: $options:ident => $config:ident;)*) => {
+        /// The options of `kubefan serve`, by flag, environment and file. All are optional.
+        #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
+        pub struct ServeOptions {
+            $($(#[$doc])* #[command(flatten)] pub $section: $options,)*
+        }
+
+        /// Everything that `serve` needs: checked, and free of contradictions.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct ServeConfig {
+            $($(#[$doc])* pub $section: $config,)*
+        }
+
+        impl ServeOptions {
+            /// Completes the options that are not set from `lower`. A list replaces a list.
+            pub fn overlay(self, lower: Self) -> Self {
+                Self { $($section: self.$section.overlay(lower.$section)),* }
+            }
+
+            /// The keys in the configuration file.
+            pub(super) fn keys() -> Vec<&'static str> {
+                [$($options::KEYS),*].concat()
+            }
+
+            /// Reads the value of `key`. Returns false if there is no such key.
+            pub(super) fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
+                Ok($(self.$section.read(key, map)?)||*)
+            }
+
+            fn resolve(self) -> Result<ServeConfig, ConfigError> {
+                Ok(ServeConfig { $($section: self.$section.resolve()?),* })
+            }
+        }
+
+        /// The defaults as `--help` shows them, by the name of the option's field.
+        pub fn default_texts() -> Vec<(&'static str, String)> {
+            [$($options::default_texts()),*].concat()
+        }
+    };
+}
+
+sections! {
+    /// The ports and their limits.
+    serving: ServingOptions => ServingConfig;
+    /// The apiserver.
+    upstream: UpstreamOptions => UpstreamConfig;
+    /// The caches that exist from the start.
+    cache: CacheOptions => CacheConfig;
+    /// The caches that readers start.
+    on_demand: OnDemandOptions => OnDemandConfig;
+    /// The requests that are forwarded upstream.
+    passthrough: PassthroughOptions => PassthroughConfig;
+    /// The other replicas.
+    peer: PeerOptions => PeerConfig;
+    /// The log.
+    logging: LoggingOptions => LoggingConfig;
+}
+
+impl ServeOptions {
+    /// Completes the options by the defaults and checks them.
+    pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
+        let serving = self.serving.clone().resolve()?;
+        check_addresses(&serving, self.peer.peer_listen.as_ref())?;
+        let is_local = serving.listen.is_local();
+        self.on_demand.check_limits(is_local)?;
+        self.passthrough.check(&serving.listen)?;
+        if serving.consistent_reads == ConsistentReads::Upstream
+            && self.passthrough.passthrough == Some(PassthroughMode::Off)
+        {
+            return ConfigError::contradiction(
+                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them",
+            );
+        }
+        self.on_demand.on_demand.get_or_insert(is_local);
+        let config = self.resolve()?;
+        if config.cache.resources.is_empty() && !config.on_demand.is_on {
+            return ConfigError::contradiction(
+                "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
+            );
+        }
+        check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
+        Ok(config)
+    }
+}
+
+impl Default for ServeConfig {
+    fn default() -> Self {
+        ServeOptions::default().validate().expect("the defaults are valid")
+    }
+}
+
+/// A resource without changes since it was listed is asked about after the idle timeout, and its
+/// bookmark follows about a minute later. With a shorter limit it would look stale although it is
+/// not.
+fn check_staleness(given: Option<time::Duration>, idle_timeout: time::Duration) -> Result<(), ConfigError> {
+    const BOOKMARK: time::Duration = time::Duration::from_secs(90);
+    let least = idle_timeout + BOOKMARK;
+    let most = time::Duration::from_secs(24 * 3600).max(least);
+    match given.map(Duration) {
+        Some(given) if given.0 < least || given.0 > most => {
+            let (least, most) = (Duration(least), Duration(most));
+            let problem = format!(
+                "must be from {least} to {most}: a quiet resource is proved by bookmarks, about once a minute, the first of \
+                 them after --upstream-idle-timeout; with less it would look stale"
+            );
+            Err(unusable("--max-staleness", given, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::upstream::passthrough::Credentials;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        options: ServeOptions,
+    }
+
+    fn given(flags: &[&str]) -> ServeOptions {
+        Flags::parse_from(["serve"].iter().chain(flags)).options
+    }
+
+    fn validated(flags: &[&str]) -> ServeConfig {
+        given(flags).validate().unwrap()
+    }
+
+    fn problem(flags: &[&str]) -> String {
+        given(flags).validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_options_at_all_are_the_defaults() {
+        let default = ServeConfig::default();
+        assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
+        // The limits of the tables are refused while the tables are off.
+        let shown = default_texts().into_iter().filter(|(field, _)| *field != "cache_tables_bytes_max");
+        let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        assert_eq!(validated(&flags), default, "the defaults that --help shows are those that apply");
+    }
+
+    #[test]
+    fn an_option_that_is_given_above_wins_over_one_given_below() {
+        let upper = given(&["--page-size=7", "--resource=pods"]);
+        let lower = given(&["--page-size=9", "--ring-events-max=11", "--resource=nodes,services"]);
+        let config = upper.overlay(lower).validate().unwrap();
+        assert_eq!((config.upstream.page_size, config.cache.ring_events_max), (7, 11));
+        assert_eq!(config.cache.resources, ["pods"]);
+    }
+
+    #[test]
+    fn other_machines_are_served_only_with_insecure_and_choose_resources_only_with_on_demand() {
+        let open = ["--listen=:7443", "--resource=pods"];
+        let refused = problem(&open);
+        assert!(
+            refused.starts_with("--listen [::]:7443 can be reached by other machines, and until authorization exists")
+        );
+        let insecure = [open.as_slice(), &["--insecure"]].concat();
+        assert!(!validated(&insecure).on_demand.is_on);
+        let config = validated(&[insecure.as_slice(), &["--on-demand"]].concat());
+        assert_eq!(config.on_demand, ServeConfig::default().on_demand);
+        assert!(given(&["--admin-listen=0.0.0.0:7444"]).validate().is_ok(), "health and metrics may be seen");
+    }
+
+    #[test]
+    fn requests_are_forwarded_with_the_callers_credentials_unless_options_say_otherwise() {
+        let credentials = |flags: &[&str]| validated(flags).passthrough.credentials;
+        assert_eq!(credentials(&["--listen=127.0.0.1:0"]), Some(Credentials::Caller));
+        assert_eq!(credentials(&["--passthrough=self", "--listen=[::1]:0"]), Some(Credentials::Own));
+        assert_eq!(credentials(&["--passthrough=self", "--listen=unix:/run/kubefan.sock"]), Some(Credentials::Own));
+        assert_eq!(credentials(&["--passthrough=off", "--listen=127.0.0.1:0"]), None);
+    }
+
+    #[test]
+    fn each_contradiction_names_its_flags() {
+        let cases: [(&[&str], &str); 12] = [
+            (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
+            (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),
+            (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
+            (&["--on-demand=false"], "nothing to serve: name what to cache with --resource"),
+            (
+                &["--on-demand=false", "--on-demand-objects-max=5"],
+                "--on-demand-objects-max has no effect without --on-demand",
+            ),
+            (
+                &["--listen=:7443", "--insecure", "--on-demand", "--passthrough=self"],
+                "--passthrough=self with --listen [::]:7443",
+            ),
+            (
+                &["--passthrough=off", "--consistent-reads=upstream"],
+                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none",
+            ),
+            (&["--passthrough=off", "--passthrough-max=5"], "--passthrough-max has no effect with --passthrough=off"),
+            (
+                &["--passthrough=off", "--passthrough-upgrades"],
+                "--passthrough-upgrades has no effect with --passthrough=off",
+            ),
+            (&["--cache-tables-bytes-max=1Mi"], "--cache-tables-bytes-max has no effect without --cache-tables"),
+            (&["--protobuf=off", "--protobuf-bytes-max=1Mi"], "--protobuf-bytes-max has no effect with --protobuf=off"),
+            (
+                &["--on-demand-idle-timeout=1m", "--on-demand=false", "--resource=pods"],
+                "--on-demand-idle-timeout has no effect without --on-demand",
+            ),
+        ];
+        for (flags, expected) in cases {
+            let problem = problem(flags);
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_is_named_with_its_flag() {
+        let cases: [(&[&str], &str); 10] = [
+            (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
+            (&["--resource=a/b"], "--resource \"a/b\": no name of a resource"),
+            (&["--namespace=Default"], "--namespace \"Default\": no name of a namespace"),
+            (&["--page-size=0"], "--page-size \"0\": must be at least 1"),
+            (&["--max-message-size=3"], "--max-message-size \"3\": must be at least 1Ki"),
+            (&["--memory-max=1Mi"], "--memory-max \"1Mi\": must be at least 64Mi"),
+            (&["--ring-age-max=10ms"], "--ring-age-max \"10ms\": must be from 1s to 24h"),
+            (&["--max-staleness=2m"], "--max-staleness \"2m\": must be from 3m to 24h: a quiet resource"),
+            (
+                &["--upstream-field-selector=spec.nodeName"],
+                "--upstream-field-selector \"spec.nodeName\": \"spec.nodeName\" is no term of a field selector",
+            ),
+            (
+                &["--upstream-field-selector=spec.nodeName=a=b"],
+                "--upstream-field-selector \"spec.nodeName=a=b\": invalid field selector: unescaped character",
+            ),
+        ];
+        for (flags, expected) in cases {
+            let problem = problem(flags);
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+        let config = validated(&["--max-staleness=3m", "--self-check-interval=0s"]);
+        assert_eq!(config.serving.staleness_max, Some(time::Duration::from_secs(180)));
+        assert_eq!(config.upstream.self_check_interval, None);
+    }
+
+    #[test]
+    fn peers_need_certificates_and_certificates_peers() {
+        let files = ["--peer-cert-file=f", "--peer-key-file=f", "--peer-ca-file=f"];
+        assert_eq!(
+            problem(&["--peers=p:1", "--peer-cert-file=f"]),
+            "--peers needs --peer-key-file: peers speak over mutual TLS only"
+        );
+        assert!(problem(&["--peer-listen=0.0.0.0:7445"]).contains("needs --peer-cert-file"));
+        assert_eq!(problem(&["--peer-ca-file=f"]), "--peer-ca-file has no effect without --peer-listen or --peers");
+        assert!(problem(&["--peer-listen=unix:/x"]).starts_with("--peer-listen is for"));
+        let both = [["--peers=p:1", "--peer-listen=0.0.0.0:7445"].as_slice(), &files].concat();
+        assert_eq!(validated(&both).peer.peers, Some("p:1".parse().unwrap()));
+        let cold = validated(&[both.as_slice(), &["--cold"]].concat()).peer;
+        assert!(cold.peers.is_none() && cold.listen.is_some() && cold.files.is_some(), "it still serves peers");
+        let same = [["--listen=127.0.0.1:1", "--peer-listen=127.0.0.1:1"].as_slice(), &files].concat();
+        assert!(problem(&same).contains("are both 127.0.0.1:1"));
+    }
+}

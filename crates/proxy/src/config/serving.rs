@@ -1,0 +1,132 @@
+//! The section "Serving": the data port, the admin port and their limits.
+
+use std::{path::PathBuf, time};
+
+use serde::Deserialize;
+
+use super::{
+    ByteSize, ConfigError, Duration, ListenAddress,
+    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, wait},
+    section::{display_choice, section},
+};
+use crate::{caches::memory_pressure::MEMORY_BYTES_MIN, fanout::hub::COALESCE_MAX, server::transport::tls::TlsFiles};
+
+/// How a read that must not be stale is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ConsistentReads {
+    /// From the cache, after upstream has proved that it is fresh.
+    Probe,
+    /// By upstream.
+    Upstream,
+}
+display_choice!(ConsistentReads);
+
+section! {
+    heading: "Serving";
+    /// How `serve` serves, as given.
+    options: ServingOptions;
+    /// How `serve` serves.
+    config: ServingConfig {
+        /// TLS for the data port; `None`: plaintext.
+        tls: Option<TlsFiles>, tls_files;
+    }
+
+    /// Serve gRPC and the Kubernetes API here: IP:PORT, :PORT or unix:PATH. Port 0 lets the system
+    /// choose.
+    listen("ADDRESS"): ListenAddress = loopback(7443) => listen: ListenAddress, any;
+    /// Serve health and metrics here.
+    admin_listen("ADDRESS"): ListenAddress = loopback(7444) => admin_listen: ListenAddress, any;
+    /// Serve an address that other machines can reach. kubefan has no authorization yet, so every
+    /// client that can reach the address can read everything cached.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    insecure("BOOL"): bool => insecure: bool, or_false;
+    /// Serve over TLS with this certificate chain (PEM). It is read again when it changes.
+    tls_cert_file("FILE"): PathBuf;
+    /// The private key of the certificate (PEM).
+    tls_private_key_file("FILE"): PathBuf;
+    /// Connections at a time; more are closed at once.
+    connections_max("COUNT"): usize = 50_000 => connections_max: usize, at_least(1);
+    /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are
+    /// asked to retry later (over HTTP 429).
+    subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
+    /// Lists and single objects served from caches over HTTP at a time; more are asked to retry
+    /// later (429).
+    reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
+    max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
+    /// The longest request.
+    // A request is a target and a version: anything long is a mistake or an attack.
+    max_message_size("SIZE"): ByteSize = ByteSize(64 << 10) => message_bytes_max: usize, size_in_memory(1 << 10);
+    /// Send an HTTP/2 PING on a connection that was silent for this long.
+    keepalive_interval("DURATION"): Duration = Duration::from_secs(30) => keepalive_interval: time::Duration, wait;
+    /// Close a connection that does not answer a PING within this time.
+    keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
+    /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
+    /// time, because it occupies memory or a permit. A megabyte is always enough. Watches and logs
+    /// wait.
+    snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
+        => snapshot_stall_timeout: time::Duration, wait;
+    /// Snapshots, lists and catch-ups sent at a time; the others wait.
+    snapshots_max("COUNT"): usize = 256 => snapshots_max: usize, at_least(1);
+    /// How long a snapshot waits to start before its client is asked to retry.
+    snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
+        => snapshot_queue_timeout: time::Duration, wait;
+    /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
+    /// snapshots [default: 80% of the limit of its cgroup, if there is one]
+    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
+    /// On SIGTERM, streams have this long to end.
+    // Well below the 30 s that a pod is given.
+    drain_timeout("DURATION"): Duration = Duration::from_secs(10) => drain_timeout: time::Duration, any_duration;
+    /// Under load, collect events for up to this long and send them together; an idle server sends
+    /// at once. 0s: never wait.
+    coalesce_max("DURATION"): Duration = Duration(COALESCE_MAX) => coalesce_max: time::Duration, any_duration;
+    /// Refuse lists, gets and new watches (UNAVAILABLE) if the apiserver has not proved the state
+    /// for this long; open streams continue. At least 90s more than --upstream-idle-timeout
+    /// [default: never]
+    max_staleness("DURATION"): Duration => staleness_max: Option<time::Duration>, optional(any_duration);
+    /// Over HTTP, answer consistent lists and watches (resourceVersion unset) from the cache after
+    /// the apiserver has proved that it is fresh, or forward them all to the apiserver.
+    consistent_reads("BY"): ConsistentReads = ConsistentReads::Probe => consistent_reads: ConsistentReads, any;
+    /// A consistent list of at least this much JSON waits for a proof, which takes a second or two;
+    /// a smaller one goes to the apiserver unless the cache is proved at once. 0: all wait.
+    // Some 3,500 pods: a quarter of a second of the apiserver's CPU time, fifty times that of a proof.
+    consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
+        => consistent_list_bytes_min: usize, size_in_memory(0);
+}
+
+fn loopback(port: u16) -> ListenAddress {
+    ListenAddress::Tcp(([127, 0, 0, 1], port).into())
+}
+
+fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> {
+    match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
+        (Some(cert_file), Some(private_key_file)) => Ok(Some(TlsFiles { cert_file, private_key_file })),
+        (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
+        (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Checks which machines can reach the data port, and that each port has an address of its own.
+/// `peer_listen` is the port for peers.
+pub(super) fn check_addresses(serving: &ServingConfig, peer_listen: Option<&ListenAddress>) -> Result<(), ConfigError> {
+    let ServingConfig { listen, admin_listen, .. } = serving;
+    if !listen.is_local() && !serving.insecure {
+        return ConfigError::contradiction(format!(
+            "--listen {listen} can be reached by other machines, and until authorization exists every client that can \
+             reach it can read everything cached; listen on 127.0.0.1 or on unix:PATH, or accept this with --insecure"
+        ));
+    }
+    let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
+    let ports = [("--listen", Some(listen)), ("--admin-listen", Some(admin_listen)), ("--peer-listen", peer_listen)];
+    for (index, (flag, address)) in ports.iter().enumerate() {
+        let earlier = ports[..index].iter().find(|(_, other)| other.is_some() && other == address);
+        if let (Some((first, _)), Some(address)) = (earlier, address.filter(|address| fixed(address))) {
+            return ConfigError::contradiction(format!(
+                "{first} and {flag} are both {address}; give each its own address"
+            ));
+        }
+    }
+    Ok(())
+}
