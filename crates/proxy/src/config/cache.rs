@@ -17,8 +17,8 @@ use super::{
 pub enum CacheCompression {
     /// As upstream sent them: reading them costs nothing.
     Off,
-    /// By zstd with a dictionary per resource: a fifth of the memory, and about 5 µs for each object
-    /// that is read.
+    /// By zstd with a dictionary per resource: a fifth of the memory, and about 5 µs for each
+    /// object that is read.
     Zstd,
 }
 display_choice!(CacheCompression);
@@ -43,7 +43,8 @@ section! {
     /// Pack the cached objects: less memory, more work for each snapshot, list and get. Past events
     /// are always packed.
     cache_compression("METHOD"): CacheCompression = CacheCompression::Off => compression: CacheCompression, any;
-    /// Bytes of past events per resource, packed [default: a tenth of the cached JSON, at least 8Mi]
+    /// Bytes of past events per resource, packed
+    /// [default: a tenth of the cached JSON, at least 8Mi]
     ring_bytes_max("SIZE"): ByteSize => ring_bytes_max: Option<u64>, optional(size(1));
     /// Past events per resource.
     ring_events_max("COUNT"): usize = 100_000 => ring_events_max: usize, at_least(1);

@@ -8,7 +8,6 @@
 //! in its section.
 
 pub mod cache;
-pub mod error;
 pub mod file;
 pub mod logging;
 mod names;
@@ -23,10 +22,10 @@ pub mod units;
 pub mod upstream;
 
 pub use cache::CacheCompression;
-pub use error::ConfigError;
 pub use on_demand::FormConfig;
 pub use passthrough::PassthroughConfig;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
+pub use rules::ConfigError;
 pub use serve::{ServeConfig, ServeOptions, default_texts};
 pub use serving::ConsistentReads;
 pub use units::{ByteSize, Duration};

@@ -90,7 +90,8 @@ section! {
     consistent_reads("BY"): ConsistentReads = ConsistentReads::Probe => consistent_reads: ConsistentReads, any;
     /// A consistent list of at least this much JSON waits for a proof, which takes a second or two;
     /// a smaller one goes to the apiserver unless the cache is proved at once. 0: all wait.
-    // Some 3,500 pods: a quarter of a second of the apiserver's CPU time, fifty times that of a proof.
+    // 16Mi are about 3,500 pods. Listing them costs the apiserver a quarter of a second of CPU
+    // time, fifty times as much as a proof.
     consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
         => consistent_list_bytes_min: usize, size_in_memory(0);
 }

@@ -39,7 +39,8 @@ section! {
     context("NAME"): String;
     /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
     upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
-    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged LIST.
+    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
+    /// LIST.
     watch_list("MODE"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
     /// Objects per page of a LIST.
     page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);

@@ -1,0 +1,215 @@
+//! Checks that the sources have the shape that CONTRIBUTING.md and docs/architecture.md promise:
+//! layers, no cycles, files of readable size, plain words, links that resolve. It reads the sources
+//! as text and builds nothing, so it takes about a second.
+//!
+//! Each test lists all its findings at once. `figures` (`--ignored --nocapture figures`) prints the
+//! counts of all.
+
+mod cycles;
+mod documents;
+mod layers;
+mod modules;
+mod prose;
+mod rust;
+mod sizes;
+mod tree;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use modules::Crate;
+use rust::Source;
+use tree::Package;
+
+/// The workspace as text.
+struct Workspace {
+    root: PathBuf,
+    packages: Vec<Package>,
+    /// All Rust files, with their texts.
+    sources: Vec<(PathBuf, String, Source)>,
+    documents: BTreeMap<PathBuf, String>,
+}
+
+impl Workspace {
+    fn read() -> Self {
+        let root = tree::root();
+        let text = |file: &Path| fs::read_to_string(root.join(file)).unwrap_or_default();
+        let source = |file: PathBuf| {
+            let text = text(&file);
+            let source = rust::split(&text);
+            (file, text, source)
+        };
+        let sources = tree::rust_files(&root).into_iter().map(source).collect();
+        let documents = tree::files(&root, "", "md").into_iter().map(|file| (file.clone(), text(&file))).collect();
+        Self { packages: tree::packages(&root), sources, documents, root }
+    }
+
+    /// The crates of a package: its library, its program or both.
+    fn crates(&self, package: &Package) -> Vec<Crate> {
+        let read = |path: &Path| fs::read_to_string(self.root.join(path)).ok();
+        let roots = ["lib.rs", "main.rs"].map(|name| package.folder.join("src").join(name));
+        roots.iter().filter(|file| read(file).is_some()).map(|file| Crate::read(file, &read)).collect()
+    }
+
+    fn layers(&self) -> Vec<String> {
+        let mut found = layers::packages_upwards(&self.packages, layers::PACKAGES);
+        for package in self.packages.iter().filter(|package| package.folder.ends_with("proxy")) {
+            found.extend(self.crates(package).iter().flat_map(|proxy| layers::rooms_upwards(proxy, layers::ROOMS)));
+        }
+        found
+    }
+
+    fn cycles(&self) -> Vec<String> {
+        self.packages.iter().flat_map(|package| self.crates(package)).flat_map(|c| cycles::cycles(&c.edges())).collect()
+    }
+
+    /// The files in `src/` of a package.
+    fn package_files(&self, package: &Package) -> Vec<PathBuf> {
+        let folder = package.folder.join("src");
+        self.sources.iter().map(|(file, ..)| file).filter(|file| file.starts_with(&folder)).cloned().collect()
+    }
+
+    fn long_files(&self) -> Vec<String> {
+        let folders: Vec<PathBuf> = self.packages.iter().map(|package| package.folder.join("src")).collect();
+        let is_source = |file: &Path| folders.iter().any(|folder| file.starts_with(folder));
+        let sources = self.sources.iter().filter(|(file, ..)| is_source(file));
+        let lines: Vec<_> = sources.map(|(file, text, _)| (file.clone(), text.lines().count())).collect();
+        sizes::long_files(&lines, sizes::LONG)
+    }
+
+    fn repeated_names(&self) -> Vec<String> {
+        let names = |package: &Package| {
+            let files = self.package_files(package);
+            sizes::repeated_names(&package.name, &files, sizes::TELLING_FOLDERS, sizes::REPEATED)
+        };
+        self.packages.iter().flat_map(names).collect()
+    }
+
+    fn wide_comments(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (file, text, source) in &self.sources {
+            let wide = prose::wide_comments(text, source).into_iter();
+            found.extend(wide.map(|(line, columns)| format!("{}:{line}: {columns} columns", file.display())));
+        }
+        found
+    }
+
+    /// Phrases and coined words in comments, help texts and documents.
+    fn words(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut add = |file: &Path, words: Vec<(usize, String)>| {
+            found.extend(words.into_iter().map(|(line, word)| format!("{}:{line}: {word}", file.display())));
+        };
+        for (file, _, source) in &self.sources {
+            add(file, prose::words_in_comments(&source.comments));
+            if prose::has_help_texts(file) {
+                source.strings.iter().for_each(|(line, text)| add(file, prose::words_in(&[(*line, text)])));
+            }
+        }
+        let is_read = |file: &Path| file.starts_with("docs") || file == Path::new("README.md");
+        for (file, text) in self.documents.iter().filter(|(file, _)| is_read(file)) {
+            add(file, prose::words_in_document(text));
+        }
+        found
+    }
+
+    fn coined_identifiers(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (file, _, source) in &self.sources {
+            let names = prose::coined_identifiers(source).into_iter();
+            found.extend(names.map(|(line, name)| format!("{}:{line}: {name}", file.display())));
+        }
+        found
+    }
+
+    fn links(&self) -> Vec<String> {
+        documents::broken_links(&self.documents, &|path| self.root.join(path).exists())
+    }
+
+    fn places(&self) -> Vec<String> {
+        let document = |file: &str| self.documents.get(Path::new(file)).map(String::as_str).unwrap_or_default();
+        let mut found = documents::missing_places(document("CONTRIBUTING.md"), &|path| self.root.join(path).exists());
+        match document("docs/glossary.md") {
+            "" => found.push("docs/glossary.md: there is none".to_owned()),
+            glossary => found.extend(documents::long_glossary(glossary)),
+        }
+        found
+    }
+}
+
+/// Fails with all findings, if there are any.
+#[track_caller]
+fn assert_none(what: &str, found: &[String]) {
+    assert!(found.is_empty(), "{what}: {}\n\n  {}\n", found.len(), found.join("\n  "));
+}
+
+#[test]
+fn nothing_imports_upwards() {
+    assert_none("imports that go upwards", &Workspace::read().layers());
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    assert_none("cycles between files", &Workspace::read().cycles());
+}
+
+#[test]
+fn no_source_file_is_too_long() {
+    assert_none("files that are too long", &Workspace::read().long_files());
+}
+
+#[test]
+fn no_two_files_of_a_package_have_the_same_name() {
+    assert_none("repeated file names", &Workspace::read().repeated_names());
+}
+
+#[test]
+fn comments_fit_into_100_columns() {
+    assert_none("comment lines that are too wide", &Workspace::read().wide_comments());
+}
+
+#[test]
+fn comments_documents_and_help_are_in_plain_words() {
+    assert_none("phrases and coined words", &Workspace::read().words());
+}
+
+#[test]
+fn no_identifier_is_a_coined_word() {
+    assert_none("coined identifiers", &Workspace::read().coined_identifiers());
+}
+
+#[test]
+fn every_link_resolves() {
+    assert_none("broken links", &Workspace::read().links());
+}
+
+#[test]
+fn the_places_in_contributing_exist_and_the_glossary_is_short() {
+    assert_none("places and terms", &Workspace::read().places());
+}
+
+#[test]
+#[ignore = "prints figures and checks nothing"]
+fn figures() {
+    let workspace = Workspace::read();
+    let figures: [(&str, Vec<String>); 9] = [
+        ("imports upwards", workspace.layers()),
+        ("cycles between files", workspace.cycles()),
+        ("files that are too long", workspace.long_files()),
+        ("repeated file names", workspace.repeated_names()),
+        ("wide comment lines", workspace.wide_comments()),
+        ("phrases and coined words", workspace.words()),
+        ("coined identifiers", workspace.coined_identifiers()),
+        ("broken links", workspace.links()),
+        ("places and terms", workspace.places()),
+    ];
+    for (what, found) in &figures {
+        println!("{:6} {what}", found.len());
+    }
+    for (what, found) in figures {
+        println!("\n{what}\n  {}", found.join("\n  "));
+    }
+}
