@@ -152,8 +152,7 @@ fn now() -> jiff::Timestamp {
 fn command() -> clap::Command {
     // The help names environment variables, but must not show their values.
     let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
-    let command = command.mut_subcommand("serve", serve::with_defaults);
-    command
+    command.mut_subcommand("serve", serve::with_defaults)
 }
 
 fn command_for_completion() -> clap::Command {
