@@ -366,7 +366,7 @@ impl Informer {
                 self.wait(None).await;
             }
         }
-        let (objects, bytes) = self.writer.held();
+        let (objects, bytes) = self.writer.size_with_list();
         self.allowance.as_mut()?.hold(&self.served.gvr, objects, bytes).err()
     }
 

@@ -92,7 +92,7 @@ async fn compare(shared: &Shared, served: &Served) -> Option<Found> {
             }
             Ok(Some(page)) => {
                 for (key, version) in page {
-                    if let Err(error) = comparison.tell(key, version) {
+                    if let Err(error) = comparison.compare(key, version) {
                         return Some(Found::Failed(error.to_string()));
                     }
                 }

@@ -1,26 +1,29 @@
-//! What an apiserver warns of in an answer: `Warning` headers, as `endpoints/filters/warning.go` of the apiserver writes them.
+//! Warnings in an apiserver's answer: `Warning` headers, as `endpoints/filters/warning.go` of the
+//! apiserver writes them.
 //!
-//! What it says of a resource (deprecated, say) is kept with the cache and told to its readers. The hazard is what it says of kubefan's own
-//! credentials in the same headers, which is nobody else's business: that it says in every answer, whatever was asked for.
+//! Warnings about a resource (that it is deprecated, for example) are retained with the cache and
+//! sent to its readers. The hazard is a warning about kubefan's own credentials, which is in the
+//! same headers of every answer and must not be sent to readers.
 
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
 
-/// The warnings that are kept of one answer. An apiserver gives one or two, and truncates what is more than 4 KiB in all.
+/// The most warnings that are retained of one answer. An apiserver gives one or two, and truncates
+/// what is more than 4 KiB in all.
 const WARNINGS_MAX: usize = 16;
-/// Their bytes, together.
+/// Their bytes together.
 const WARNING_BYTES_MAX: usize = 8 << 10;
-/// The code of all that Kubernetes writes, and the only one that its clients show. Of the others, those that are about a cache on the way do
-/// not outlive it (RFC 7234, 5.5).
+/// The code of all warnings that Kubernetes writes, and the only one that its clients show. Others
+/// are about caches on the way, and do not apply to later answers (RFC 7234, 5.5).
 const CODE: &[u8] = b"299 ";
 
-/// The warnings of an answer, in its order and in its words.
+/// The warnings of an answer, unchanged and in its order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Warnings(Arc<[HeaderValue]>);
 
 impl Warnings {
-    /// Those of an answer, as far as there is room for them.
+    /// The warnings of an answer, within the limits.
     pub fn of(headers: &HeaderMap) -> Self {
         let mut bytes = 0;
         let all = headers.get_all(header::WARNING).into_iter().filter(|value| value.as_bytes().starts_with(CODE));

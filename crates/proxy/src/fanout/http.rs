@@ -1,8 +1,9 @@
-//! Events of a Kubernetes watch over HTTP: lines of JSON, `{"type":…,"object":…}`, where the object may be
-//! a Table of one row, or protobuf with a length before each event
+//! Events of a Kubernetes watch over HTTP: lines of JSON, `{"type":…,"object":…}`, where the object
+//! may be a Table of one row, or protobuf with a length before each event
 //! (`apimachinery/pkg/runtime/serializer/{json,protobuf}`).
 //!
-//! The object's bytes are shared with the cache, as in a gRPC frame; what is written here is what stands around them.
+//! The object's bytes are shared with the cache, as in a gRPC frame; what is written here is what
+//! stands around them.
 
 use std::sync::Arc;
 
@@ -60,14 +61,16 @@ pub(super) fn put_head(media: Media, kind: EventType, version: &str, object_len:
     }
 }
 
-/// A Table up to its only row. The columns are told to each subscriber once: see [`place_of_columns`].
+/// A Table up to its only row. The columns are told to each subscriber once: see
+/// [`place_of_columns`].
 fn put_table_head(version: &str, out: &mut BytesMut) {
     for part in [table::HEAD, version, "\"", table::COLUMNS, table::NO_COLUMNS, table::ROWS, "["] {
         out.put_slice(part.as_bytes());
     }
 }
 
-/// Where in the first event that a subscriber is sent the columns are to stand, in the place of these bytes.
+/// Where in the first event that a subscriber is sent the columns are to stand, in the place of
+/// these bytes.
 pub(super) fn place_of_columns(events: &[u8]) -> Option<std::ops::Range<usize>> {
     // Nothing before it holds more than a version and names.
     let at = memchr::memmem::find(events, table::COLUMNS.as_bytes())? + table::COLUMNS.len();
@@ -83,8 +86,9 @@ pub(super) fn put_tail(media: Media, out: &mut BytesMut) {
     }
 }
 
-/// A bookmark: everything at or below its version was sent. The one that ends an initial state says so (`k8s.io/initial-events-end` of
-/// the API concepts page, "Streaming lists"); informers wait for it.
+/// A bookmark: everything at or below its version was sent. The one that ends an initial state says
+/// so (`k8s.io/initial-events-end` of the API concepts page, "Streaming lists"); informers wait for
+/// it.
 pub(super) fn put_bookmark(media: Media, of: &TypeMeta, version: &str, ends_initial_events: bool, out: &mut BytesMut) {
     let TypeMeta { kind, api_version, tables } = of;
     if let Some((tables, include)) = tables {
