@@ -25,7 +25,7 @@ use kubefan_common::{
 use kubefan_model::{
     GroupVersionResource, Media, ResourceVersion, Scope,
     fields::FieldTable,
-    format::Include,
+    format::IncludeObject,
     object::{Object, ObjectParser},
     projection::{Parts, Projection},
     selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
@@ -167,14 +167,14 @@ fn check_round_trip(object: &Arc<Object>, parser: &Arc<ObjectParser>) {
     let version = ResourceVersion::new(u64::MAX).expect("not zero");
     let at_version = parser.parse(&object.bytes_at(version)).expect("an object at another version");
     assert_eq!((at_version.version(), at_version.key(), at_version.uid()), (version, object.key(), object.uid()));
-    assert!(at_version.is_seen_as(object));
-    let selectable = object.remnant(parser);
+    assert!(at_version.has_same_attributes(object));
+    let selectable = object.selectable_attributes(parser);
     let read = parser.parse(&selectable.bytes()).expect("an object reduced to its selectable attributes");
     if let Some(tables) = parser.tables() {
-        let row = tables.row(&object.bytes(), Include::Object);
+        let row = tables.row(&object.bytes(), IncludeObject::Object);
         serde_json::from_slice::<&RawValue>(&row).expect("a table row is JSON");
     }
-    assert!(selectable.is_seen_as(object) && read.is_seen_as(object), "{:?}", selectable.bytes());
+    assert!(selectable.has_same_attributes(object) && read.has_same_attributes(object), "{:?}", selectable.bytes());
 }
 
 /// Selectors: formatting a parsed selector and parsing it again gives the same selector. The first

@@ -290,7 +290,7 @@ async fn differences(upstream: &Upstream, list: ObjectList, target: &Target) -> 
     };
     while let Some(page) = pages.next().await.map_err(failed)? {
         for (key, version) in page {
-            comparison.tell(key, version).map_err(|error| CompareError::Final(error.to_string()))?;
+            comparison.compare(key, version).map_err(|error| CompareError::Final(error.to_string()))?;
         }
     }
     Ok(comparison.finish())
@@ -338,10 +338,10 @@ fn as_json(compared: &ComparedCache) -> Value {
         CompareResult::Different(differences) => ("different", "", &differences.first[..]),
         CompareResult::Unknown(message) => ("unknown", message.as_str(), &[][..]),
     };
-    let difference = |Difference { key, held, told }: &Difference| {
+    let difference = |Difference { key, cached, upstream }: &Difference| {
         json!({
             "namespace": key.namespace(), "name": key.name(),
-            "held": held.map(|version| version.to_string()), "upstream": told.map(|version| version.to_string()),
+            "held": cached.map(|version| version.to_string()), "upstream": upstream.map(|version| version.to_string()),
         })
     };
     json!({

@@ -102,9 +102,9 @@ async fn differences_are_named() {
     let versions = [simulated.sim.revision(), a];
     assert_eq!(versions[0], versions[1], "the versions expected below");
     let expected = [
-        format!("pods default/a (held at {a}, upstream at 6)"),
-        format!("pods default/b (held at {b}, upstream at {a})"),
-        format!("pods default/x (held at {x}, not upstream)"),
+        format!("pods default/a (cached at {a}, upstream at 6)"),
+        format!("pods default/b (cached at {b}, upstream at {a})"),
+        format!("pods default/x (cached at {x}, not upstream)"),
         format!("pods default/y (not held, upstream at {y})"),
     ];
     assert_eq!(keys, expected);

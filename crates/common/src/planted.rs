@@ -63,7 +63,7 @@ bugs! {
     /// `cache/residue.rs`: the floor stays the same when changes are evicted, so a catch-up starts
     /// from a version whose history is incomplete. Needs: small conflated history, a start older
     /// than it.
-    ResidueFloorStays = "conflated-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
+    ConflatedFloorStays = "conflated-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
 
     /// `cache/residue.rs`: a gap that the ring evicts is not recorded. A start inside it (at a
     /// version of a replica that saw those events) is caught up although the state there is not
@@ -100,7 +100,7 @@ bugs! {
     /// `fanout/hub/entry.rs`: a lagging subscriber is caught up from the oldest cached version and
     /// not from the last one sent to it. Needs: a slow subscriber with `on_lag: CONFLATE`, a small
     /// ring.
-    LaggardFromFloor = "laggard-from-floor" breaks "Reliable, Convergent",
+    LaggingFromFloor = "lagging-from-floor" breaks "Reliable, Convergent",
 
     /// `fanout/view.rs`: a compressed snapshot is reused, but followed by the events after now and
     /// not after its own version. Needs: zstd, two subscribers that start within a second, a change
@@ -120,7 +120,7 @@ bugs! {
     /// `fanout/index.rs`: views are looked up by the current object only and not by the previous
     /// one. A view that the object leaves gets no event. Needs: equality selectors whose members
     /// leave, live.
-    IndexForgetsWhatWas = "index-ignores-previous" breaks "Filtered, Reliable, Bookmarkable, Convergent",
+    IndexIgnoresPrevious = "index-ignores-previous" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
     /// `fanout/catch_up.rs`: events inside a catch-up have a resume version, although they are not
     /// sorted by version. Needs: a connection cut inside a catch-up.
@@ -144,7 +144,7 @@ bugs! {
     /// `fanout/subscription.rs`: a client that resumes without its objects is sent deltas at once.
     /// It cannot decode them, and gets the same ones when it resumes again. Needs: deltas, a resume
     /// without `state_kept`.
-    HoldsAllAfterResume = "deltas-without-bases" breaks "Reliable, Resumable, Convergent",
+    DeltasWithoutBases = "deltas-without-bases" breaks "Reliable, Resumable, Convergent",
 
     /// `fanout/prelude.rs`: a backfill without the previous state makes a delta from the new object
     /// itself, a base that the client does not have. Needs: deltas, a selection of everything, a
@@ -164,7 +164,7 @@ bugs! {
     /// `fanout/subscription.rs`: a lagging subscriber that has received part of a gap is caught up
     /// from the version before the gap, although it is no longer in that state. Needs: a large gap,
     /// a subscriber that stalls inside it until the ring has evicted it. Rare.
-    LaggardInsideGap = "laggard-inside-gap" breaks "Convergent, Reliable",
+    LaggingInsideGap = "lagging-inside-gap" breaks "Convergent, Reliable",
 
     /// `fanout/generation.rs`: a chunk of a compressed snapshot is reused if its first key, last
     /// key and length are unchanged, even if objects in it have changed. Needs: zstd, starts more
@@ -202,19 +202,19 @@ bugs! {
 
     /// `fanout/view.rs`: the stream's waker is armed after the log was read, outside of the log's
     /// lock.
-    ArmedAfterTheLook = "armed-after-the-read" breaks "a wake-up is lost",
+    ArmedAfterTheRead = "armed-after-the-read" breaks "a wake-up is lost",
 
     /// `fanout/bell.rs`: a stream's waker is disarmed in a separate step after it woke the stream.
     /// It may have been armed again in between.
-    DisarmedAfterTheRing = "disarmed-after-the-wake-up" breaks "a wake-up is lost",
+    DisarmedAfterTheWakeUp = "disarmed-after-the-wake-up" breaks "a wake-up is lost",
 
     /// `fanout/bell.rs`: a connection is woken before its list of ready streams contains the
     /// stream.
-    WokenBeforeTheRing = "woken-before-ready" breaks "a wake-up is lost",
+    WokenBeforeReady = "woken-before-ready" breaks "a wake-up is lost",
 
     /// `fanout/bell.rs`: a stream's waker is tested and disarmed in two steps, so two threads may
     /// wake the stream for one event.
-    RingsTwice = "woken-twice" breaks "a wake-up is spurious",
+    WokenTwice = "woken-twice" breaks "a wake-up is spurious",
 }
 
 /// Runs a statement only if this bug is planted.

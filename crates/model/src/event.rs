@@ -113,7 +113,7 @@ impl WatchEvent {
     }
 
     /// Uses `packed` for the previous object instead of packing it again.
-    pub fn packing_previous_as(mut self, packed: Option<Arc<Object>>) -> Self {
+    pub fn with_packed_previous(mut self, packed: Option<Arc<Object>>) -> Self {
         if let Some(previous) = &mut self.previous {
             previous.packed = packed;
         }
@@ -121,7 +121,7 @@ impl WatchEvent {
     }
 
     /// Whether this event keeps an unpacked object alive that the store has in packed form.
-    pub fn holds_plain(&self) -> bool {
+    pub fn holds_unpacked(&self) -> bool {
         self.kind != EventType::Deleted && self.object.is_new()
     }
 
@@ -160,7 +160,7 @@ impl WatchEvent {
 
     /// The bytes sent to a selection that the object leaves: its previous state with this event's
     /// version.
-    pub fn left_bytes(&self) -> Bytes {
+    pub fn leave_bytes(&self) -> Bytes {
         if let Some(cached) = &*self.leave_cache.load() {
             return Bytes::clone(cached);
         }

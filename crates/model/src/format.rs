@@ -6,7 +6,7 @@
 use bytes::Bytes;
 pub use kubefan_common::encoding::Encoding;
 
-pub use super::include_object::Include;
+pub use super::include_object::IncludeObject;
 use super::{media::Media, projection::Projection};
 use super::{protobuf, table::Tables};
 
@@ -30,7 +30,7 @@ pub struct Format {
     encoding: Encoding,
     wire: Wire,
     /// Used for Tables only.
-    include: Include,
+    include: IncludeObject,
 }
 
 /// `only_changes` was requested for full objects. They contain the resource version, which changes
@@ -67,12 +67,12 @@ impl Format {
     }
 
     /// The format of Tables over HTTP, for a cache of rows.
-    pub fn table(include: Include) -> Self {
+    pub fn table(include: IncludeObject) -> Self {
         Self { include, ..Self::http(Media::Table, Projection::default()) }
     }
 
     /// How much of its object a row contains.
-    pub fn include(&self) -> Include {
+    pub fn include(&self) -> IncludeObject {
         self.include
     }
 
@@ -90,7 +90,7 @@ impl Format {
     }
 
     /// Whether the protocol has markers for gaps and catch-ups, in which only the end is exact.
-    pub fn has_marks(&self) -> bool {
+    pub fn has_markers(&self) -> bool {
         self.wire == Wire::Grpc
     }
 
@@ -122,7 +122,7 @@ impl Format {
     }
 
     /// Whether the bytes sent for an object never depend on the time. Only Tables contain ages.
-    pub fn is_timeless(&self) -> bool {
+    pub fn is_time_independent(&self) -> bool {
         self.media() != Media::Table
     }
 }

@@ -2,7 +2,7 @@
 
 /// How much of its object a row contains (`includeObject` of `metav1.TableOptions`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Include {
+pub enum IncludeObject {
     /// Nothing.
     None,
     /// The metadata, as a `PartialObjectMetadata`.
@@ -12,7 +12,7 @@ pub enum Include {
     Object,
 }
 
-impl Include {
+impl IncludeObject {
     /// Parses the value of the query parameter. `None` if the apiserver would refuse it.
     pub fn parse(text: &str) -> Option<Self> {
         match text {

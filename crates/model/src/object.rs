@@ -52,7 +52,7 @@ enum Body {
     Plain { bytes: Bytes, spans: Box<[u8]> },
     /// The texts, each after its length, then the packed bytes.
     Packed { data: Box<[u8]>, packer: Arc<Packer>, texts_len: u32, json_len: u32 },
-    /// Only the texts, each after its length: see [`Object::remnant`].
+    /// Only the texts, each after its length: see [`Object::selectable_attributes`].
     Attributes { texts: Box<[u8]>, parser: Arc<ObjectParser> },
 }
 

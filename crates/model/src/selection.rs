@@ -71,7 +71,7 @@ impl Selection {
 
     /// Whether an object can become or cease to be a member while it exists. Name and namespace
     /// alone cannot cause that, because they never change.
-    pub fn can_change(&self) -> bool {
+    pub fn membership_can_change(&self) -> bool {
         !self.spec.labels.is_everything()
             || self.spec.fields.iter().any(|(field, ..)| matches!(field, FieldRef::Index(_)))
     }

@@ -16,7 +16,7 @@ use crate::ResourceVersion;
 impl Object {
     /// This object reduced to its selectable attributes: key, version, uid, labels and selectable
     /// fields. Returns the object itself if it is reduced already.
-    pub fn remnant(self: &Arc<Self>, parser: &Arc<ObjectParser>) -> Arc<Self> {
+    pub fn selectable_attributes(self: &Arc<Self>, parser: &Arc<ObjectParser>) -> Arc<Self> {
         if let Body::Attributes { .. } = self.body {
             return self.clone();
         }
@@ -29,7 +29,7 @@ impl Object {
 
     /// Whether uid, labels and selectable fields are equal, so that every selector gives both
     /// objects the same answer.
-    pub fn is_seen_as(&self, other: &Self) -> bool {
+    pub fn has_same_attributes(&self, other: &Self) -> bool {
         if self.label_count != other.label_count {
             return false;
         }
@@ -122,10 +122,10 @@ mod tests {
             "spec":{"nodeName":"n1","hostNetwork":true,"containers":[]},"status":{"phase":"Running","podIP":""}}"#;
         let object = Arc::new(parser.parse(json).unwrap());
         for original in [object.clone(), object.packed(&Arc::<Packer>::default())] {
-            let reduced = original.remnant(&parser);
+            let reduced = original.selectable_attributes(&parser);
             let read = parser.parse(&reduced.bytes()).unwrap();
             for same in [&*reduced, &read] {
-                assert!(same.is_seen_as(&object) && object.is_seen_as(same), "{:?}", same.bytes());
+                assert!(same.has_same_attributes(&object) && object.has_same_attributes(same), "{:?}", same.bytes());
                 assert_eq!((same.key(), same.version(), same.uid()), (object.key(), object.version(), "u1"));
                 assert!(same.labels().eq(object.labels()));
                 for index in 0..table.fields().len() {
@@ -137,9 +137,9 @@ mod tests {
             assert_eq!(json["metadata"]["resourceVersion"], "9");
             assert_eq!((json["kind"].as_str(), json["spec"]["nodeName"].as_str()), (Some("Pod"), Some("n1")));
             assert_eq!(json["metadata"]["annotations"], Value::Null);
-            assert!(Arc::ptr_eq(&reduced.remnant(&parser), &reduced));
+            assert!(Arc::ptr_eq(&reduced.selectable_attributes(&parser), &reduced));
         }
         let other = Arc::new(parser.parse(&String::from_utf8_lossy(json).replace("web", "db").into_bytes()).unwrap());
-        assert!(!other.is_seen_as(&object));
+        assert!(!other.has_same_attributes(&object));
     }
 }

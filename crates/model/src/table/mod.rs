@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use super::{
     GroupVersionResource,
     human_duration::human_duration,
-    include_object::Include,
+    include_object::IncludeObject,
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND, Projection},
     protobuf::INITIAL_EVENTS_END,
 };
@@ -53,7 +53,7 @@ const PARTIAL: &str = r#"{"kind":"PartialObjectMetadata""#;
 
 /// Built-in resources with ages in their cells that are not the age of the object, and the names of
 /// those columns. Their Tables are passed through from upstream.
-const WITH_OTHER_TIMES: &[(&str, &str, &str)] = &[
+const WITH_OTHER_AGES: &[(&str, &str, &str)] = &[
     ("", "events", "Last Seen and First Seen"),
     ("events.k8s.io", "events", "Last Seen and First Seen"),
     ("batch", "jobs", "Duration"),
@@ -69,10 +69,10 @@ pub enum TableError {
     Malformed(String),
     /// The cached rows have other columns.
     #[error("the columns of the Table have changed")]
-    Changed,
+    ColumnsChanged,
     /// A column shows an age, but the timestamp it is computed from is unknown.
     #[error("column {0:?} shows an age whose timestamp is unknown")]
-    Relative(String),
+    UnknownAge(String),
 }
 
 /// A parsed Table.
@@ -188,8 +188,8 @@ impl fmt::Debug for Tables {
 
 /// The columns because of which Tables of this resource are passed through from upstream; `None` if
 /// the resource is not known to have such columns.
-pub fn other_times(gvr: &GroupVersionResource) -> Option<&'static str> {
-    let found = WITH_OTHER_TIMES.iter().find(|(group, resource, _)| gvr.group == *group && gvr.resource == *resource);
+pub fn columns_with_other_ages(gvr: &GroupVersionResource) -> Option<&'static str> {
+    let found = WITH_OTHER_AGES.iter().find(|(group, resource, _)| gvr.group == *group && gvr.resource == *resource);
     found.map(|(_, _, columns)| *columns)
 }
 
@@ -225,7 +225,7 @@ impl Tables {
         let is_age_column =
             |column: &Column| column.description.starts_with(CREATED) || column.description == CREATED_BY_PATH;
         if let Some(column) = columns.iter().find(|column| column.kind == "date" && !is_age_column(column)) {
-            return Err(TableError::Relative(column.name.clone()));
+            return Err(TableError::UnknownAge(column.name.clone()));
         }
         let ages = (0..columns.len()).filter(|at| is_age_column(&columns[*at])).collect();
         let is_pod = self.gvr.group.is_empty() && self.gvr.resource == "pods";
@@ -240,7 +240,7 @@ impl Tables {
             are_default,
             definitions: definitions.clone(),
         });
-        if known.definitions == definitions { Ok(()) } else { Err(TableError::Changed) }
+        if known.definitions == definitions { Ok(()) } else { Err(TableError::ColumnsChanged) }
     }
 
     /// The columns as JSON; an empty list if they are not known yet.
@@ -263,7 +263,7 @@ impl Tables {
         let columns =
             self.columns.get().ok_or_else(|| TableError::Malformed("a row precedes the columns".to_owned()))?;
         if cells.len() != columns.count {
-            return Err(TableError::Changed);
+            return Err(TableError::ColumnsChanged);
         }
         let mut stored: Vec<Cow<'_, str>> = cells.into_iter().map(|cell| Cow::Borrowed(cell.get())).collect();
         let ages = columns.ages.iter().copied().filter(|at| is_age(&stored[*at])).collect::<Vec<_>>();
@@ -293,14 +293,14 @@ impl Tables {
     }
 
     /// A stored row as it is sent now, with current ages.
-    pub fn row(&self, stored: &[u8], include: Include) -> Bytes {
+    pub fn row(&self, stored: &[u8], include: IncludeObject) -> Bytes {
         let Some((cells, conditions, object)) = split(stored) else { return Bytes::new() };
         let now = (self.now)();
         let cells: Vec<_> = cells.into_iter().map(|cell| rendered(cell.get(), now)).collect();
         let object = match include {
-            Include::None => Cow::Borrowed("null"),
-            Include::Object => Cow::Borrowed(object),
-            Include::Metadata => {
+            IncludeObject::None => Cow::Borrowed("null"),
+            IncludeObject::Object => Cow::Borrowed(object),
+            IncludeObject::Metadata => {
                 let partial = Projection::partial_object_metadata().apply(object.as_bytes());
                 Cow::Owned(String::from_utf8(partial.into()).unwrap_or_default())
             }
@@ -332,15 +332,15 @@ impl Tables {
     }
 
     /// The row of a bookmark at a version. If `ends` is set, the metadata of its object has the
-    /// annotation that ends the initial events, even with [`Include::None`]. `of` is the kind and
+    /// annotation that ends the initial events, even with [`IncludeObject::None`]. `of` is the kind and
     /// the API version of the objects.
-    pub fn bookmark_row(&self, of: (&str, &str), include: Include, version: &str, ends: bool) -> String {
+    pub fn bookmark_row(&self, of: (&str, &str), include: IncludeObject, version: &str, ends: bool) -> String {
         let typed = |(kind, api_version)| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
         let (before, after) = match (include, self.empty_row.get()) {
-            (Include::Object, Some(EmptyRow { before, after, .. })) => (before.to_string(), &**after),
-            (Include::Object, None) => (typed(of), "}"),
-            (Include::None, _) if !ends => return format!(r#"{{"cells":{},"object":null}}"#, self.empty_cells()),
-            (Include::None | Include::Metadata, _) => (typed((PARTIAL_KIND, PARTIAL_API_VERSION)), "}"),
+            (IncludeObject::Object, Some(EmptyRow { before, after, .. })) => (before.to_string(), &**after),
+            (IncludeObject::Object, None) => (typed(of), "}"),
+            (IncludeObject::None, _) if !ends => return format!(r#"{{"cells":{},"object":null}}"#, self.empty_cells()),
+            (IncludeObject::None | IncludeObject::Metadata, _) => (typed((PARTIAL_KIND, PARTIAL_API_VERSION)), "}"),
         };
         let annotations = match ends {
             true => format!(r#","annotations":{{"{INITIAL_EVENTS_END}":"true"}}"#),

@@ -36,7 +36,7 @@ fn row(cells: &str, object: &str) -> String {
     format!(r#"{{"cells":{cells},"object":{object}}}"#)
 }
 
-fn sent(tables: &Tables, row: &str, include: Include) -> String {
+fn sent(tables: &Tables, row: &str, include: IncludeObject) -> String {
     let stored = tables.stored_row(row.as_bytes()).unwrap();
     String::from_utf8(tables.row(&stored, include).into()).unwrap()
 }
@@ -49,10 +49,10 @@ fn ages_are_current_and_the_stored_row_does_not_depend_on_the_time() {
     let stored = tables.stored_row(early.as_bytes()).unwrap();
     assert_eq!(stored, tables.stored_row(late.as_bytes()).unwrap());
     assert_eq!(stored, tables.stored_row(&stored).unwrap(), "a stored row is unchanged");
-    assert_eq!(sent(&tables, &early, Include::Object), row(r#"["a","3m"]"#, &object));
+    assert_eq!(sent(&tables, &early, IncludeObject::Object), row(r#"["a","3m"]"#, &object));
     let future = super::tests::object("2026-01-01T02:00:00Z", "");
     let invalid = row(r#"["a","\u003cinvalid\u003e"]"#, &future);
-    assert_eq!(sent(&tables, &row(r#"["a","5s"]"#, &future), Include::Object), invalid);
+    assert_eq!(sent(&tables, &row(r#"["a","5s"]"#, &future), IncludeObject::Object), invalid);
     assert_eq!(
         tables.stored_row(row(r#"["a","5s"]"#, &future).as_bytes()).unwrap(),
         tables.stored_row(invalid.as_bytes()).unwrap()
@@ -66,20 +66,20 @@ fn cells_that_are_not_ages_are_unchanged() {
     for cells in
         [r#"["a","2026-01-01T00:57:00Z"]"#, r#"["a",null]"#, r#"["a",{"":1}]"#, r#"["5m","\u003cunknown\u003e"]"#]
     {
-        assert_eq!(sent(&tables, &row(cells, &object), Include::Object), row(cells, &object));
+        assert_eq!(sent(&tables, &row(cells, &object), IncludeObject::Object), row(cells, &object));
     }
     let conditions =
         format!(r#"{{"cells":["a","x"],"conditions":[{{"type":"Completed","status":"True"}}],"object":{object}}}"#);
-    assert_eq!(sent(&tables, &conditions, Include::Object), conditions);
+    assert_eq!(sent(&tables, &conditions, IncludeObject::Object), conditions);
 }
 
 #[test]
 fn a_row_contains_the_requested_part_of_its_object() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let full = row(r#"["a","3m"]"#, &object("2026-01-01T00:57:00Z", r#","data":{"x":"y"}"#));
-    assert_eq!(sent(&tables, &full, Include::None), row(r#"["a","3m"]"#, "null"));
+    assert_eq!(sent(&tables, &full, IncludeObject::None), row(r#"["a","3m"]"#, "null"));
     let metadata = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"a","namespace":"ns","resourceVersion":"7","creationTimestamp":"2026-01-01T00:57:00Z"}}"#;
-    assert_eq!(sent(&tables, &full, Include::Metadata), row(r#"["a","3m"]"#, metadata));
+    assert_eq!(sent(&tables, &full, IncludeObject::Metadata), row(r#"["a","3m"]"#, metadata));
 }
 
 #[test]
@@ -88,10 +88,13 @@ fn the_age_of_the_last_restart_of_a_pod_is_current() {
     let tables = tables("pods", &[&columns[0], &columns[1]]).unwrap();
     let status = r#","status":{"containerStatuses":[{"name":"a","lastState":{"terminated":{"exitCode":1,"finishedAt":"2026-01-01T00:59:00Z"}}}]}"#;
     let pod = object("2026-01-01T00:00:00Z", status);
-    let sent_now = sent(&tables, &row(r#"["a","3 (5s ago)","1s"]"#, &pod), Include::None);
+    let sent_now = sent(&tables, &row(r#"["a","3 (5s ago)","1s"]"#, &pod), IncludeObject::None);
     assert_eq!(sent_now, row(r#"["a","3 (60s ago)","60m"]"#, "null"));
     let never = object("2026-01-01T00:00:00Z", "");
-    assert_eq!(sent(&tables, &row(r#"["a","0","1s"]"#, &never), Include::None), row(r#"["a","0","60m"]"#, "null"));
+    assert_eq!(
+        sent(&tables, &row(r#"["a","0","1s"]"#, &never), IncludeObject::None),
+        row(r#"["a","0","60m"]"#, "null")
+    );
 }
 
 #[test]
@@ -99,22 +102,22 @@ fn tables_that_cannot_be_cached_are_refused() {
     let date = |description| tables("things", &[&column("Since", "date", description)]);
     assert!(matches!(
         date("Custom resource definition column (in JSONPath format): .status.at"),
-        Err(TableError::Relative(_))
+        Err(TableError::UnknownAge(_))
     ));
     assert!(date("Custom resource definition column (in JSONPath format): .metadata.creationTimestamp").is_ok());
     let tables = tables("things", &[AGE]).unwrap();
     assert!(matches!(tables.read(br#"{"kind":"ThingList","metadata":{}}"#), Err(TableError::Malformed(_))));
     assert!(matches!(tables.read(b"[]"), Err(TableError::Malformed(_))));
     let other = br#"{"kind":"Table","metadata":{},"columnDefinitions":[],"rows":[]}"#;
-    assert!(matches!(tables.read(other), Err(TableError::Changed)));
+    assert!(matches!(tables.read(other), Err(TableError::ColumnsChanged)));
     assert!(tables.read(br#"{"kind":"Table","metadata":{},"columnDefinitions":null,"rows":[]}"#).is_ok());
-    assert!(matches!(tables.stored_row(br#"{"cells":["a"],"object":{}}"#), Err(TableError::Changed)));
+    assert!(matches!(tables.stored_row(br#"{"cells":["a"],"object":{}}"#), Err(TableError::ColumnsChanged)));
     assert!(tables.stored_row(br#"{"cells":["a","b"],"object":null}"#).is_ok(), "the object parser refuses it");
     assert!(matches!(tables.stored_row(br#"{"cells":["a","b"]}"#), Err(TableError::Malformed(_))));
     let partial =
         row(r#"["a","5m"]"#, r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}"#);
     assert!(matches!(tables.stored_row(partial.as_bytes()), Err(TableError::Malformed(_))));
-    assert!(other_times(&GroupVersionResource::new("batch", "v1", "jobs")).is_some());
+    assert!(columns_with_other_ages(&GroupVersionResource::new("batch", "v1", "jobs")).is_some());
 }
 
 #[test]
@@ -134,9 +137,9 @@ fn selectors_match_the_object_in_a_row_like_the_object_alone() {
     }
     let moved = plain.bytes_at(ResourceVersion::new(1000).unwrap());
     assert_eq!(parser.parse(&moved).unwrap().version().get(), 1000);
-    let reduced = plain.remnant(&std::sync::Arc::new(parser)).bytes();
+    let reduced = plain.selectable_attributes(&std::sync::Arc::new(parser)).bytes();
     let tables = tables("pods", &[AGE]).unwrap();
-    let text = String::from_utf8(tables.row(&reduced, Include::None).into()).unwrap();
+    let text = String::from_utf8(tables.row(&reduced, IncludeObject::None).into()).unwrap();
     assert_eq!(text, super::tests::row("[null,null]", "null"));
 }
 
@@ -144,17 +147,19 @@ fn selectors_match_the_object_in_a_row_like_the_object_alone() {
 fn a_bookmark_has_the_cells_of_upstream_bookmarks() {
     let tables = tables("configmaps", &[AGE]).unwrap();
     let pod = ("ConfigMap", "v1");
-    assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row("[null,null]", "null"));
+    assert_eq!(tables.bookmark_row(pod, IncludeObject::None, "5", false), row("[null,null]", "null"));
     let upstream = row(
         r#"["","\u003cunknown\u003e"]"#,
         r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"4"},"status":{}}"#,
     );
     tables.note_bookmark(serde_json::from_str(&upstream).unwrap());
-    assert_eq!(tables.bookmark_row(pod, Include::None, "5", false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
-    let last: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::None, "5", true)).unwrap();
+    assert_eq!(tables.bookmark_row(pod, IncludeObject::None, "5", false), row(r#"["","\u003cunknown\u003e"]"#, "null"));
+    let last: serde_json::Value =
+        serde_json::from_str(&tables.bookmark_row(pod, IncludeObject::None, "5", true)).unwrap();
     assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(last["object"]["kind"], "PartialObjectMetadata");
-    let full: serde_json::Value = serde_json::from_str(&tables.bookmark_row(pod, Include::Object, "5", false)).unwrap();
+    let full: serde_json::Value =
+        serde_json::from_str(&tables.bookmark_row(pod, IncludeObject::Object, "5", false)).unwrap();
     assert_eq!(full["object"]["status"], serde_json::json!({}), "as upstream writes an empty object");
     assert_eq!(
         (&full["object"]["kind"], &full["object"]["metadata"]["resourceVersion"]),

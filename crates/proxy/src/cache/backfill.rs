@@ -1,11 +1,13 @@
-//! A backfill: events from before a cache started, read again from upstream for clients that return with an older version.
+//! A backfill: events from before a cache started, read again from upstream for clients that return
+//! with an older version.
 
 use crate::cache::ring::{EventRing, Expired, Record};
 use kubefan_model::ResourceVersion;
 
 /// Every event from one version to another, from which the cached history continues.
 pub struct Backfill {
-    /// The epoch of the cache whose history continues it. Versions of another epoch mean nothing there.
+    /// The epoch of the cache whose history continues it. Versions of another epoch mean nothing
+    /// there.
     pub epoch: u64,
     /// The events; the floor is where they start.
     pub ring: EventRing,
@@ -16,7 +18,8 @@ pub struct Backfill {
 }
 
 impl Backfill {
-    /// Whether it serves a client that returns with `version`, and whose view needs the objects before each event or not.
+    /// Whether it serves a client that returns with `version`, and whose view needs the objects
+    /// before each event or not.
     pub fn serves(&self, version: ResourceVersion, needs_state: bool) -> bool {
         version >= self.ring.floor() && version <= self.reached && (self.has_state || !needs_state)
     }

@@ -1,7 +1,8 @@
 //! Compares the cached objects with upstream's: two sequences of (key, version), both in key order.
 //!
-//! A cache that has lost an event looks like any other; only a comparison with upstream finds it. Keys arrive in pages and are compared
-//! as they arrive, so memory is needed only for the differences, of which a limited number is retained.
+//! A cache that has lost an event looks like any other; only a comparison with upstream finds it.
+//! Keys arrive in pages and are compared as they arrive, so memory is needed only for the
+//! differences, of which a limited number is retained.
 
 use std::{cmp::Ordering, fmt, iter::Peekable};
 
@@ -13,18 +14,18 @@ pub struct Difference {
     /// The object.
     pub key: ObjectKey,
     /// Its version in the cache; `None` if it is not cached.
-    pub held: Option<ResourceVersion>,
+    pub cached: Option<ResourceVersion>,
     /// Its version upstream; `None` if it does not exist there.
-    pub told: Option<ResourceVersion>,
+    pub upstream: Option<ResourceVersion>,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, held, told } = self;
-        match (held, told) {
-            (Some(held), Some(told)) => write!(f, "{key} (held at {held}, upstream at {told})"),
-            (None, Some(told)) => write!(f, "{key} (not held, upstream at {told})"),
-            (Some(held), None) => write!(f, "{key} (held at {held}, not upstream)"),
+        let Self { key, cached, upstream } = self;
+        match (cached, upstream) {
+            (Some(cached), Some(upstream)) => write!(f, "{key} (cached at {cached}, upstream at {upstream})"),
+            (None, Some(upstream)) => write!(f, "{key} (not cached, upstream at {upstream})"),
+            (Some(cached), None) => write!(f, "{key} (cached at {cached}, not upstream)"),
             (None, None) => write!(f, "{key}"),
         }
     }
@@ -62,54 +63,55 @@ pub struct OutOfOrder {
 
 /// A comparison in progress.
 pub struct Comparison<I: Iterator<Item = (ObjectKey, ResourceVersion)>> {
-    held: Peekable<I>,
+    cached: Peekable<I>,
     last: Option<ObjectKey>,
     differences: Differences,
     retained_max: usize,
 }
 
 impl<I: Iterator<Item = (ObjectKey, ResourceVersion)>> Comparison<I> {
-    /// A comparison with the cached versions, in key order. The first `retained_max` differences are named.
-    pub fn new(held: I, retained_max: usize) -> Self {
-        Self { held: held.peekable(), last: None, differences: Differences::default(), retained_max }
+    /// A comparison with the cached versions, in key order. The first `retained_max` differences
+    /// are named.
+    pub fn new(cached: I, retained_max: usize) -> Self {
+        Self { cached: cached.peekable(), last: None, differences: Differences::default(), retained_max }
     }
 
     /// Takes the key and version of upstream's next object.
-    pub fn tell(&mut self, key: ObjectKey, told: ResourceVersion) -> Result<(), OutOfOrder> {
+    pub fn compare(&mut self, key: ObjectKey, upstream: ResourceVersion) -> Result<(), OutOfOrder> {
         if let Some(after) = self.last.take_if(|last| *last >= key) {
             return Err(OutOfOrder { key, after });
         }
-        while let Some((held_key, held)) = self.held.next_if(|(held_key, _)| *held_key <= key) {
-            match held_key.cmp(&key) {
-                Ordering::Equal if held == told => {
+        while let Some((cached_key, cached)) = self.cached.next_if(|(cached_key, _)| *cached_key <= key) {
+            match cached_key.cmp(&key) {
+                Ordering::Equal if cached == upstream => {
                     self.last = Some(key);
                     return Ok(());
                 }
                 Ordering::Equal => {
-                    self.note(&key, Some(held), Some(told));
+                    self.note(&key, Some(cached), Some(upstream));
                     self.last = Some(key);
                     return Ok(());
                 }
-                _ => self.note(&held_key, Some(held), None),
+                _ => self.note(&cached_key, Some(cached), None),
             }
         }
-        self.note(&key, None, Some(told));
+        self.note(&key, None, Some(upstream));
         self.last = Some(key);
         Ok(())
     }
 
     /// Upstream has no more objects.
     pub fn finish(mut self) -> Differences {
-        while let Some((key, held)) = self.held.next() {
-            self.note(&key, Some(held), None);
+        while let Some((key, cached)) = self.cached.next() {
+            self.note(&key, Some(cached), None);
         }
         self.differences
     }
 
-    fn note(&mut self, key: &ObjectKey, held: Option<ResourceVersion>, told: Option<ResourceVersion>) {
+    fn note(&mut self, key: &ObjectKey, cached: Option<ResourceVersion>, upstream: Option<ResourceVersion>) {
         self.differences.count += 1;
         if self.differences.first.len() < self.retained_max {
-            self.differences.first.push(Difference { key: key.clone(), held, told });
+            self.differences.first.push(Difference { key: key.clone(), cached, upstream });
         }
     }
 }
@@ -137,16 +139,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_that_differs_is_found_and_no_other(held in states(), told in states(), retained_max in 0..20_usize) {
-            let keys: BTreeSet<_> = held.keys().chain(told.keys()).cloned().collect();
+        fn every_key_that_differs_is_found_and_no_other(cached in states(), upstream in states(), retained_max in 0..20_usize) {
+            let keys: BTreeSet<_> = cached.keys().chain(upstream.keys()).cloned().collect();
             let differences = keys.into_iter().filter_map(|key| {
-                let (held, told) = (held.get(&key).copied(), told.get(&key).copied());
-                (held != told).then_some(Difference { key, held, told })
+                let (cached, upstream) = (cached.get(&key).copied(), upstream.get(&key).copied());
+                (cached != upstream).then_some(Difference { key, cached, upstream })
             });
             let expected: Vec<_> = differences.collect();
-            let mut comparison = Comparison::new(held.clone().into_iter(), retained_max);
-            for (key, version) in told.clone() {
-                comparison.tell(key, version).unwrap();
+            let mut comparison = Comparison::new(cached.clone().into_iter(), retained_max);
+            for (key, version) in upstream.clone() {
+                comparison.compare(key, version).unwrap();
             }
             let found = comparison.finish();
             prop_assert_eq!(found.count, expected.len());
@@ -155,22 +157,23 @@ mod tests {
     }
 
     #[test]
-    fn keys_out_of_order_are_no_difference() {
+    fn keys_out_of_order_are_an_error() {
         let mut comparison = Comparison::new(std::iter::empty(), 1);
         let version = ResourceVersion::new(1).unwrap();
-        comparison.tell(ObjectKey::new("", "b"), version).unwrap();
-        let error = comparison.tell(ObjectKey::new("", "a"), version).unwrap_err();
+        comparison.compare(ObjectKey::new("", "b"), version).unwrap();
+        let error = comparison.compare(ObjectKey::new("", "a"), version).unwrap_err();
         assert_eq!(error.to_string(), "upstream lists a after b, which is not the order of keys");
     }
 
     #[test]
-    fn the_first_are_named_and_the_others_counted() {
+    fn the_first_differences_are_named_and_the_others_counted() {
         let version = |number| ResourceVersion::new(number);
-        let difference = |name: &str, held, told| Difference { key: ObjectKey::new("ns", name), held, told };
+        let difference =
+            |name: &str, cached, upstream| Difference { key: ObjectKey::new("ns", name), cached, upstream };
         let first = vec![difference("a", version(1), version(2)), difference("b", None, version(2))];
         assert_eq!(
             Differences { count: 5, first }.to_string(),
-            "ns/a (held at 1, upstream at 2), ns/b (not held, upstream at 2), and 3 more"
+            "ns/a (cached at 1, upstream at 2), ns/b (not cached, upstream at 2), and 3 more"
         );
     }
 }

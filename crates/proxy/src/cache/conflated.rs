@@ -1,11 +1,13 @@
 //! Conflated history: what the ring evicted, reduced to what a catch-up needs.
 //!
-//! A subscriber that was away for longer than the ring reaches would have to list everything again. A catch-up is cheaper: it sends
-//! each object that changed, once. For that, two states are needed for any selector: the state now, which the store has, and which
-//! objects the selector matched at the old version. Full old objects would cost as much as the ring. But membership depends only on an
-//! object's existence, uid, labels and selectable fields. So only changes of those are remembered, each with the attributes before it.
-//! The attributes before the first change after a version are the attributes at that version; an object without such a change had then
-//! the attributes that it has now.
+//! A subscriber that was away for longer than the ring reaches would have to list everything again.
+//! A catch-up is cheaper: it sends each object that changed, once. For that, two states are needed
+//! for any selector: the state now, which the store has, and which objects the selector matched at
+//! the old version. Full old objects would cost as much as the ring. But membership depends only on
+//! an object's existence, uid, labels and selectable fields. So only changes of those are
+//! remembered, each with the attributes before it. The attributes before the first change after a
+//! version are the attributes at that version; an object without such a change had then the
+//! attributes that it has now.
 //!
 //! It is bounded by bytes. Eviction raises a floor of its own, below which a version is expired.
 
@@ -26,7 +28,8 @@ use kubefan_model::{
     object::{Object, ObjectParser},
 };
 
-/// How many gaps are remembered. Each relist makes one, and without changes nothing else would evict them.
+/// How many gaps are remembered. Each relist makes one, and without changes nothing else would
+/// evict them.
 const GAPS_MAX: usize = 1024;
 
 /// What was there before a change of one object.
@@ -36,7 +39,8 @@ pub struct PriorState {
     pub version: ResourceVersion,
     /// The object.
     pub key: ObjectKey,
-    /// The object before the change, in full or only its selectable attributes; `None` if it did not exist.
+    /// The object before the change, in full or only its selectable attributes; `None` if it did
+    /// not exist.
     pub before: Option<Arc<Object>>,
 }
 
@@ -71,16 +75,18 @@ impl ConflatedHistory {
             }
             let before = match previous {
                 Some(previous) => {
-                    let same = planted::is(Bug::LeaveForgotten) || previous.is_seen_as(&object);
+                    let same = planted::is(Bug::LeaveForgotten) || previous.has_same_attributes(&object);
                     let stays = event.kind() != EventType::Deleted && same;
-                    // With a new schema an object may change without its version, which nothing else records.
+                    // With a new schema an object may change without its version, which nothing
+                    // else records.
                     if stays && previous.version() < object.version() {
                         continue;
                     }
-                    Some(previous.remnant(parser))
+                    Some(previous.selectable_attributes(parser))
                 }
-                // A delete of an object that was never seen: its last state is the only one known, as for a live event.
-                None => (event.kind() == EventType::Deleted).then(|| object.remnant(parser)),
+                // A delete of an object that was never seen: its last state is the only one known,
+                // as for a live event.
+                None => (event.kind() == EventType::Deleted).then(|| object.selectable_attributes(parser)),
             };
             let change = PriorState { version, key: object.key().clone(), before };
             self.bytes += change.cost_bytes();
@@ -120,7 +126,7 @@ impl ConflatedHistory {
         while self.gaps.front().is_some_and(|(_, to)| *to <= self.floor) {
             self.gaps.pop_front();
         }
-        when_planted!(ResidueFloorStays => self.floor = floor);
+        when_planted!(ConflatedFloorStays => self.floor = floor);
     }
 
     fn raise(&mut self, floor: ResourceVersion) {
@@ -135,7 +141,8 @@ impl ConflatedHistory {
         self.floor
     }
 
-    /// The oldest version, at or after `version`, after which all changes are known: not below the floor, and not inside a gap.
+    /// The oldest version, at or after `version`, after which all changes are known: not below the
+    /// floor, and not inside a gap.
     pub fn known_from(&self, version: ResourceVersion) -> ResourceVersion {
         let version = version.max(self.floor);
         let gap = self.gaps.iter().find(|(from, to)| *from < version && version < *to);

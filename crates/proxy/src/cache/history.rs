@@ -1,6 +1,8 @@
-//! The history of one resource and scope: recent events in full in the ring, older changes conflated.
+//! The history of one resource and scope: recent events in full in the ring, older changes
+//! conflated.
 //!
-//! What the ring evicts goes into the conflated history in the same call, so the two join without a hole.
+//! What the ring evicts goes into the conflated history in the same call, so the two join without a
+//! hole.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -13,8 +15,8 @@ use super::{
 };
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 
-/// A copy of a history at one version, by reference. It is made in parts, so that the lock is never held for long: see
-/// [`History::copy`].
+/// A copy of a history at one version, by reference. It is made in parts, so that the lock is never
+/// held for long: see [`History::copy`].
 #[derive(Debug)]
 pub struct HistoryCopy {
     /// The version that the history reaches.
@@ -56,7 +58,8 @@ impl History {
         Self::to_restore(limits, (floor, floor), parser)
     }
 
-    /// A history to be filled from a peer's: changes after `conflated_floor` are conflated, and events after `ring_floor` complete.
+    /// A history to be filled from a peer's: changes after `conflated_floor` are conflated, and
+    /// events after `ring_floor` complete.
     pub fn to_restore(
         limits: RingLimits,
         (conflated_floor, ring_floor): (ResourceVersion, ResourceVersion),
@@ -91,7 +94,8 @@ impl History {
         self.ring.push(record, now);
     }
 
-    /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring no longer holds.
+    /// Evicts what is over the limits, as [`EventRing::evict`]. Returns the records that the ring
+    /// no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
         let evicted = self.ring.evict(now, store_bytes, log_bytes, self.share);
         evicted.iter().for_each(|record| self.conflated.push(record, &self.parser));
@@ -104,12 +108,14 @@ impl History {
         self.share = share;
     }
 
-    /// The oldest version that a subscriber with gap markers may resume from, unless it is inside a gap.
+    /// The oldest version that a subscriber with gap markers may resume from, unless it is inside a
+    /// gap.
     pub fn oldest(&self) -> ResourceVersion {
         self.conflated.floor()
     }
 
-    /// What it covers at `version`, for a subscriber whose format has `gap_markers` or not. The cache has reached `current`.
+    /// What it covers at `version`, for a subscriber whose format has `gap_markers` or not. The
+    /// cache has reached `current`.
     pub fn coverage(&self, version: ResourceVersion, current: ResourceVersion, gap_markers: bool) -> Coverage {
         let log_floor = self.ring.floor();
         let (gap_end, conflated_from) = match version >= log_floor {
@@ -125,8 +131,9 @@ impl History {
         self.coverage(version, version, true).source().is_ok()
     }
 
-    /// Continues a copy by about `entries_max` entries. Returns whether there is more. The newest are copied first, because the oldest
-    /// are evicted meanwhile: what the ring evicts before it is copied is found in the conflated history.
+    /// Continues a copy by about `entries_max` entries. Returns whether there is more. The newest
+    /// are copied first, because the oldest are evicted meanwhile: what the ring evicts before it
+    /// is copied is found in the conflated history.
     pub fn copy(&self, copy: &mut HistoryCopy, entries_max: usize) -> bool {
         if copy.in_ring {
             let oldest = copy.records.last().map(|(record, _)| record.version());
@@ -166,9 +173,9 @@ impl History {
         false
     }
 
-    /// What was there before each change after one version and up to another, newest first. Each call returns about `changes_max`
-    /// changes, so that a long catch-up does not hold the lock for long. If there are more, it also returns the version below which
-    /// they are.
+    /// What was there before each change after one version and up to another, newest first. Each
+    /// call returns about `changes_max` changes, so that a long catch-up does not hold the lock for
+    /// long. If there are more, it also returns the version below which they are.
     pub fn prior_states(
         &self,
         after: ResourceVersion,

@@ -1,6 +1,7 @@
 //! The watch cache: the current objects, the recent events, and the one writer of both.
 //!
-//! Everything here is plain data without locks, clocks or I/O. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
+//! Everything here is plain data without locks, clocks or I/O. [`crate::fanout::Hub`] owns the lock
+//! and publishes it to readers.
 
 pub mod backfill;
 pub mod comparison;

@@ -1,6 +1,7 @@
 //! A cache as readers see it: the state and its history, and whether they may be served.
 //!
-//! Plain data. [`crate::fanout::Hub`] owns the lock around it, and changes the views of it in the same critical section.
+//! Plain data. [`crate::fanout::Hub`] owns the lock around it, and changes the views of it in the
+//! same critical section.
 
 use std::{
     sync::Arc,
@@ -96,7 +97,8 @@ pub struct PublishedCache {
 }
 
 impl PublishedCache {
-    /// A cache without state, of `resource`, whose objects `parser` reads. `wall_clock` gives the time to show in the status.
+    /// A cache without state, of `resource`, whose objects `parser` reads. `wall_clock` gives the
+    /// time to show in the status.
     pub fn new(
         resource: String,
         limits: RingLimits,
@@ -109,7 +111,7 @@ impl PublishedCache {
             parser,
             wall_clock,
             phase: Phase::Syncing,
-            message: "the first list has not begun".to_owned(),
+            message: "the first list has not started".to_owned(),
             warnings: Warnings::default(),
             synced_since: None,
             state: None,
@@ -149,7 +151,8 @@ impl PublishedCache {
         Applied::Continued(self.evict(received, log_bytes))
     }
 
-    /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted from the ring, oldest first.
+    /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted
+    /// from the ring, oldest first.
     pub fn shrink(&mut self, share: f64, now: Instant, log_bytes: usize) -> Vec<Record> {
         if let Some(state) = &mut self.state {
             state.history.limit_to(share);
@@ -162,7 +165,8 @@ impl PublishedCache {
         state.history.evict(now, state.store.json_bytes(), log_bytes)
     }
 
-    /// Records that the upstream watch is down, or why there is no state yet. The cached state is still served.
+    /// Records that the upstream watch is down, or why there is no state yet. The cached state is
+    /// still served.
     pub fn trouble(&mut self, message: String) {
         self.message = message;
         self.phase = if self.state.is_some() { Phase::Stale } else { Phase::Syncing };
@@ -237,12 +241,13 @@ impl PublishedCache {
         self.state.as_ref()
     }
 
-    /// The state of this epoch; `None` if another history has begun since.
+    /// The state of this epoch; `None` if another history has started since.
     pub fn state_of(&self, epoch: u64) -> Option<&CachedState> {
         self.state.as_ref().filter(|state| state.epoch == epoch)
     }
 
-    /// Continues a copy of the history of this epoch, as [`History::copy`]; `None` if another history has begun since.
+    /// Continues a copy of the history of this epoch, as [`History::copy`]; `None` if another
+    /// history has started since.
     pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
         Some(self.state_of(epoch)?.history.copy(copy, entries_max))
     }

@@ -1,14 +1,17 @@
 //! Decides how a subscriber continues from a version.
 //!
-//! A client returns with the last version it received, or a live subscriber falls behind the retained log. There are four ways to
-//! continue, from the cheapest to the most expensive: read the log, send a catch-up (each changed object once), send a backfill that
-//! was read again from upstream, or start again with a snapshot. The hazard is a way that skips or repeats an event.
+//! A client returns with the last version it received, or a live subscriber falls behind the
+//! retained log. There are four ways to continue, from the cheapest to the most expensive: read the
+//! log, send a catch-up (each changed object once), send a backfill that was read again from
+//! upstream, or start again with a snapshot. The hazard is a way that skips or repeats an event.
 //!
-//! The decision depends on many inputs (what the log and the conflated history still cover, gaps, what the format can express, what
-//! the client asked for), so it is one pure function, [`plan`], over plain data. The hub calls it inside its critical section, so
-//! history cannot move between the decision and the subscription. Where the plan needs something that takes time (a gate permit, a
-//! backfill), the hub returns that need instead of a subscription; the caller fetches it without the lock and asks again. The
-//! alternative, to look first and to subscribe later, decides twice, and the two decisions can differ.
+//! The decision depends on many inputs (what the log and the conflated history still cover, gaps,
+//! what the format can express, what the client asked for), so it is one pure function, [`plan`],
+//! over plain data. The hub calls it inside its critical section, so history cannot move between
+//! the decision and the subscription. Where the plan needs something that takes time (a gate
+//! permit, a backfill), the hub returns that need instead of a subscription; the caller fetches it
+//! without the lock and asks again. The alternative, to look first and to subscribe later, decides
+//! twice, and the two decisions can differ.
 
 use super::ring::Expired;
 use kubefan_model::ResourceVersion;
@@ -53,7 +56,8 @@ pub struct Coverage {
     pub log_floor: ResourceVersion,
     /// The end of the gap in the log that `version` lies inside.
     pub gap_end: Option<ResourceVersion>,
-    /// The oldest version, at or after `version`, after which the conflated history knows every change.
+    /// The oldest version, at or after `version`, after which the conflated history knows every
+    /// change.
     pub conflated_from: ResourceVersion,
     /// The oldest version after which the log has events and no gap.
     pub exact_from: ResourceVersion,
@@ -105,8 +109,9 @@ pub enum Situation {
 /// Everything that [`plan`] decides from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResumeRequest<E> {
-    /// What history covers at the subscriber's version. An error if no history of this cache can continue from it: the version is of
-    /// another history, or the subscriber holds the state of no version.
+    /// What history covers at the subscriber's version. An error if no history of this cache can
+    /// continue from it: the version is of another history, or the subscriber holds the state of no
+    /// version.
     pub position: Result<Coverage, E>,
     /// Why a plan is needed.
     pub situation: Situation,
@@ -174,8 +179,8 @@ mod tests {
         ResourceVersion::new(number).unwrap()
     }
 
-    /// The cache is at 100. The log starts after 50, has a gap from 60 to 70, and the conflated history starts after 20 and has a
-    /// gap from 30 to 40.
+    /// The cache is at 100. The log starts after 50, has a gap from 60 to 70, and the conflated
+    /// history starts after 20 and has a gap from 30 to 40.
     fn at(number: u64) -> Coverage {
         let conflated_from = match number {
             ..20 => 20,

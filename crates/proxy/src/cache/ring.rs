@@ -1,15 +1,17 @@
 //! The event ring: every record of one resource and scope after a floor, in order.
 //!
-//! A subscriber that returns must be sent every event after its version, or be told that this is no longer possible. So the ring is
-//! never thinned out: it is complete after its floor, and a request below the floor is [`Expired`]. The ring is bounded by bytes, count
-//! and age; eviction raises the floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller and answers less.
+//! A subscriber that returns must be sent every event after its version, or be told that this is no
+//! longer possible. So the ring is never thinned out: it is complete after its floor, and a request
+//! below the floor is [`Expired`]. The ring is bounded by bytes, count and age; eviction raises the
+//! floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller and answers less.
 //!
-//! An event needs the object before it too, because selectors compare both. That is what history costs: one old object per event. Old
-//! objects are stored packed. The newest records are *fresh*: they hold their objects unpacked, because subscribers are about to take
-//! them. Then they settle. To pack at once would compress and unpack every event within a millisecond.
+//! An event needs the object before it too, because selectors compare both. That is what history
+//! costs: one old object per event. Old objects are stored packed. The newest records are *fresh*:
+//! they hold their objects unpacked, because subscribers are about to take them. Then they settle.
+//! To pack at once would compress and unpack every event within a millisecond.
 //!
-//! A relist leaves a gap: only the state at its end is exact, because the versions inside belong to changes that were never seen. No
-//! subscriber may resume from inside a gap.
+//! A relist leaves a gap: only the state at its end is exact, because the versions inside belong to
+//! changes that were never seen. No subscriber may resume from inside a gap.
 
 use std::{
     collections::VecDeque,
@@ -44,7 +46,8 @@ pub struct Gap {
     pub to: ResourceVersion,
     /// Why upstream was listed again; also a metric label.
     pub reason: &'static str,
-    /// The difference between the two states: deletes, then adds and changes in the order of their versions.
+    /// The difference between the two states: deletes, then adds and changes in the order of their
+    /// versions.
     pub events: Vec<Arc<WatchEvent>>,
 }
 
@@ -65,36 +68,37 @@ impl Record {
         }
     }
 
-    /// Its memory in bytes beyond the current objects: mostly the objects that it replaced. If the current objects are in no other
-    /// cache (`alone`), its own objects count too.
+    /// Its memory in bytes beyond the current objects: mostly the objects that it replaced. If the
+    /// current objects are in no other cache (`alone`), its own objects count too.
     fn cost_bytes(&self, alone: bool) -> usize {
         let of = |event: &Arc<WatchEvent>| {
             let (object, previous) = (event.object(), event.previous());
-            // A deleted object is no longer in the state, neither its last version nor the one that the event brought.
+            // A deleted object is no longer in the state, neither its last version nor the one that
+            // the event brought.
             let deleted = event.kind() == EventType::Deleted;
             let only_here =
                 (deleted || alone) && previous.as_ref().is_none_or(|previous| !Arc::ptr_eq(previous, &object));
             // If the state holds it packed, a fresh event is the only owner of the unpacked bytes.
-            let own_bytes = if only_here || event.holds_plain() { object.cost_bytes() } else { 0 };
+            let own_bytes = if only_here || event.holds_unpacked() { object.cost_bytes() } else { 0 };
             size_of::<WatchEvent>() + previous.map_or(0, |previous| previous.cost_bytes()) + own_bytes
         };
         size_of::<Entry>() + self.events().iter().map(of).sum::<usize>()
     }
 }
 
-/// How much history is retained; the first limit that is reached counts. The newest record is retained whatever its size, so that a
-/// subscriber that keeps up never falls behind the floor.
+/// How much history is retained; the first limit that is reached counts. The newest record is
+/// retained whatever its size, so that a subscriber that keeps up never falls behind the floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Bytes of replaced objects, which are packed. `None`: a tenth of the JSON of the current objects, at least
-    /// [`RingLimits::BYTES_LEAST`].
+    /// Bytes of replaced objects, which are packed. `None`: a tenth of the JSON of the current
+    /// objects, at least [`RingLimits::BYTES_LEAST`].
     pub ring_bytes_max: Option<usize>,
     /// Number of records.
     pub ring_events_max: usize,
     /// Age of a record.
     pub ring_age_max: Duration,
-    /// Bytes of the conflated history of older changes. `None`: a twentieth of the JSON of the current objects, at least
-    /// [`RingLimits::RESIDUE_BYTES_LEAST`].
+    /// Bytes of the conflated history of older changes. `None`: a twentieth of the JSON of the
+    /// current objects, at least [`RingLimits::RESIDUE_BYTES_LEAST`].
     pub residue_bytes_max: Option<usize>,
 }
 
@@ -157,12 +161,14 @@ impl EventRing {
         Self { limits, floor, records, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
     }
 
-    /// The same, for events whose objects are in no cached state: their own objects count as history.
+    /// The same, for events whose objects are in no cached state: their own objects count as
+    /// history.
     pub fn alone(limits: RingLimits, floor: ResourceVersion) -> Self {
         Self { alone: true, ..Self::new(limits, floor) }
     }
 
-    /// Appends a record that is in the views' logs already; older records settle. [`Self::evict`] must follow.
+    /// Appends a record that is in the views' logs already; older records settle. [`Self::evict`]
+    /// must follow.
     pub fn push(&mut self, record: Record, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows || planted::is(Bug::OutOfOrderPassedOn));
@@ -186,8 +192,8 @@ impl EventRing {
         for event in record.events() {
             let previous = event.previous();
             event.settle();
-            // The same object, and not one that a changed schema gave other bytes at the same version: subscribers that are behind
-            // have not been sent those bytes.
+            // The same object, and not one that a changed schema gave other bytes at the same
+            // version: subscribers that are behind have not been sent those bytes.
             if let (Some(previous), Some(replaced)) = (previous, event.previous())
                 && let Some(origin) = self.event_at(replaced.version())
                 && Arc::ptr_eq(&origin.object(), &previous)
@@ -214,10 +220,12 @@ impl EventRing {
         changes.binary_search_by_key(&version, |event| event.version()).ok().map(|at| &changes[at])
     }
 
-    /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is multiplied by `share`, from 0 to 1.
+    /// Evicts what is over the limits at `now`, and returns it, oldest first. The byte limit is
+    /// multiplied by `share`, from 0 to 1.
     ///
-    /// `log_bytes` is the size of all views' logs. If it is over [`RingLimits::LOG_BYTES_MAX`], history is shortened in proportion:
-    /// subscribers with many different selectors must not be able to fill the memory.
+    /// `log_bytes` is the size of all views' logs. If it is over [`RingLimits::LOG_BYTES_MAX`],
+    /// history is shortened in proportion: subscribers with many different selectors must not be
+    /// able to fill the memory.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize, share: f64) -> Vec<Record> {
         let mut bytes_max = (self.limits.bytes_max(store_bytes) as f64 * share) as usize;
         // Packing comes before eviction.
@@ -261,7 +269,8 @@ impl EventRing {
         }
     }
 
-    /// The records after one version and up to another, with the time at which each was received, newest first.
+    /// The records after one version and up to another, with the time at which each was received,
+    /// newest first.
     pub fn between(
         &self,
         after: ResourceVersion,

@@ -1,7 +1,8 @@
 //! The current objects of one resource and scope.
 //!
-//! A persistent map: a clone is O(1) and does not change while the writer continues, so a reader's snapshot is consistent and blocks
-//! nothing. A snapshot pins only the objects that were replaced since.
+//! A persistent map: a clone is O(1) and does not change while the writer continues, so a reader's
+//! snapshot is consistent and blocks nothing. A snapshot pins only the objects that were replaced
+//! since.
 
 use std::{
     ops::Bound::{Excluded, Included, Unbounded},
@@ -15,7 +16,8 @@ use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selec
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
 pub struct Store {
-    /// Not a set of objects ordered by their keys: inner nodes retain a key for longer than its object, and would retain the object.
+    /// Not a set of objects ordered by their keys: inner nodes retain a key for longer than its
+    /// object, and would retain the object.
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
     cost_bytes: usize,
@@ -95,8 +97,8 @@ impl Store {
         range.map(|(_, object)| object).filter(|object| selection.matches(object))
     }
 
-    /// The selected objects after `last` (from the start if `None`), in key order. For a selection of one namespace or one object only
-    /// the keys of that range are read.
+    /// The selected objects after `last` (from the start if `None`), in key order. For a selection
+    /// of one namespace or one object only the keys of that range are read.
     pub fn select<'a>(
         &'a self,
         selection: &'a Selection,

@@ -1,9 +1,11 @@
 //! The one writer of a cache: turns upstream's lists and events into commits.
 //!
-//! A commit is a new state and the one record that led to it; readers see all of it or nothing. A list after the first becomes adds,
-//! changes and deletes, which are computed here, outside of the readers' lock. Objects that a list repeats unchanged stay where they are
-//! in memory, so a relist costs little more than its network buffers. Replaced objects are packed here too, before the commit is
-//! published. The hazard is a list or event that contradicts what was sent before: it starts a new history, and is never passed on.
+//! A commit is a new state and the one record that led to it; readers see all of it or nothing. A
+//! list after the first becomes adds, changes and deletes, which are computed here, outside of the
+//! readers' lock. Objects that a list repeats unchanged stay where they are in memory, so a relist
+//! costs little more than its network buffers. Replaced objects are packed here too, before the
+//! commit is published. The hazard is a list or event that contradicts what was sent before: it
+//! starts a new history, and is never passed on.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -40,7 +42,8 @@ pub enum Update {
     Event(EventType, Object),
     /// Every event at or below this version was sent.
     Bookmark(ResourceVersion),
-    /// The cluster's version is below one that it sent before: its state was restored. A list follows.
+    /// The cluster's version is below one that it sent before: its state was restored. A list
+    /// follows.
     WentBack {
         /// The cluster's version.
         reached: ResourceVersion,
@@ -106,7 +109,8 @@ struct Listing {
     reason: &'static str,
     /// An item that cannot exist if the cached state is an earlier state of the same history.
     contradiction: Option<String>,
-    /// The objects that the list replaces or deletes, packed in advance: to pack them all at its end would take seconds.
+    /// The objects that the list replaces or deletes, packed in advance: to pack them all at its
+    /// end would take seconds.
     history: HashMap<ObjectKey, Arc<Object>>,
     /// The last key that [`CacheWriter::prepare`] has compared.
     prepared: Option<ObjectKey>,
@@ -136,7 +140,8 @@ impl Packing {
         if self.pack_current { object.packed(&self.packer) } else { object.clone() }
     }
 
-    /// An item of a list, as it is stored. The first ones stay unpacked in `store` until there is a dictionary.
+    /// An item of a list, as it is stored. The first ones stay unpacked in `store` until there is a
+    /// dictionary.
     fn list_item(&mut self, object: Arc<Object>, store: &mut Store) -> Arc<Object> {
         let Some(sampler) = &mut self.sampler else { return self.current(&object) };
         sampler.look(&object);
@@ -151,7 +156,8 @@ impl Packing {
         object
     }
 
-    /// The list is complete: makes the dictionary from all of it, which is used until the next list.
+    /// The list is complete: makes the dictionary from all of it, which is used until the next
+    /// list.
     fn list_end(&mut self, store: &mut Store) {
         if self.sampler.as_ref().is_some_and(|sampler| sampler.seen() >= Self::SAMPLES_LEAST) {
             self.make_packer();
@@ -180,7 +186,8 @@ impl Packing {
 }
 
 impl CacheWriter {
-    /// A writer of an empty cache. Replaced objects are always packed; with `pack_current` the current ones are too.
+    /// A writer of an empty cache. Replaced objects are always packed; with `pack_current` the
+    /// current ones are too.
     pub fn new(pack_current: bool) -> Self {
         Self { packing: Packing { pack_current, ..Packing::default() }, ..Self::default() }
     }
@@ -200,8 +207,9 @@ impl CacheWriter {
         &self.packing.packer
     }
 
-    /// The number of objects and their JSON bytes, including a list in progress: the limits of a first sync apply to them.
-    pub fn held(&self) -> (usize, usize) {
+    /// The number of objects and their JSON bytes, including a list in progress: the limits of a
+    /// first sync apply to them.
+    pub fn size_with_list(&self) -> (usize, usize) {
         let listing = self.listing.as_ref().map(|listing| &listing.store);
         let most = |of: fn(&Store) -> usize| of(&self.store).max(listing.map_or(0, of));
         (most(Store::len), most(Store::json_bytes))
@@ -218,18 +226,18 @@ impl CacheWriter {
             }
             Update::ListItem(object) => {
                 let listing = self.listing.as_mut().ok_or(UpdateError::NotListed)?;
-                let held = self.store.get(object.key().as_str());
+                let cached = self.store.get(object.key().as_str());
                 if listing.contradiction.is_none()
                     && let Some(reached) = self.version
                 {
-                    listing.contradiction = contradiction(held, &object, reached, listing.reason);
+                    listing.contradiction = contradiction(cached, &object, reached, listing.reason);
                 }
-                let object = match held {
-                    Some(held) if same(held, &object) => held.clone(),
-                    held => new_object(object, held),
+                let object = match cached {
+                    Some(cached) if same(cached, &object) => cached.clone(),
+                    cached => new_object(object, cached),
                 };
-                if let Some(held) = held.filter(|held| !Arc::ptr_eq(held, &object)) {
-                    listing.history.insert(held.key().clone(), held.packed(&self.packing.packer));
+                if let Some(cached) = cached.filter(|cached| !Arc::ptr_eq(cached, &object)) {
+                    listing.history.insert(cached.key().clone(), cached.packed(&self.packing.packer));
                 }
                 let object = self.packing.list_item(object, &mut listing.store);
                 listing.store.insert(object);
@@ -261,8 +269,9 @@ impl CacheWriter {
         }
     }
 
-    /// Does a part of the work before the commit of a complete list, for up to `objects_max` objects. Returns whether there is more.
-    /// Optional: for callers that have to yield to other tasks.
+    /// Does a part of the work before the commit of a complete list, for up to `objects_max`
+    /// objects. Returns whether there is more. Optional: for callers that have to yield to other
+    /// tasks.
     pub fn prepare(&mut self, objects_max: usize) -> bool {
         let Some(listing) = &mut self.listing else { return false };
         let prepared = listing.prepared.take();
@@ -281,15 +290,16 @@ impl CacheWriter {
 
     fn change(&mut self, kind: EventType, object: Object) -> Commit {
         let version = object.version();
-        let held = self.store.get(object.key().as_str());
-        let object = new_object(object, held);
+        let cached = self.store.get(object.key().as_str());
+        let object = new_object(object, cached);
         self.packing.event(&object);
         let current = (kind != EventType::Deleted).then(|| self.packing.current(&object));
         let previous = match &current {
             None => self.store.remove(object.key().as_str()),
             Some(current) => self.store.insert(current.clone()),
         };
-        // The cached state decides: an apiserver that restarted may send ADDED for an object that is cached.
+        // The cached state decides: an apiserver that restarted may send ADDED for an object that
+        // is cached.
         let kind = match (kind, &previous) {
             (EventType::Deleted, _) => EventType::Deleted,
             (_, Some(_)) => EventType::Modified,
@@ -315,8 +325,8 @@ impl CacheWriter {
                 if events.is_empty() && from == version {
                     Change::Version
                 } else if from == version {
-                    // The same version with other bytes: the schema has changed. History is ordered by versions, so such a
-                    // change has no place in it.
+                    // The same version with other bytes: the schema has changed. History is ordered
+                    // by versions, so such a change has no place in it.
                     start(format!("a list at version {version} differs from the one before at that version"))
                 } else {
                     Change::Record(Record::Gap(Arc::new(Gap { from, to: version, reason, events })))
@@ -332,28 +342,31 @@ impl CacheWriter {
     }
 }
 
-/// Whether a list repeats an object. The same version has the same bytes, unless the schema has changed.
-fn same(held: &Object, object: &Object) -> bool {
-    held.version() == object.version() && held.json_len() == object.json_len() && held.bytes() == object.bytes()
+/// Whether a list repeats an object. The same version has the same bytes, unless the schema has
+/// changed.
+fn same(cached: &Object, object: &Object) -> bool {
+    cached.version() == object.version() && cached.json_len() == object.json_len() && cached.bytes() == object.bytes()
 }
 
-/// Why a listed object cannot exist if `held` is its state at the version `reached`, earlier in the same history. Such an object is of
-/// a restored state that has since passed `reached` by other changes.
+/// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in
+/// the same history. Such an object is of a restored state that has since passed `reached` by other
+/// changes.
 fn contradiction(
-    held: Option<&Arc<Object>>,
+    cached: Option<&Arc<Object>>,
     object: &Object,
     reached: ResourceVersion,
     reason: &str,
 ) -> Option<String> {
     let (key, version) = (object.key(), object.version());
-    match held {
-        Some(held) if version < held.version() => {
-            Some(format!("{key} was at version {}, and is listed at {version}", held.version()))
+    match cached {
+        Some(cached) if version < cached.version() => {
+            Some(format!("{key} was at version {}, and is listed at {version}", cached.version()))
         }
-        Some(held) if version == held.version() && object.uid() != held.uid() => {
-            Some(format!("{key} at version {version} had uid {}, and has {}", held.uid(), object.uid()))
+        Some(cached) if version == cached.version() && object.uid() != cached.uid() => {
+            Some(format!("{key} at version {version} had uid {}, and has {}", cached.uid(), object.uid()))
         }
-        // An object that a self-check finds missing was lost on the way; that alone does not mean another history.
+        // An object that a self-check finds missing was lost on the way; that alone does not mean
+        // another history.
         None if version <= reached && reason != SELF_CHECK => {
             Some(format!("{key} is listed at version {version}, and was not there at {reached}"))
         }
@@ -362,16 +375,17 @@ fn contradiction(
 }
 
 /// The object, sharing the text of its key with the object that it replaces.
-fn new_object(mut object: Object, held: Option<&Arc<Object>>) -> Arc<Object> {
-    if let Some(held) = held {
-        object.share_key(held);
+fn new_object(mut object: Object, cached: Option<&Arc<Object>>) -> Arc<Object> {
+    if let Some(cached) = cached {
+        object.share_key(cached);
     }
     Arc::new(object)
 }
 
-/// The difference between two states: deletes first (a key whose uid changed is deleted, then added), then adds and changes in the
-/// order of their versions. An object with other bytes at the same version counts as changed, because its schema has. `packed` has
-/// replaced objects that are packed already.
+/// The difference between two states: deletes first (a key whose uid changed is deleted, then
+/// added), then adds and changes in the order of their versions. An object with other bytes at the
+/// same version counts as changed, because its schema has. `packed` has replaced objects that are
+/// packed already.
 fn difference(
     before: &Store,
     after: &Store,
@@ -381,7 +395,7 @@ fn difference(
     let mut event = |kind, object: &Arc<Object>, previous: Option<&Arc<Object>>| {
         let event = WatchEvent::new(kind, object.version(), object.clone(), previous.cloned());
         let previous = previous.and_then(|previous| packed.remove(previous.key()));
-        Arc::new(event.packing_previous_as(previous).packing(packer, None))
+        Arc::new(event.with_packed_previous(previous).packing(packer, None))
     };
     let mut deletes = Vec::new();
     for old in before.iter() {

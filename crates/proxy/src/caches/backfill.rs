@@ -320,7 +320,7 @@ impl Backfiller {
         let Served { gvr, hub, .. } = &self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| self.unsynced())?;
         let reflector = self.context.reflector_for(&self.served, WatchPurpose::Backfill);
-        let mut reflector = reflector.backfilling(from, with_state);
+        let mut reflector = reflector.for_backfill(from, with_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
         loop {

@@ -372,7 +372,7 @@ impl Prover {
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
         let upstream = &self.context.upstream;
         let (doubt, mut from) = (upstream.doubt(), self.reached(epoch)?);
-        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).backfilling(from, false);
+        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(from, false);
         let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
         let mut opened: Option<Instant> = None;
         let (to, received) = loop {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::context::CacheContext;
 use crate::{
     fanout::Served,
-    upstream::discovery::{Custom, DiscoveryError, ResourceInfo, SchemaFingerprint},
+    upstream::discovery::{CustomResourceSchema, DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
 use kubefan_model::fields::FieldTable;
 
@@ -36,7 +36,8 @@ impl DiscoveredResource {
         };
         // Read before the fields, so that a change in between counts as a change.
         let schema = discovery.schema_fingerprint(&info.gvr.group, &info.gvr.version).await.ok();
-        let Custom { selectable_fields, list_kind } = discovery.custom(&info.gvr, &info.kind).await?;
+        let CustomResourceSchema { selectable_fields, list_kind } =
+            discovery.custom_resource_schema(&info.gvr, &info.kind).await?;
         let fields = Arc::new(FieldTable::new(&info.gvr, info.namespaced, &selectable_fields));
         let list_kind = list_kind.unwrap_or_else(|| format!("{}List", info.kind)).into();
         Ok(Self { info, fields, list_kind, schema })

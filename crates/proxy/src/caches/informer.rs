@@ -31,7 +31,7 @@ use super::{
 use crate::{
     cache::{CacheWriter, Update},
     fanout::{CommitBatch, Phase, Served, StreamEnd},
-    peer::Restored,
+    peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, UpstreamError,
@@ -184,8 +184,8 @@ impl Informer {
     /// lists.
     async fn start_warm(&mut self, batch: &mut CommitBatch) {
         let taken = warm_start(&self.context, &self.served, &self.schema, &mut self.random).await;
-        let Some((Restored { commit, writer, .. }, proven_at)) = taken else { return };
-        self.reflector.go_on_from(commit.version);
+        let Some((ReceivedCache { commit, writer, .. }, proven_at)) = taken else { return };
+        self.reflector.resume_from(commit.version);
         self.writer = writer;
         proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
         batch.commit(commit, Instant::now());
@@ -195,7 +195,7 @@ impl Informer {
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<Step, ReflectorError> {
         let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
         let step = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
-        advanced_to.into_iter().for_each(|version| self.reflector.nothing_until(version));
+        advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
         step
     }
 
@@ -250,7 +250,7 @@ impl Informer {
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), %error, "upstream is not confirmed to be the same cluster; reading again");
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
-            (None, Some(version)) => self.reflector.go_on_from(version),
+            (None, Some(version)) => self.reflector.resume_from(version),
             (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
         }
         self.wait(error.retry_after()).await;
@@ -326,7 +326,7 @@ impl Informer {
                 self.wait(None).await;
             }
         }
-        let (objects, bytes) = self.writer.held();
+        let (objects, bytes) = self.writer.size_with_list();
         self.allowance.as_mut()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
@@ -338,8 +338,10 @@ impl Informer {
         if let ReflectorError::Object(ObjectError::Table(table)) = &error {
             let resource = &self.served.gvr;
             return Some(match table {
-                TableError::Changed => Stopped::Rewritten(format!("the table columns of {resource} have changed")),
-                TableError::Malformed(_) | TableError::Relative(_) => {
+                TableError::ColumnsChanged => {
+                    Stopped::Rewritten(format!("the table columns of {resource} have changed"))
+                }
+                TableError::Malformed(_) | TableError::UnknownAge(_) => {
                     Stopped::NotAcceptable(format!("{resource} is not cached as tables: {table}"))
                 }
             });

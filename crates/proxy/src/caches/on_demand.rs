@@ -263,7 +263,7 @@ fn exhausted(media: Media, message: String) -> Refusal {
 
 /// Fails if the resource's tables cannot be cached, by its name.
 fn check_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
-    match table::other_times(gvr) {
+    match table::columns_with_other_ages(gvr) {
         None => Ok(()),
         Some(columns) => Err(Refusal::NotCached(format!(
             "{gvr} is not cached as tables: kubefan cannot recompute {columns}, so they would be as old as the last event"

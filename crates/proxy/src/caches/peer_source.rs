@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{entry::CacheId, registry::Registry};
-use crate::peer::{Offer, Source};
+use crate::peer::{OfferedCache, Source};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 
 impl Source for Arc<Registry> {
-    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer> {
+    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<OfferedCache> {
         let id = CacheId { gvr: gvr.clone(), scope: scope.clone(), media: Media::Json };
         let cache = self.caches.get(&id)?.clone();
-        Some(Offer {
+        Some(OfferedCache {
             hub: cache.served.hub.clone(),
             upstream_field_selector: self.context.upstream_field_selector.clone(),
             schema: cache.schema.text(&cache.served),

@@ -87,7 +87,7 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
             Ok(None) => break,
             Ok(Some(page)) => {
                 for (key, version) in page {
-                    if let Err(error) = comparison.tell(key, version) {
+                    if let Err(error) = comparison.compare(key, version) {
                         return Some(CheckResult::Failed(error.to_string()));
                     }
                 }

@@ -22,7 +22,7 @@ use super::{context::CacheContext, schema::CachedSchema};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,
-    peer::{CacheIdentity, Decoder, PeerError, Peers, Restored},
+    peer::{CacheIdentity, Decoder, PeerError, Peers, ReceivedCache},
     telemetry::metrics::WarmStart,
     upstream::{UpstreamError, identity::IdentityError, metadata::MetadataPages},
 };
@@ -69,7 +69,7 @@ pub(super) async fn warm_start(
     served: &Served,
     schema: &CachedSchema,
     random: &mut impl Rng,
-) -> Option<(Restored, Option<Instant>)> {
+) -> Option<(ReceivedCache, Option<Instant>)> {
     let peers = context.peers.as_ref()?;
     let (started, limit) = (Instant::now(), peers.peer_timeout);
     let done = timeout(limit, fetch_confirmed(context, peers, served, schema, random));
@@ -79,7 +79,7 @@ pub(super) async fn warm_start(
     served.hub.metrics().warm_start(result);
     match done {
         Ok((restored, proven_at)) => {
-            let Restored { received, bytes, .. } = &restored;
+            let ReceivedCache { received, bytes, .. } = &restored;
             let (version, took) = (restored.commit.version, started.elapsed());
             info!(%resource, scope, %version, ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
@@ -101,7 +101,7 @@ async fn fetch_confirmed(
     served: &Served,
     schema: &CachedSchema,
     random: &mut impl Rng,
-) -> Result<(Restored, Option<Instant>), ColdStart> {
+) -> Result<(ReceivedCache, Option<Instant>), ColdStart> {
     let schema = schema.text(served).ok_or(ColdStart::UnknownSchema)?;
     context.upstream.confirm(context.upstream.doubt()).await?;
     let wanted = CacheIdentity {

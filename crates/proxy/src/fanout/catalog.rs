@@ -1,4 +1,5 @@
-//! What servers know of the caches: one small trait, so that servers are tested without an upstream.
+//! What servers know of the caches: one small trait, so that servers are tested without an
+//! upstream.
 
 use std::{future::Future, sync::Arc};
 
@@ -37,7 +38,8 @@ pub enum Patience {
     /// Not at all: upstream answers the read soon enough.
     #[default]
     AtOnce,
-    /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the reader more.
+    /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the
+    /// reader more.
     Bookmark,
     /// The same, also if a recent wait failed: upstream cannot answer the read instead.
     Insistent,
@@ -45,11 +47,13 @@ pub enum Patience {
 
 /// The caches that servers read from.
 pub trait Catalog: Send + Sync + 'static {
-    /// Finds the cache of a resource in an encoding, and may start it. If `group` and `version` are empty, `resource` is any name that
-    /// kubectl takes. `namespace` is the requested one; empty for all.
+    /// Finds the cache of a resource in an encoding, and may start it. If `group` and `version` are
+    /// empty, `resource` is any name that kubectl takes. `namespace` is the requested one; empty
+    /// for all.
     ///
     /// # Errors
-    /// For protobuf, [`Refusal::NotCached`] whatever the reason: the objects can be read upstream, or as JSON.
+    /// For protobuf, [`Refusal::NotCached`] whatever the reason: the objects can be read upstream,
+    /// or as JSON.
     fn find(
         &self,
         group: &str,
@@ -59,11 +63,13 @@ pub trait Catalog: Send + Sync + 'static {
         media: Media,
     ) -> impl Future<Output = Result<Served, Refusal>> + Send;
 
-    /// Reads the events after `version` from upstream again, for a client that returns with a version from before this cache started.
-    /// A view that selects by labels or fields `needs_state`. One read serves all calls at about the same time.
+    /// Reads the events after `version` from upstream again, for a client that returns with a
+    /// version from before this cache started. A view that selects by labels or fields
+    /// `needs_state`. One read serves all calls at about the same time.
     ///
     /// # Errors
-    /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`] if it could not be asked.
+    /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`]
+    /// if it could not be asked.
     fn backfill(
         &self,
         served: &Served,
@@ -71,14 +77,15 @@ pub trait Catalog: Send + Sync + 'static {
         needs_state: bool,
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
 
-    /// Waits for upstream's proof that the state of a cache is not older than this call. One proof serves all that wait.
+    /// Waits for upstream's proof that the state of a cache is not older than this call. One proof
+    /// serves all that wait.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
     fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// The version that the cluster has reached, from an upstream request made after `asked`. One request serves all calls that began
-    /// to wait before it.
+    /// The version that the cluster has reached, from an upstream request made after `asked`. One
+    /// request serves all calls that began to wait before it.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if upstream could not be asked, or if another cluster answered.
@@ -94,6 +101,7 @@ pub trait Catalog: Send + Sync + 'static {
     /// Changes whenever a cache is added, removed or enters another phase.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Every cache with its encoding, ordered by name. A resource that is cached in several encodings is listed with each.
+    /// Every cache with its encoding, ordered by name. A resource that is cached in several
+    /// encodings is listed with each.
     fn list(&self) -> Vec<(Media, ResourceStatus)>;
 }

@@ -1,7 +1,9 @@
-//! Admits everything that pins state while it is sent or read: snapshots, lists, catch-ups, backfills and transfers to peers.
+//! Admits everything that pins state while it is sent or read: snapshots, lists, catch-ups,
+//! backfills and transfers to peers.
 //!
-//! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a time; the others wait in a queue, in the
-//! order in which they came, for a bounded time. Live streams never pass through here. Under memory pressure the limit is lowered.
+//! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a
+//! time; the others wait in a queue, in the order in which they came, for a bounded time. Live
+//! streams never pass through here. Under memory pressure the limit is lowered.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -39,7 +41,8 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct Withheld {
     withheld: usize,
-    /// How many should be withheld. The rest is in use, and is withheld when it is given back; otherwise the queue would get it.
+    /// How many should be withheld. The rest is in use, and is withheld when it is given back;
+    /// otherwise the queue would get it.
     wanted: usize,
 }
 
@@ -120,8 +123,9 @@ impl Gate {
         }
     }
 
-    /// Admits only so many at a time from now on. Permits in use stay valid, and are withheld when they are given back. Call it again
-    /// now and then: a permit that was handed to a waiter that gave up may have come back.
+    /// Admits only so many at a time from now on. Permits in use stay valid, and are withheld when
+    /// they are given back. Call it again now and then: a permit that was handed to a waiter that
+    /// gave up may have come back.
     pub fn narrow(&self, snapshots_max: usize) {
         let mut withholding = locked(&self.withholding);
         withholding.wanted = self.limits.snapshots_max.saturating_sub(snapshots_max);

@@ -1,7 +1,9 @@
-//! From one event to many subscribers: views shared by equal subscriptions, and cursors into their logs.
+//! From one event to many subscribers: views shared by equal subscriptions, and cursors into their
+//! logs.
 //!
-//! The hub is the only place where state, history and views change, all in one critical section per commit. A commit never waits
-//! for a subscriber: a subscription pulls, and a wake-up carries no data.
+//! The hub is the only place where state, history and views change, all in one critical section per
+//! commit. A commit never waits for a subscriber: a subscription pulls, and a wake-up carries no
+//! data.
 
 pub mod catalog;
 pub mod gate;

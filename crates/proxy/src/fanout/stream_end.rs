@@ -21,7 +21,8 @@ pub enum StreamEnd {
         "the snapshot made too little progress in {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
     )]
     SnapshotStalled(Duration),
-    /// The subscriber fell behind the retained events, and the gate has no permit for a catch-up or snapshot.
+    /// The subscriber fell behind the retained events, and the gate has no permit for a catch-up or
+    /// snapshot.
     #[error("{0}; come back with the last version")]
     Overloaded(String),
     /// The subscriber fell behind the retained events.
@@ -33,7 +34,8 @@ pub enum StreamEnd {
     /// The apiserver began to deny kubefan the resource.
     #[error("{0}")]
     Forbidden(String),
-    /// Upstream's versions went back (etcd was restored), or its schema changed without a new version: clients need a new snapshot.
+    /// Upstream's versions went back (etcd was restored), or its schema changed without a new
+    /// version: clients need a new snapshot.
     #[error("upstream's history was rewritten: {0}; start over with a snapshot")]
     Rewritten(String),
     /// kubefan stopped caching the resource.

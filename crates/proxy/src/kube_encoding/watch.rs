@@ -13,7 +13,7 @@ use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_model::{
     Media,
     event::EventType,
-    format::{Format, Include},
+    format::{Format, IncludeObject},
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND},
     protobuf::{self, INITIAL_EVENTS_END},
     table::{self, Tables},
@@ -27,7 +27,7 @@ pub struct TypeMeta {
     /// The value of `apiVersion`.
     api_version: String,
     /// Set for a watch of Tables, with how much of its object each row includes.
-    tables: Option<(Arc<Tables>, Include)>,
+    tables: Option<(Arc<Tables>, IncludeObject)>,
 }
 
 impl TypeMeta {

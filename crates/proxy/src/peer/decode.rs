@@ -49,7 +49,7 @@ const REASONS: [&str; 12] = [
 ];
 
 /// A completely received cache.
-pub struct Restored {
+pub struct ReceivedCache {
     /// State and history, ready to be published.
     pub commit: Commit,
     /// The writer, which continues from that state.
@@ -251,7 +251,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The trailer is missing or does not match the received parts.
-    pub fn finish(mut self) -> Result<Restored, PeerError> {
+    pub fn finish(mut self) -> Result<ReceivedCache, PeerError> {
         let trailer = self.trailer.ok_or_else(|| PeerError::CutOff("it has no trailer".to_owned()))?;
         self.events()?;
         let Self { state: State::History(events), writer, received, bytes, digest, now, .. } = self else {
@@ -263,7 +263,7 @@ impl Decoder {
         }
         let (version, store, history) = events.finish(now)?;
         let commit = Commit { store, version, change: Change::Restored(Box::new(history)) };
-        Ok(Restored { commit, writer, received, bytes })
+        Ok(ReceivedCache { commit, writer, received, bytes })
     }
 }
 
@@ -298,7 +298,7 @@ impl HistoryBuilder {
         let key = ObjectKey::new(&change.namespace, &change.name);
         let before = match change.before.is_empty() {
             true => None,
-            false => Some(Arc::new(parser.parse(&change.before)?).remnant(parser)),
+            false => Some(Arc::new(parser.parse(&change.before)?).selectable_attributes(parser)),
         };
         if before.as_ref().is_some_and(|before| *before.key() != key) {
             return Err(PeerError::broken(format_args!("a change of {key} with another object")));

@@ -23,9 +23,9 @@ pub mod tls;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{Decoder, Restored};
+pub use decode::{Decoder, ReceivedCache};
 pub use encode::Encoder;
 pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use receiver::{Dial, DnsDial, Peers};
-pub use sender::{Offer, Sender, Source};
+pub use sender::{OfferedCache, Sender, Source};

@@ -22,7 +22,7 @@ use tower::service_fn;
 use tracing::info;
 
 use super::{
-    decode::{CHUNK_BYTES_MAX, Decoder, Restored},
+    decode::{CHUNK_BYTES_MAX, Decoder, ReceivedCache},
     error::PeerError,
     identity::CacheIdentity,
     tls::PeerTls,
@@ -144,7 +144,7 @@ impl Peers {
         wanted: &CacheIdentity,
         mut decoder: impl FnMut() -> Decoder,
         random: &mut impl Rng,
-    ) -> Result<(SocketAddr, Restored), PeerError> {
+    ) -> Result<(SocketAddr, ReceivedCache), PeerError> {
         let mut addresses = self.dial.addresses().await?;
         addresses.shuffle(random);
         let mut last = PeerError::Alone;
@@ -166,7 +166,7 @@ impl Peers {
         address: SocketAddr,
         wanted: &CacheIdentity,
         mut decoder: Decoder,
-    ) -> Result<Restored, PeerError> {
+    ) -> Result<ReceivedCache, PeerError> {
         let stalled = |limit: Duration| PeerError::CutOff(format!("nothing arrived for {limit:?}"));
         let connecting = timeout(CONNECT_TIMEOUT, self.dial.connect(address));
         let channel =

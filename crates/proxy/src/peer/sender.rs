@@ -42,7 +42,7 @@ const CHUNKS_AHEAD: usize = 2;
 const COPY_ENTRIES: usize = 1024;
 
 /// A cache that may be sent to a peer.
-pub struct Offer {
+pub struct OfferedCache {
     /// The hub of the cache.
     pub hub: Arc<Hub>,
     /// The field selector that limits what is cached; empty for everything.
@@ -55,7 +55,7 @@ pub struct Offer {
 /// Finds caches to send.
 pub trait Source: Send + Sync + 'static {
     /// The cache of a resource and scope.
-    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<Offer>;
+    fn offer(&self, gvr: &GroupVersionResource, scope: &Scope) -> Option<OfferedCache>;
 
     /// The identity of the cluster behind every cache here; `None` if it is unknown.
     fn cluster(&self) -> Option<String>;
@@ -79,7 +79,12 @@ impl<S: Source> Sender<S> {
         Self { source, all: Arc::new(Semaphore::new(TRANSFERS_MAX)), each: Mutex::default() }
     }
 
-    fn identity_of(&self, wanted: &CacheIdentity, cluster: String, offer: &Offer) -> Result<CacheIdentity, Status> {
+    fn identity_of(
+        &self,
+        wanted: &CacheIdentity,
+        cluster: String,
+        offer: &OfferedCache,
+    ) -> Result<CacheIdentity, Status> {
         let schema =
             offer.schema.clone().ok_or_else(|| Status::unavailable("its schema is unknown, or is changing"))?;
         let upstream_field_selector = offer.upstream_field_selector.clone();

@@ -142,7 +142,7 @@ fn decode(
     parts: impl IntoIterator<Item = TransferResponse>,
     limits: RingLimits,
     pack: bool,
-) -> Result<Restored, PeerError> {
+) -> Result<ReceivedCache, PeerError> {
     let writer = CacheWriter::new(pack);
     let mut decoder = Decoder::new(identity(), limits, parser(), writer, 1 << 30, Instant::now());
     for part in parts {
@@ -177,7 +177,7 @@ fn contents(store: &Store, history: &History) -> String {
     lines.join("\n")
 }
 
-fn restored(restored: Restored) -> (Store, History, CacheWriter) {
+fn restored(restored: ReceivedCache) -> (Store, History, CacheWriter) {
     let Change::Restored(history) = restored.commit.change else { panic!("no history") };
     (restored.commit.store, *history, restored.writer)
 }

@@ -175,7 +175,7 @@ impl<C: Catalog> Reader<C> {
     ) -> Result<ProvidedBackfill, Refusal> {
         // The state before an event decides whether an object enters or leaves, and whether its
         // projection has changed.
-        let compares = selection.can_change() || format.only_changes();
+        let compares = selection.membership_can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
         match self.catalog.backfill(served, version, needs_state).await {
             Ok(backfill) => Ok(ProvidedBackfill::Read(backfill)),

@@ -15,7 +15,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
 use self::{cache::CacheFamilies, register::Registrar};
 pub use self::{
     cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
-    labels::{ConnectionEnd, Lag, Proof, Refused, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
 };
 use super::requests::RequestMetrics;
 use kubefan_model::{GroupVersionResource, Media, Scope};
@@ -78,7 +78,7 @@ impl Metrics {
             "Requests refused instead of forwarded upstream, by reason.",
             &["reason"],
         )?;
-        for refused in Refused::ALL {
+        for refused in PassthroughRefusal::ALL {
             passthrough_refused.with_label_values(&[refused.as_str()]);
         }
         Ok(Self {
@@ -148,13 +148,13 @@ impl Metrics {
     }
 
     /// Counts a forwarded request. It counts as in flight until the guard is dropped.
-    pub fn passed_on(self: &Arc<Self>, verb: &'static str) -> PassedOn {
+    pub fn passthrough_started(self: &Arc<Self>, verb: &'static str) -> PassthroughGuard {
         self.passthrough_in_flight.inc();
-        PassedOn { all: self.clone(), verb, is_counted: false }
+        PassthroughGuard { all: self.clone(), verb, is_counted: false }
     }
 
     /// Counts a request that was refused instead of forwarded.
-    pub fn refused_to_pass_on(&self, refused: Refused) {
+    pub fn count_passthrough_refusal(&self, refused: PassthroughRefusal) {
         self.passthrough_refused.with_label_values(&[refused.as_str()]).inc();
     }
 
@@ -197,13 +197,13 @@ pub struct GateMetrics {
 
 /// Counts one forwarded request. Dropped without an answer, it counts as `error`: upstream did not
 /// answer, or the caller went away.
-pub struct PassedOn {
+pub struct PassthroughGuard {
     all: Arc<Metrics>,
     verb: &'static str,
     is_counted: bool,
 }
 
-impl PassedOn {
+impl PassthroughGuard {
     /// Counts upstream's answer.
     pub fn answered(&mut self, code: http::StatusCode) {
         self.is_counted = true;
@@ -211,7 +211,7 @@ impl PassedOn {
     }
 }
 
-impl Drop for PassedOn {
+impl Drop for PassthroughGuard {
     fn drop(&mut self) {
         self.all.passthrough_in_flight.dec();
         if !self.is_counted {

@@ -94,10 +94,10 @@ impl RequestMetrics {
 
     /// Counts a request that arrived. It counts as in flight until the guard is dropped. The
     /// duration of a `long_running` request is not recorded.
-    pub fn begin(&self, protocol: Protocol, verb: &'static str, long_running: bool) -> Counted {
+    pub fn begin(&self, protocol: Protocol, verb: &'static str, long_running: bool) -> RequestGuard {
         let in_flight = self.in_flight.with_label_values(&[protocol.as_str(), verb]);
         in_flight.inc();
-        Counted {
+        RequestGuard {
             all: self.clone(),
             protocol,
             verb,
@@ -110,7 +110,7 @@ impl RequestMetrics {
 }
 
 /// Counts one request. Dropped without an answer, it counts as cancelled.
-pub struct Counted {
+pub struct RequestGuard {
     all: RequestMetrics,
     protocol: Protocol,
     verb: &'static str,
@@ -120,7 +120,7 @@ pub struct Counted {
     answered_by: Option<AnsweredBy>,
 }
 
-impl Counted {
+impl RequestGuard {
     /// Counts the start of the answer.
     pub fn answered(&mut self, resource: &str, code: &str, by: AnsweredBy) {
         self.answered_by = Some(by);
@@ -129,7 +129,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.in_flight.dec();
         match self.answered_by {

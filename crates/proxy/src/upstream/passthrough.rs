@@ -77,7 +77,7 @@ struct BaseUrl {
 }
 
 /// The permit of a forwarded request. It must be held until the response has ended.
-pub struct Place {
+pub struct PassthroughPermit {
     route: Route,
     _all: OwnedSemaphorePermit,
     _long_running: Option<OwnedSemaphorePermit>,
@@ -125,28 +125,38 @@ impl Passthrough {
     /// Acquires a permit for one request. `is_upgrade` requests get a separate connection.
     /// Long-running requests (`lasts`, and all upgrades) have a lower limit. `None` if a limit is
     /// reached.
-    pub fn place(&self, is_upgrade: bool, lasts: bool) -> Option<Place> {
+    pub fn try_acquire(&self, is_upgrade: bool, lasts: bool) -> Option<PassthroughPermit> {
         let all = self.all.clone().try_acquire_owned().ok()?;
         let long_running = match lasts || is_upgrade {
             true => Some(self.long_running.clone().try_acquire_owned().ok()?),
             false => None,
         };
         if is_upgrade {
-            return Some(Place { route: Route::Upgrade, _all: all, _long_running: long_running, _connection: None });
+            return Some(PassthroughPermit {
+                route: Route::Upgrade,
+                _all: all,
+                _long_running: long_running,
+                _connection: None,
+            });
         }
         let free = |connection: &Arc<Semaphore>| connection.clone().try_acquire_owned().ok();
         let free = self.connections.iter().enumerate().find_map(|(number, permits)| Some((number, free(permits)?)));
         // The connections together have enough permits. A search can miss one only if it was
         // released behind the search's position.
         let (number, connection) = free.map_or((0, None), |(number, permit)| (number, Some(permit)));
-        Some(Place { route: Route::Shared(number), _all: all, _long_running: long_running, _connection: connection })
+        Some(PassthroughPermit {
+            route: Route::Shared(number),
+            _all: all,
+            _long_running: long_running,
+            _connection: connection,
+        })
     }
 
     /// Sends a request. Method, path, query, headers and body stay unchanged, except for the host
     /// and the credentials.
     pub async fn send(
         &self,
-        place: &Place,
+        place: &PassthroughPermit,
         mut request: http::Request<UpstreamBody>,
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
         let invalid = |_| UpstreamError::invalid("the path cannot be appended to the server's");

@@ -89,13 +89,13 @@ fn long() -> RingLimits {
     RingLimits { ring_events_max: 1000, ..limits() }
 }
 
-/// So many more that all records before are fresh no longer.
+/// Adds enough records that those before are no longer fresh.
 fn age(ring: &mut EventRing, from: u64) {
     (from..).take(RingLimits::FRESH_RECORDS_MAX).for_each(|number| push(ring, event(number)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fresh_record_holds_what_is_about_to_be_taken_and_a_settled_one_holds_it_once_and_packed() {
+async fn a_fresh_record_has_unpacked_objects_and_a_settled_one_shares_packed_ones() {
     let mut ring = EventRing::new(long(), version(10));
     let (first, second) = (large(11), large(12));
     let events = [change(&first, None), change(&second, Some(&first))];
@@ -115,7 +115,7 @@ async fn a_fresh_record_holds_what_is_about_to_be_taken_and_a_settled_one_holds_
 }
 
 #[tokio::test(start_paused = true)]
-async fn fresh_records_are_bounded_in_bytes_too_and_make_no_room_by_forgetting() {
+async fn fresh_records_are_bounded_in_bytes_and_packed_before_any_is_evicted() {
     let mut ring = EventRing::new(RingLimits { ring_bytes_max: None, ..long() }, version(10));
     let mut objects = vec![large(11)];
     for number in 12..40 {
@@ -135,7 +135,7 @@ async fn fresh_records_are_bounded_in_bytes_too_and_make_no_room_by_forgetting()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_relist_brought_in_is_packed_when_it_is_replaced() {
+async fn an_object_from_a_relist_is_packed_when_it_is_replaced() {
     let mut ring = EventRing::new(long(), version(10));
     let (gone, first, second) = (large(9), large(13), large(21));
     let deleted = WatchEvent::new(EventType::Deleted, gone.version(), gone.clone(), Some(gone.clone()));
@@ -149,7 +149,7 @@ async fn what_a_relist_brought_in_is_packed_when_it_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn alone_a_ring_counts_what_its_events_bring_in() {
+async fn a_ring_without_a_cache_counts_the_objects_of_its_events() {
     let mut ring = EventRing::alone(RingLimits { ring_bytes_max: Some(1 << 20), ..long() }, version(10));
     for number in 11..41 {
         let object = sized(number, 100 << 10);
@@ -159,7 +159,7 @@ async fn alone_a_ring_counts_what_its_events_bring_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_bytes_of_a_version_are_not_those_that_an_older_event_brought_in() {
+async fn an_object_with_other_bytes_at_the_same_version_is_not_shared() {
     let mut ring = EventRing::new(long(), version(10));
     // A changed schema gives the object other bytes, under the version that it had.
     let (first, other, second) = (large(11), sized(11, 4 << 10), large(21));
@@ -173,7 +173,7 @@ async fn other_bytes_of_a_version_are_not_those_that_an_older_event_brought_in()
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_limit_of_its_own_history_follows_the_cache() {
+async fn without_a_configured_limit_history_follows_the_size_of_the_cache() {
     let mut ring =
         EventRing::new(RingLimits { ring_bytes_max: None, ring_events_max: 100_000, ..limits() }, version(10));
     let mut number = 10;
@@ -188,7 +188,7 @@ async fn without_a_limit_of_its_own_history_follows_the_cache() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_resumes_inside_a_gap() {
+async fn a_version_inside_a_gap_cannot_be_resumed_from() {
     let mut ring = EventRing::new(limits(), version(10));
     push(&mut ring, event(12));
     let gap = Gap { from: version(12), to: version(20), reason: "expired", events: vec![] };

@@ -29,7 +29,7 @@ fn told(commit: &Commit) -> Vec<(EventType, String, u64)> {
 
 use EventType::{Added, Deleted, Modified};
 
-/// Like each other, as objects of one resource are, and larger than what is read from them.
+/// Similar to each other, as objects of one resource are, and larger than their attributes.
 fn pod(number: usize, version: u64) -> Object {
     let containers =
         r#"{"name":"main","image":"registry.example.com/team/server:1.13.0","imagePullPolicy":"IfNotPresent"},"#;
@@ -71,7 +71,7 @@ fn a_relist_that_repeats_a_packed_object_keeps_its_memory() {
 }
 
 #[test]
-fn what_an_event_replaces_rests_packed() {
+fn a_replaced_object_is_packed_when_its_event_settles() {
     let mut writer = CacheWriter::default();
     list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
     let commit = writer.apply(Update::Event(Modified, pod(7, 12))).unwrap().unwrap();
@@ -88,7 +88,7 @@ fn what_an_event_replaces_rests_packed() {
 }
 
 #[test]
-fn a_relist_prepared_in_parts_says_the_same() {
+fn a_relist_prepared_in_parts_has_the_same_difference() {
     let commit = |parts: Option<usize>| {
         let mut writer = CacheWriter::default();
         list(&mut writer, (0..100).map(|number| pod(number, 5)).collect(), 10);
@@ -138,7 +138,7 @@ fn a_relist_keeps_the_memory_of_unchanged_objects() {
 }
 
 #[test]
-fn an_empty_difference_is_a_gap_all_the_same() {
+fn a_relist_without_differences_is_a_gap_too() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![], 10);
     assert!(matches!(list(&mut writer, vec![], 12).change, Change::Record(Record::Gap(_))));
@@ -146,7 +146,7 @@ fn an_empty_difference_is_a_gap_all_the_same() {
 }
 
 #[test]
-fn versions_that_went_back_upstream_start_history_again() {
+fn a_list_at_an_older_version_starts_a_new_history() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5)], 10);
     assert!(matches!(list(&mut writer, vec![], 9).change, Change::Start { .. }));
@@ -154,7 +154,7 @@ fn versions_that_went_back_upstream_start_history_again() {
 }
 
 #[test]
-fn a_list_that_contradicts_what_was_told_starts_history_again() {
+fn a_list_that_contradicts_the_cache_starts_a_new_history() {
     let because = |reason: &'static str, second: Object| {
         let mut writer = CacheWriter::default();
         list(&mut writer, vec![object("a", "1", 5), object("b", "2", 8)], 10);
@@ -177,7 +177,7 @@ fn a_list_that_contradicts_what_was_told_starts_history_again() {
 }
 
 #[test]
-fn versions_that_went_back_start_history_again_although_the_list_is_ahead() {
+fn after_the_cluster_went_back_a_newer_list_starts_a_new_history() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5)], 10);
     writer.apply(Update::WentBack { reached: version(7) }).unwrap();
@@ -216,7 +216,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-/// What becomes of one name between two lists.
+/// What happens to one name between two lists.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     NeverThere,
@@ -231,7 +231,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_relists_difference_leads_from_one_state_to_the_other_and_tells_nothing_else(
+    fn a_relist_is_exactly_the_difference_between_the_two_states(
         fates in prop::collection::vec((0..6usize, 0..50u64), 0..12),
         parts in prop::option::of(1..4usize),
     ) {

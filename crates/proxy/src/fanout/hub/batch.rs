@@ -1,7 +1,8 @@
 //! Commits, and the wake-up that must follow them.
 //!
-//! A commit puts events into the logs of views; subscribers find them there only after a wake-up. A forgotten wake-up is a stream that
-//! hangs until the next event. So [`CommitBatch`] is the only way to commit, and it wakes when it is dropped, on every path.
+//! A commit puts events into the logs of views; subscribers find them there only after a wake-up. A
+//! forgotten wake-up is a stream that hangs until the next event. So [`CommitBatch`] is the only
+//! way to commit, and it wakes when it is dropped, on every path.
 
 use std::sync::Arc;
 
@@ -32,8 +33,8 @@ impl CommitBatch {
         self.hub.publish(commit, received);
     }
 
-    /// Wakes the subscribers that have something to read: at once, or a moment later if the last wave of wake-ups is still being
-    /// worked off. The batch can be used again.
+    /// Wakes the subscribers that have something to read: at once, or a moment later if the last
+    /// wave of wake-ups is still being worked off. The batch can be used again.
     pub fn wake(&mut self) {
         if std::mem::take(&mut self.is_pending) {
             self.hub.wake();

@@ -1,13 +1,15 @@
 //! State, history and views of one resource and scope, behind one lock.
 //!
-//! The hazard is a subscriber that misses an event or receives it twice because state and events were read at different moments. So
-//! there is one critical section: a commit changes the published state, its history and the logs of all views in it, and a
-//! subscription takes its snapshot and its place in the log in it. Separate locks, or a lock per view, would allow more parallelism,
+//! The hazard is a subscriber that misses an event or receives it twice because state and events
+//! were read at different moments. So there is one critical section: a commit changes the published
+//! state, its history and the logs of all views in it, and a subscription takes its snapshot and
+//! its place in the log in it. Separate locks, or a lock per view, would allow more parallelism,
 //! but a subscription would then have to detect and repair every interleaving.
 //!
-//! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be compared is made before it; wake-ups are
-//! sent after it. The head version, which bookmarks are made from, is published after the last append and before the section ends:
-//! whoever reads it finds every event up to it in the logs.
+//! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be
+//! compared is made before it; wake-ups are sent after it. The head version, which bookmarks are
+//! made from, is published after the last append and before the section ends: whoever reads it
+//! finds every event up to it in the logs.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -105,7 +107,8 @@ pub struct HubOptions {
 /// Names a cluster, where that is known by then.
 pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// How long a wave of wake-ups may be held back under load, unless the configuration says otherwise.
+/// How long a wave of wake-ups may be held back under load, unless the configuration says
+/// otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
 
 /// How often views let go of what has served its time.
@@ -171,10 +174,12 @@ impl Hub {
         self.view_bytes.logs.load(Ordering::Relaxed)
     }
 
-    /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls it.
+    /// Publishes a new state. A wake-up must follow, so only [`super::batch::CommitBatch`] calls
+    /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
         if let Change::Record(Record::Event(event)) = &commit.change {
-            // The comparison unpacks and projects. It is made here and found again in the critical section.
+            // The comparison unpacks and projects. It is made here and found again in the critical
+            // section.
             let comparing = self.lock().views.comparing();
             for encoder in comparing {
                 encoder.tells(event, Transition::Change);
@@ -213,7 +218,8 @@ impl Hub {
         self.metrics.dispatched(dispatched);
     }
 
-    /// Wakes the subscribers that have something to read: at once, or a moment later if the last wave is still being worked off.
+    /// Wakes the subscribers that have something to read: at once, or a moment later if the last
+    /// wave is still being worked off.
     pub(super) fn wake(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.views.all_announced() || state.is_wave_scheduled {
@@ -251,8 +257,8 @@ impl Hub {
         self.lock().pacer.begin(woken, records, now);
     }
 
-    /// Limits history to a `share`, from 0 to 1, of its usual size. `reuses` says whether projections, deltas and snapshots may be
-    /// retained for reuse.
+    /// Limits history to a `share`, from 0 to 1, of its usual size. `reuses` says whether
+    /// projections, deltas and snapshots may be retained for reuse.
     pub fn shed(&self, share: f64, reuses: bool) {
         let mut state = self.lock();
         let HubState { published, views, .. } = &mut *state;
@@ -263,7 +269,8 @@ impl Hub {
         }
     }
 
-    /// Reports that the upstream watch is down, or why there is no state yet. The cached state is still served.
+    /// Reports that the upstream watch is down, or why there is no state yet. The cached state is
+    /// still served.
     pub fn trouble(&self, message: String) {
         let mut state = self.lock();
         state.published.trouble(message);
@@ -277,19 +284,22 @@ impl Hub {
         self.publish_phase(&state.published);
     }
 
-    /// Refuses readers from now on if upstream has not proved the version for longer than `staleness_max`. Open streams continue.
+    /// Refuses readers from now on if upstream has not proved the version for longer than
+    /// `staleness_max`. Open streams continue.
     pub fn limit_staleness(&self, staleness_max: Option<Duration>) {
         self.lock().published.limit_staleness(staleness_max);
     }
 
-    /// Records upstream's proof, as of `at`, that the version reached is current: an event, a bookmark (one that repeats the version
-    /// too), a complete list as of its first request, or a consistent read that finds the cluster at this very version. An open watch
-    /// alone proves nothing: from a version that its apiserver has not reached it would be just as silent.
+    /// Records upstream's proof, as of `at`, that the version reached is current: an event, a
+    /// bookmark (one that repeats the version too), a complete list as of its first request, or a
+    /// consistent read that finds the cluster at this very version. An open watch alone proves
+    /// nothing: from a version that its apiserver has not reached it would be just as silent.
     pub fn proved(&self, at: Instant) {
         self.lock().published.proved(at);
     }
 
-    /// Reports that upstream is being listed because of `reason`: the cached state will be replaced.
+    /// Reports that upstream is being listed because of `reason`: the cached state will be
+    /// replaced.
     pub fn listing(&self, reason: &'static str) {
         self.metrics.relist(reason);
         self.lock().published.listing();
@@ -352,7 +362,8 @@ impl Hub {
         Ok((store.clone(), *version))
     }
 
-    /// The state, for maintenance of the cache, which does not count as use of it; `None` before the first list.
+    /// The state, for maintenance of the cache, which does not count as use of it; `None` before
+    /// the first list.
     pub fn state(&self) -> Option<(Store, ResourceVersion)> {
         self.lock().published.state().map(|state| (state.store.clone(), state.version))
     }
@@ -369,15 +380,16 @@ impl Hub {
         Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
     }
 
-    /// Whether the cached history can resume from `version`, and the version reached; `None` in another epoch.
+    /// Whether the cached history can resume from `version`, and the version reached; `None` in
+    /// another epoch.
     pub fn can_resume_from(&self, epoch: u64, version: ResourceVersion) -> Option<(bool, ResourceVersion)> {
         let state = self.lock();
         let cached = state.published.state_of(epoch)?;
         Some((cached.history.can_resume_from(version), cached.version))
     }
 
-    /// Continues a copy of the history of this epoch, as [`History::copy`](crate::cache::History::copy); `None` if another history has
-    /// begun since.
+    /// Continues a copy of the history of this epoch, as
+    /// [`History::copy`](crate::cache::History::copy); `None` if another history has started since.
     pub fn copy_history(&self, epoch: u64, copy: &mut HistoryCopy, entries_max: usize) -> Option<bool> {
         self.lock().published.copy_history(epoch, copy, entries_max)
     }

@@ -52,7 +52,8 @@ impl Hub {
         cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
     }
 
-    /// A part of [`History::prior_states`](crate::cache::History::prior_states), for a catch-up in this view.
+    /// A part of [`History::prior_states`](crate::cache::History::prior_states), for a catch-up in
+    /// this view.
     pub(in crate::fanout) fn prior_states(
         &self,
         view: &View,

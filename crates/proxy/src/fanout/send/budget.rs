@@ -1,7 +1,8 @@
-//! One budget for everything that views and formats retain for reuse. All of a cache share it, because clients decide how many views
-//! and formats there are.
+//! One budget for everything that views and formats retain for reuse. All of a cache share it,
+//! because clients decide how many views and formats there are.
 //!
-//! What finds no room is not retained, and made again when it is needed: a full budget costs time, never memory.
+//! What finds no room is not retained, and made again when it is needed: a full budget costs time,
+//! never memory.
 
 use std::sync::{
     Arc,
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_over_the_budget_is_refused_and_what_is_dropped_makes_room() {
+    fn a_budget_refuses_what_is_over_it_and_dropped_shares_make_room() {
         let budget = Budget::new(100);
         let share = budget.take(60).unwrap();
         assert!(budget.clone().take(41).is_none());

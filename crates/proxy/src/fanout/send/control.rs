@@ -9,7 +9,8 @@ use kubefan_common::proto::v1alpha1::{
 };
 use kubefan_model::ResourceVersion;
 
-/// Opens a snapshot. `restarted_from` is the version that could not be resumed from, if there was one.
+/// Opens a snapshot. `restarted_from` is the version that could not be resumed from, if there was
+/// one.
 pub fn snapshot_begin(
     version: ResourceVersion,
     resource: ResolvedResource,

@@ -1,11 +1,13 @@
 //! Turns events and objects into frames of one format. Equal formats of one cache share an encoder.
 //!
-//! The expensive parts are projections and deltas. An event is often sent in several views of one format at about the same time, so the
-//! encoder remembers the projection and the delta of the last events, and the projections of objects, within a budget of the whole
-//! cache. What is forgotten is made again: a full budget costs time, never memory and never a wrong byte.
+//! The expensive parts are projections and deltas. An event is often sent in several views of one
+//! format at about the same time, so the encoder remembers the projection and the delta of the last
+//! events, and the projections of objects, within a budget of the whole cache. What is forgotten is
+//! made again: a full budget costs time, never memory and never a wrong byte.
 //!
-//! A delta is made from the object's previous bytes, so the hazard is a client that does not have them, or has others. A stream records
-//! which bases its client has ([`DeltaBases`]); every other event is sent in full. A delta also carries the checksum of its base.
+//! A delta is made from the object's previous bytes, so the hazard is a client that does not have
+//! them, or has others. A stream records which bases its client has ([`DeltaBases`]); every other
+//! event is sent in full. A delta also carries the checksum of its base.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -133,7 +135,8 @@ impl Encoder {
         Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
     }
 
-    /// A writer of frames for one subscriber, with room for so many bytes of heads and small bodies.
+    /// A writer of frames for one subscriber, with room for so many bytes of heads and small
+    /// bodies.
     pub fn writer(&self, capacity: usize) -> FrameWriter<'_> {
         FrameWriter::new(&self.layout, capacity)
     }
@@ -159,13 +162,14 @@ impl Encoder {
         &self.format
     }
 
-    /// Whether a change is sent in this format. If the format has only changes of the projection, a change that leaves the projection
-    /// as it was is not sent.
+    /// Whether a change is sent in this format. If the format has only changes of the projection, a
+    /// change that leaves the projection as it was is not sent.
     pub fn tells(&self, event: &WatchEvent, seen: Transition) -> bool {
         if !self.format.only_changes() || seen != Transition::Change {
             return true;
         }
-        // An event of a backfill without state has itself as the previous object: whether the projection changed is not known.
+        // An event of a backfill without state has itself as the previous object: whether the
+        // projection changed is not known.
         let Some(previous) = event.previous().filter(|previous| !Arc::ptr_eq(previous, &event.object())) else {
             return true;
         };
@@ -182,7 +186,7 @@ impl Encoder {
     pub fn entry(&self, entry: &LogEntry, bases: DeltaBases, sink: &mut impl Sink) -> Written {
         match &entry.kind {
             // A view without gap markers ends before a gap.
-            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_marks() => {
+            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_markers() => {
                 return Written::default();
             }
             EntryKind::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
@@ -228,12 +232,14 @@ impl Encoder {
         bytes
     }
 
-    /// Whether projected bytes are remembered: not if they are the object's own bytes, and not if they show ages, which change.
+    /// Whether projected bytes are remembered: not if they are the object's own bytes, and not if
+    /// they show ages, which change.
     fn remembers(&self) -> bool {
-        !self.format.projection().is_identity() && self.format.is_timeless()
+        !self.format.projection().is_identity() && self.format.is_time_independent()
     }
 
-    /// Adds to the first message of a stream what shared messages leave out: see [`Layout::columns`].
+    /// Adds to the first message of a stream what shared messages leave out: see
+    /// [`Layout::columns`].
     pub fn begin(&self, frames: &mut FrameBuf) {
         if let Some(columns) = self.layout.columns()
             && let Some(place) = columns_range(frames.chunk())
@@ -296,11 +302,12 @@ impl Encoder {
         let bytes = match (seen, event.previous()) {
             // As the apiserver sends it: the old object at the version of the event.
             (Transition::Leave, _) if self.format.projection().keeps_version() => {
-                let bytes = event.left_bytes();
+                let bytes = event.leave_bytes();
                 self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),
-            // Inside a gap a delete has the version of the deleted object, which does not identify the event.
+            // Inside a gap a delete has the version of the deleted object, which does not identify
+            // the event.
             _ if resume.is_none() => self.bytes(&object),
             _ => self.event_bytes(event),
         };
@@ -308,9 +315,11 @@ impl Encoder {
         Written { messages: 1, base: None }
     }
 
-    /// The delta from the object's previous bytes to those that the event sends; `None` if it is not shorter.
+    /// The delta from the object's previous bytes to those that the event sends; `None` if it is
+    /// not shorter.
     fn delta(&self, event: &WatchEvent, previous: &Object, seen: Transition) -> MadeDelta {
-        // An object that leaves is sent in its old state, which is another delta than that of the change.
+        // An object that leaves is sent in its old state, which is another delta than that of the
+        // change.
         let leaves = seen == Transition::Leave;
         let shared = !leaves || planted::is(Bug::LeaveDeltaShared);
         if shared && let Some(known) = recall(&lock(&self.recent).deltas, event.version()) {
@@ -331,7 +340,8 @@ impl Encoder {
     }
 }
 
-/// An event without a version to resume from is inside a gap, where the final state of a deleted object is not known.
+/// An event without a version to resume from is inside a gap, where the final state of a deleted
+/// object is not known.
 fn head<'a>(
     event: &WatchEvent,
     object: &'a Object,

@@ -1,6 +1,7 @@
 //! The entries of a view's log: what a view sends for a record of history.
 //!
-//! An entry names the event that the ring holds and how it changes the view's membership. Its bytes are made when it is sent.
+//! An entry names the event that the ring holds and how it changes the view's membership. Its bytes
+//! are made when it is sent.
 
 use std::sync::Arc;
 

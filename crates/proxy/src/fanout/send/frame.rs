@@ -1,8 +1,10 @@
-//! `WatchResponse` messages as bytes with gRPC's length prefix, and events of a Kubernetes watch over HTTP.
+//! `WatchResponse` messages as bytes with gRPC's length prefix, and events of a Kubernetes watch
+//! over HTTP.
 //!
-//! The object is the last field of its message, so a frame is a small head of its own followed by the object's bytes, which are shared
-//! with the cache: an event costs about a hundred bytes per view, however large its object is. Heads are written field by field,
-//! without the message types in between, because every delivery takes this path.
+//! The object is the last field of its message, so a frame is a small head of its own followed by
+//! the object's bytes, which are shared with the cache: an event costs about a hundred bytes per
+//! view, however large its object is. Heads are written field by field, without the message types
+//! in between, because every delivery takes this path.
 
 use std::sync::Arc;
 
@@ -23,7 +25,8 @@ use kubefan_model::{
     table::Tables,
 };
 
-/// gRPC's prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`): a flag, and the message's length.
+/// gRPC's prefix (Length-Prefixed-Message in gRPC's `PROTOCOL-HTTP2.md`): a flag, and the message's
+/// length.
 const PREFIX_BYTES: usize = 5;
 
 // Field numbers of the protobuf messages that are encoded below; a test decodes the result.
@@ -287,11 +290,13 @@ impl Sink for FrameBuffer<'_> {
     }
 }
 
-/// The largest body that is copied behind its head, in bytes: to reference a small body costs more than to copy it. With copies a
-/// snapshot of objects of 1.5 KiB takes 0.6 of the time; one of objects of 5.8 KB would take 1.2 of it.
+/// The largest body that is copied behind its head, in bytes: to reference a small body costs more
+/// than to copy it. With copies a snapshot of objects of 1.5 KiB takes 0.6 of the time; one of
+/// objects of 5.8 KB would take 1.2 of it.
 const COPIED_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// Writes frames for one subscriber: the heads share a buffer, and large bodies are referenced, not copied.
+/// Writes frames for one subscriber: the heads share a buffer, and large bodies are referenced, not
+/// copied.
 pub struct FrameWriter<'a> {
     layout: &'a Layout,
     heads: BytesMut,

@@ -1,6 +1,8 @@
-//! Bytes that are ready for the wire: whole messages, in chunks that are shared with the log and the cache.
+//! Bytes that are ready for the wire: whole messages, in chunks that are shared with the log and
+//! the cache.
 //!
-//! A chunk is not copied on its way to the socket: what a thousand subscribers are sent is in memory once.
+//! A chunk is not copied on its way to the socket: what a thousand subscribers are sent is in
+//! memory once.
 
 use std::{collections::VecDeque, io::IoSlice, ops::Range};
 

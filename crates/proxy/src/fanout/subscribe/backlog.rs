@@ -1,6 +1,7 @@
 //! What a stream is sent before it reads the view's log: a snapshot, a catch-up, or a backfill.
 //!
-//! A backlog pins the state that it is made from. The server ends a stream whose backlog makes no progress.
+//! A backlog pins the state that it is made from. The server ends a stream whose backlog makes no
+//! progress.
 
 use std::sync::Arc;
 
@@ -42,7 +43,8 @@ pub(super) enum BacklogPart {
     Chunks { header: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
     /// What changed, each object once.
     CatchUp { catch_up: Box<CatchUp>, is_started: bool },
-    /// The events of a backfill after the version `after`. The subscriber was last sent the version `sent`.
+    /// The events of a backfill after the version `after`. The subscriber was last sent the version
+    /// `sent`.
     Backfill { backfill: Arc<Backfill>, after: ResourceVersion, sent: ResourceVersion },
 }
 
@@ -218,9 +220,9 @@ fn take_backfill(
         }
         *after = record.version();
     }
-    // A gap or catch-up that follows starts at a version that the subscriber must have been sent. A format without gap markers is
-    // followed by the log alone.
-    if is_complete && *last_sent < backfill.reached && encoder.format().has_marks() {
+    // A gap or catch-up that follows starts at a version that the subscriber must have been sent. A
+    // format without gap markers is followed by the log alone.
+    if is_complete && *last_sent < backfill.reached && encoder.format().has_markers() {
         frames.message(&control::bookmark(backfill.reached));
     }
     let resume = Some(if is_complete { backfill.reached } else { *after });

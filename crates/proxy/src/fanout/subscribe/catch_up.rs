@@ -1,9 +1,11 @@
 //! A catch-up: what changed for one selection since a version, each object once.
 //!
-//! It is made from two states: the state now, which is pinned at the start, and the selection's members at the old version, which
-//! history gives. The hazard is an object that has left the selection without an event that says so: it would stay with the subscriber
-//! for ever. So membership is compared at both ends, and never derived from the changes in between. History is read in parts, newest
-//! first, so that the lock is not held for long. Events that are committed meanwhile follow the catch-up, from the log.
+//! It is made from two states: the state now, which is pinned at the start, and the selection's
+//! members at the old version, which history gives. The hazard is an object that has left the
+//! selection without an event that says so: it would stay with the subscriber for ever. So
+//! membership is compared at both ends, and never derived from the changes in between. History is
+//! read in parts, newest first, so that the lock is not held for long. Events that are committed
+//! meanwhile follow the catch-up, from the log.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -35,7 +37,8 @@ pub(super) struct CatchUp {
     /// The version of the pinned state.
     pub(super) to: ResourceVersion,
     store: Store,
-    /// The object at `from`, for each key whose membership may have changed since; `None` if it was not selected.
+    /// The object at `from`, for each key whose membership may have changed since; `None` if it was
+    /// not selected.
     before: HashMap<ObjectKey, Option<Arc<Object>>>,
     /// The end of the history that is still to be read; `None` if all was read.
     unread: Option<Bound<ResourceVersion>>,
@@ -86,7 +89,8 @@ impl CatchUp {
         now.is_none_or(|now| recreated(now) || !selection.matches(now))
     }
 
-    /// Writes the next events, about `bytes_max` bytes of them. Returns how many, and whether those were all.
+    /// Writes the next events, about `bytes_max` bytes of them. Returns how many, and whether those
+    /// were all.
     pub(super) fn write(
         &mut self,
         bytes_max: usize,
@@ -102,7 +106,7 @@ impl CatchUp {
             let exists = self.store.get(was.key().as_str()).is_some_and(|now| now.uid() == was.uid());
             let reason = if exists { DeleteReason::LeftSelector } else { DeleteReason::FinalStateUnknown };
             let head = EventHead { kind: EventType::Deleted, reason, ..EventHead::of_snapshot(was) };
-            frames.event(&head, Body::object(encoder.bytes(&was.remnant(selection.parser()))));
+            frames.event(&head, Body::object(encoder.bytes(&was.selectable_attributes(selection.parser()))));
             self.gone.pop_front();
             events += 1;
         }

@@ -1,8 +1,9 @@
 //! Registers a subscription.
 //!
-//! [`Hub::try_subscribe`] plans and subscribes in one critical section. What takes time, a gate permit or a backfill, cannot be fetched
-//! there, so it is returned as a [`Need`]. The caller fetches it without the lock, and asks again with all of it: the decision is made
-//! anew each time, in one place, and never goes stale between planning and subscribing.
+//! [`Hub::try_subscribe`] plans and subscribes in one critical section. What takes time, a gate
+//! permit or a backfill, cannot be fetched there, so it is returned as a [`Need`]. The caller
+//! fetches it without the lock, and asks again with all of it: the decision is made anew each time,
+//! in one place, and never goes stale between planning and subscribing.
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use crate::{
     },
     fanout::{
         hub::{Hub, core::HubState},
+        sync::MutexGuard,
         views::view::{View, ViewKey},
         wake::StreamWaker,
     },
@@ -34,8 +36,8 @@ use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 pub enum Need {
     /// A gate permit: what is sent first pins state.
     Permit,
-    /// The events after this version, or the answer that upstream does not have them either. A backfill that was provided before is
-    /// of no use any more.
+    /// The events after this version, or the answer that upstream does not have them either. A
+    /// backfill that was provided before is of no use any more.
     Backfill(ResourceVersion),
 }
 
@@ -61,7 +63,8 @@ impl From<Expired> for NotSubscribed {
 }
 
 impl Hub {
-    /// Registers a subscription, or says what must be provided first. A resume is counted once, when it is decided.
+    /// Registers a subscription, or says what must be provided first. A resume is counted once,
+    /// when it is decided.
     pub fn try_subscribe(
         self: &Arc<Self>,
         selection: &Selection,
@@ -92,10 +95,7 @@ impl Hub {
         if let Some((version, how)) = resume {
             self.resumed(version, how);
         }
-        when_planted!(SubscribedInTwoSections => {
-            drop(state);
-            state = self.lock()
-        });
+        when_planted!(SubscribedInTwoSections => state = self.leave_and_reenter(state));
         let place = view.join(waker.clone());
         if state.views.get(&key).is_none() {
             state.views.insert(view.clone());
@@ -107,7 +107,8 @@ impl Hub {
         Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), await_past, options))
     }
 
-    /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if one is free, and reads no backfill.
+    /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if
+    /// one is free, and reads no backfill.
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] if no permit is free.
@@ -152,7 +153,7 @@ impl Hub {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
                 let cached = published.serving(Instant::now())?;
-                let coverage = |version| cached.history.coverage(version, cached.version, format.has_marks());
+                let coverage = |version| cached.history.coverage(version, cached.version, format.has_markers());
                 let backfill = match &provided.backfill {
                     ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {
                         BackfillState::EndsAt(coverage(backfill_end(backfill, cached)))
@@ -168,7 +169,7 @@ impl Hub {
             ResumePlan::Continue(source) => {
                 let how = match source {
                     HistorySource::Log => Resume::Ring,
-                    HistorySource::CatchUp => Resume::Residue,
+                    HistorySource::CatchUp => Resume::CatchUp,
                 };
                 (First::History(source, version), Some((version, how)))
             }
@@ -191,6 +192,12 @@ impl Hub {
                 return Err(Refusal::Future { requested, current }.into());
             }
         })
+    }
+
+    /// What the planted bug `SubscribedInTwoSections` does.
+    fn leave_and_reenter<'a>(&'a self, state: MutexGuard<'a, HubState>) -> MutexGuard<'a, HubState> {
+        drop(state);
+        self.lock()
     }
 
     fn resumed(&self, from: ResourceVersion, how: Resume) {

@@ -1,4 +1,5 @@
-//! What a subscriber asks for: where it starts, and how it continues if events are no longer retained.
+//! What a subscriber asks for: where it starts, and how it continues if events are no longer
+//! retained.
 
 use std::sync::Arc;
 
@@ -15,10 +16,11 @@ pub enum Start {
     Snapshot,
     /// After this version.
     Resume(ResourceVersion),
-    /// The same, for a client that retained the bytes of every object it was sent: it can read deltas from the start.
+    /// The same, for a client that retained the bytes of every object it was sent: it can read
+    /// deltas from the start.
     ResumeWithObjects(ResourceVersion),
-    /// After this version, which the cache may not have reached yet: silence until then. For a client that received the version from
-    /// upstream, and for a format without deltas.
+    /// After this version, which the cache may not have reached yet: silence until then. For a
+    /// client that received the version from upstream, and for a format without deltas.
     Await(ResourceVersion),
 }
 

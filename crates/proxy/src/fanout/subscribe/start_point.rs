@@ -1,6 +1,8 @@
-//! Where a subscription starts or continues: what it is sent first, and its place in the view's log after that.
+//! Where a subscription starts or continues: what it is sent first, and its place in the view's log
+//! after that.
 //!
-//! Both are taken in one critical section of the hub, so that there is no gap and no repeat between them.
+//! Both are taken in one critical section of the hub, so that there is no gap and no repeat between
+//! them.
 
 use std::sync::Arc;
 
@@ -44,7 +46,8 @@ pub(super) enum First {
     Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
     /// What this part of history has after a version.
     History(HistorySource, ResourceVersion),
-    /// The events of a backfill after a version, then what this part of history has after the backfill.
+    /// The events of a backfill after a version, then what this part of history has after the
+    /// backfill.
     Backfill(Arc<Backfill>, ResourceVersion, HistorySource),
 }
 
@@ -94,8 +97,9 @@ impl Hub {
         StartPoint { cursor, backlog: Some(Backlog::new(part)), resume: None }
     }
 
-    /// Where a subscription continues that has fallen behind the retained events. It was sent everything up to `sent`; `None` if what
-    /// it was sent is the state at no version. A `permit` that it still has is used again.
+    /// Where a subscription continues that has fallen behind the retained events. It was sent
+    /// everything up to `sent`; `None` if what it was sent is the state at no version. A `permit`
+    /// that it still has is used again.
     pub(super) fn lagging(
         &self,
         view: &View,
@@ -106,8 +110,8 @@ impl Hub {
     ) -> Result<(StartPoint, Option<Arc<GatePermit>>), StreamEnd> {
         let state = self.lock();
         let cached = self.state_of(&state, view)?;
-        let sent = if planted::is(Bug::LaggardFromFloor) { sent.map(|_| expired.oldest) } else { sent };
-        let gap_markers = view.encoder().format().has_marks();
+        let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
+        let gap_markers = view.encoder().format().has_markers();
         let coverage = sent.map(|sent| cached.history.coverage(sent, cached.version, gap_markers));
         let position = coverage.ok_or(StreamEnd::Expired(expired));
         let (first, lag) =

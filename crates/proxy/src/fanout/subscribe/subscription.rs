@@ -1,4 +1,5 @@
-//! A live subscription: a backlog that is being sent, then a cursor into the view's log. It has no queue of its own.
+//! A live subscription: a backlog that is being sent, then a cursor into the view's log. It has no
+//! queue of its own.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -29,8 +30,8 @@ use crate::{
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
-/// The most that [`Subscription::next`] returns, in bytes: enough for full network segments, and little enough that a slow subscriber
-/// pins almost nothing.
+/// The most that [`Subscription::next`] returns, in bytes: enough for full network segments, and
+/// little enough that a slow subscriber pins almost nothing.
 const BATCH_BYTES_MAX: usize = 64 << 10;
 
 /// A live subscription. Dropping it unregisters it.
@@ -63,7 +64,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Called inside the critical section of the hub that made the start point and joined the view. Events up to `floor` are skipped.
+    /// Called inside the critical section of the hub that made the start point and joined the view.
+    /// Events up to `floor` are skipped.
     pub(super) fn new(
         hub: Arc<Hub>,
         view: Arc<View>,
@@ -76,7 +78,7 @@ impl Subscription {
         let &SubscribeOptions { on_lag, on_expired, .. } = options;
         let bases = match options.start {
             // Unless it starts again with a snapshot.
-            Start::Resume(version) if resume.is_some() && !planted::is(Bug::HoldsAllAfterResume) => {
+            Start::Resume(version) if resume.is_some() && !planted::is(Bug::DeltasWithoutBases) => {
                 DeltaBases::ChangedSince(version)
             }
             Start::Resume(_) | Start::ResumeWithObjects(_) | Start::Await(_) | Start::Snapshot => DeltaBases::All,
@@ -107,8 +109,8 @@ impl Subscription {
         self.hub.warnings()
     }
 
-    /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger). `None`: nothing now; the waker is
-    /// armed and wakes when there is.
+    /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger).
+    /// `None`: nothing now; the waker is armed and wakes when there is.
     pub fn take(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         let frames = self.take_shared(bytes_max)?;
         Ok(frames.map(|frames| self.begin(frames)))
@@ -157,7 +159,7 @@ impl Subscription {
 
     /// Finds a new start point after it has fallen behind the retained events.
     fn lag(&mut self, expired: Expired) -> Result<(), StreamEnd> {
-        let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggardInsideGap));
+        let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggingInsideGap));
         // If it lags while it sends a backlog, that permit is good for what follows.
         let permit = self.permit.take();
         let (start, permit) = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), permit)?;
@@ -170,7 +172,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// As [`Self::take`], and waits until there is something. For a subscription that is alone on its connection waker. Cancel-safe.
+    /// As [`Self::take`], and waits until there is something. For a subscription that is alone on
+    /// its connection waker. Cancel-safe.
     pub async fn next(&mut self) -> Result<FrameBuf, StreamEnd> {
         poll_fn(|cx| {
             self.waker.connection().register(cx.waker());
@@ -199,8 +202,9 @@ impl Subscription {
         if self.backlog.is_some() {
             return None;
         }
-        // The head is read before the log: every event up to it was in the log at that time, and was sent if the log has no more.
-        // The head of another history is published only after the view of this one has ended.
+        // The head is read before the log: every event up to it was in the log at that time, and
+        // was sent if the log has no more. The head of another history is published only after the
+        // view of this one has ended.
         let head = self.hub.head()?;
         let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {

@@ -1,4 +1,5 @@
-//! Ways on from versions that the ring does not hold: catch-ups by the residue, starts over, and who may not go on at all.
+//! How subscribers continue from versions that the ring has evicted: catch-ups, restarts, and
+//! expired versions.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +29,8 @@ fn restart(start: Start) -> SubscribeOptions {
 }
 
 impl Cache {
-    /// A ring of four records, and a residue without bounds.
-    fn that_remembers() -> Self {
+    /// A ring of four records, and a conflated history without a limit in practice.
+    fn with_conflated_history() -> Self {
         Self::within(RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS })
     }
 
@@ -57,8 +58,8 @@ impl Cache {
 }
 
 #[tokio::test(start_paused = true)]
-async fn below_the_ring_each_change_is_told_once_to_any_selector() {
-    let mut cache = Cache::that_remembers();
+async fn below_the_ring_each_changed_object_is_sent_once_to_any_selector() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5), ("b", "web", 6), ("c", "db", 7), ("d", "web", 8), ("e", "web", 9)], 10);
     cache.objects(&[
         (Modified, "a", "db", 11),
@@ -91,8 +92,8 @@ async fn below_the_ring_each_change_is_told_once_to_any_selector() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_left_of_a_deleted_object_is_what_selectors_see() {
-    let mut cache = Cache::that_remembers();
+async fn a_deleted_object_is_sent_with_its_selectable_attributes() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     cache.event(Deleted, "a", "web", 11);
     (12..=20).for_each(|at| cache.event(Modified, "z", "other", at));
@@ -107,7 +108,7 @@ async fn what_is_left_of_a_deleted_object_is_what_selectors_see() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn below_the_residue_nothing_leads_on() {
+async fn below_the_conflated_history_a_version_is_expired() {
     let mut cache = Cache::new();
     cache.list(&[], 10);
     for at in 11..40 {
@@ -123,8 +124,8 @@ async fn below_the_residue_nothing_leads_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
-    let mut cache = Cache::that_remembers();
+async fn a_lagging_subscriber_continues_as_it_asked() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     let [mut conflates, mut restarts, mut expires] =
         [conflate(Start::Snapshot), restart(Start::Snapshot), Start::Snapshot.into()]
@@ -144,8 +145,8 @@ async fn a_laggard_gets_what_it_asked_for_and_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_falls_behind_inside_a_gap_is_not_caught_up_from_there() {
-    let mut cache = Cache::that_remembers();
+async fn a_subscriber_that_lags_inside_a_gap_is_not_sent_a_catch_up() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     let start = Start::Resume(version(10));
     let mut fails = cache.with("", conflate(start)).unwrap();
@@ -173,8 +174,8 @@ async fn who_falls_behind_inside_a_gap_is_not_caught_up_from_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_residue_leads_on_from_inside_a_gap() {
-    let mut cache = Cache::that_remembers();
+async fn a_version_inside_a_gap_is_expired_after_the_ring_evicted_the_gap() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     cache.list(&[("a", "web", 5), ("b", "web", 15)], 20);
     (21..=30).for_each(|at| cache.event(Modified, "a", "web", at));
@@ -188,8 +189,8 @@ async fn no_residue_leads_on_from_inside_a_gap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_catch_up_never_leads_into_another_history() {
-    let mut cache = Cache::that_remembers();
+async fn a_catch_up_never_continues_in_another_history() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     let mut slow = cache.with("", conflate(Start::Snapshot)).unwrap();
     ready(&mut slow).await;
@@ -200,8 +201,8 @@ async fn a_catch_up_never_leads_into_another_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
-    let mut cache = Cache::that_remembers();
+async fn a_backfill_ends_with_a_version_to_resume_from() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 5)], 10);
     let epoch = cache.hub.position().unwrap().epoch;
     let backfill = Backfill { epoch, ring: EventRing::new(LIMITS, version(5)), reached: version(10), has_state: true };
@@ -212,8 +213,8 @@ async fn a_backfill_ends_where_the_subscriber_knows_that_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backfill_without_state_is_told_to_those_who_want_only_changes() {
-    let mut cache = Cache::that_remembers();
+async fn a_backfill_without_state_is_sent_in_formats_that_have_only_changes() {
+    let mut cache = Cache::with_conflated_history();
     cache.list(&[("a", "web", 8)], 10);
     let epoch = cache.hub.position().unwrap().epoch;
     let mut ring = EventRing::new(LIMITS, version(5));
@@ -232,7 +233,7 @@ async fn a_backfill_without_state_is_told_to_those_who_want_only_changes() {
 enum Op {
     Put(u8, u8),
     Delete(u8),
-    /// The next changes are seen by a list only.
+    /// The next changes are found by a list only.
     Relist(Vec<(u8, Option<u8>)>),
 }
 
@@ -248,10 +249,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 const APPS: [&str; 3] = ["web", "db", "other"];
 
-/// What a subscriber holds: name to uid and version.
+/// A subscriber's state: name to uid and version.
 type State = BTreeMap<String, (String, u64)>;
 
-/// A cluster whose truth is known at every version.
+/// A cluster whose state is known at every version.
 struct World {
     cache: Cache,
     now: BTreeMap<u8, (String, u8, u64)>,
@@ -263,7 +264,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut cache = Cache::that_remembers();
+        let mut cache = Cache::with_conflated_history();
         cache.list(&[], 10);
         let states = BTreeMap::from([(10, BTreeMap::new())]);
         Self { cache, now: BTreeMap::new(), at: 10, made: 0, states, inside_gaps: Vec::new() }
@@ -333,10 +334,10 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Filtered and convergent: whatever version a subscriber of any selection comes back with, what it is sent leads from what was
-    /// true at that version to what is true now, and tells nobody of what it could not see.
+    /// Filtered and convergent: from any version and for any selection, a subscriber is sent
+    /// exactly what leads from its state at that version to its state now.
     #[test]
-    fn from_every_version_the_way_on_leads_to_the_truth(ops in ops()) {
+    fn from_every_version_a_subscriber_reaches_the_current_state(ops in ops()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let mut world = World::new();

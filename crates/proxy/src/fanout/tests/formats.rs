@@ -1,4 +1,4 @@
-//! What a subscriber sees who asks for another form of the objects.
+//! Subscribers that ask for another form of the objects.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ fn format(encoding: Encoding) -> Format {
     Format::new(Projection::default(), false, encoding).unwrap()
 }
 
-/// A subscriber that keeps what it is sent, as a client of deltas does.
+/// A subscriber that retains what it is sent, as a client of deltas does.
 struct Client {
     subscription: Subscription,
     held: HashMap<String, Bytes>,
@@ -27,7 +27,7 @@ impl Client {
         Self { subscription, held: HashMap::new(), deltas: 0 }
     }
 
-    /// Reads all that is ready: one line per message, with the bytes of each object once it was made whole.
+    /// Reads everything that is ready: one line per message, with the decoded bytes of each object.
     async fn read(&mut self) -> Vec<(String, String)> {
         let mut seen = Vec::new();
         for message in messages(&mut self.subscription).await {
@@ -67,7 +67,7 @@ fn canonical(name: &str, app: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deltas_make_the_objects_whole_and_come_only_where_the_base_is_held() {
+async fn deltas_decode_to_the_objects_and_are_sent_only_if_the_client_has_the_base() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let mut from_snapshot = Client::new(&cache, "app=web", format(Encoding::ZstdDelta), Start::Snapshot);
@@ -94,7 +94,7 @@ async fn deltas_make_the_objects_whole_and_come_only_where_the_base_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_compressed_snapshot_is_shared_while_it_is_young_and_nothing_is_missing_after_it() {
+async fn a_compressed_snapshot_is_shared_while_it_is_young_and_followed_by_every_event_after_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let start = |cache: &Cache| Client::new(cache, "", format(Encoding::Zstd), Start::Snapshot);
@@ -115,7 +115,7 @@ async fn a_compressed_snapshot_is_shared_while_it_is_young_and_nothing_is_missin
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_wants_only_changes_is_not_told_of_others_live_or_replayed() {
+async fn a_format_of_changes_has_only_changes_of_its_projection_live_and_replayed() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();

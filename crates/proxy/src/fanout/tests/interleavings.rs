@@ -1,5 +1,6 @@
-//! The orders in which a writer and its readers may run: what is promised holds in each that is tried, and each of the mistakes that
-//! were planted for this is found. LogRun by `.ci/run`, because locks are others here:
+//! Tries many orders in which a writer and its readers may run. The guarantees hold in each of
+//! them, and every bug that is planted for this is found. Run by `.ci/run`, because it needs a
+//! build with other locks:
 //!
 //! ```text
 //! KUBEFAN_SHUTTLE=1 KUBEFAN_SHUTTLE_ITERATIONS=100000 cargo test --release --lib interleavings
@@ -23,14 +24,15 @@ use shuttle::{
 use super::*;
 use kubefan_common::planted::{Bug, plant};
 
-/// The orders that are tried by each of two schedulers, unless `KUBEFAN_SHUTTLE_ITERATIONS` says more.
+/// The orders that are tried by each of two schedulers, unless `KUBEFAN_SHUTTLE_ITERATIONS` says
+/// more.
 const ITERATIONS: usize = 500;
-/// Decides which orders: a failure comes again.
+/// Decides which orders are tried, so that a failure can be repeated.
 const SEED: u64 = 5;
-/// The switches between threads that a mistake needs at most, for the scheduler that looks for such.
+/// The most switches between threads that a bug needs, for the scheduler that limits them.
 const SWITCHES: usize = 4;
 
-/// What is planted is planted for the whole process.
+/// A bug is planted for the whole process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn try_all(scenario: fn()) {
@@ -63,26 +65,26 @@ fn started() -> Cache {
     cache
 }
 
-/// One object that is now of this app and now of that.
+/// Changes one object, which belongs to one app and then to the other.
 fn write(mut cache: Cache) {
     for at in FIRST + 1..=LAST {
         cache.event(Modified, "a", if at % 2 == 0 { "db" } else { "web" }, at);
     }
 }
 
-/// What one subscriber was told, and what it was promised.
+/// What one subscriber was sent.
 #[derive(Default)]
-struct Told {
+struct Received {
     /// The versions of events after the snapshot.
     events: Vec<u64>,
-    /// The last version to come back with.
+    /// The last version to resume from.
     resume: u64,
 }
 
-impl Told {
-    fn hear(&mut self, pieces: FrameBuf) {
+impl Received {
+    fn take(&mut self, frames: FrameBuf) {
         let mut in_snapshot = false;
-        for message in decode(pieces) {
+        for message in decode(frames) {
             let resume = message.resume_version.parse().unwrap_or(0);
             match message.message.as_ref().unwrap() {
                 watch_response::Message::SnapshotBegin(_) => in_snapshot = true,
@@ -100,7 +102,7 @@ impl Told {
     }
 }
 
-/// Subscribes while there are commits, comes back once, and must have been told each event once and in order.
+/// Subscribes during commits, resumes once, and must have been sent each event once and in order.
 fn each_event_comes_once() {
     let cache = started();
     let readers: Vec<_> = (0..2)
@@ -111,14 +113,14 @@ fn each_event_comes_once() {
                     hub.subscribe(all.clone(), Format::default(), start, StreamWaker::new(&ConnectionWaker::new(), 0))
                         .unwrap()
                 };
-                let mut told = Told::default();
+                let mut told = Received::default();
                 let mut subscription = subscribe(Start::Snapshot);
-                told.hear(block_on(subscription.next()).unwrap());
+                told.take(block_on(subscription.next()).unwrap());
                 let first = told.resume - told.events.len() as u64;
                 drop(subscription);
                 let mut subscription = subscribe(Start::Resume(version(told.resume)));
                 while told.resume < LAST {
-                    told.hear(block_on(subscription.next()).unwrap());
+                    told.take(block_on(subscription.next()).unwrap());
                 }
                 assert_eq!(told.events, (first + 1..=LAST).collect::<Vec<_>>());
             })
@@ -128,8 +130,9 @@ fn each_event_comes_once() {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
-/// A connection: one waker, several streams, and a look only at those whose bells rang; a bookmark wherever there is nothing more.
-fn a_connection_looks_at_what_rang() {
+/// A connection: one waker and several streams, of which only ready ones are read; a bookmark if
+/// there is nothing more.
+fn a_connection_reads_only_ready_streams() {
     let cache = started();
     let (line, selectors) = (ConnectionWaker::new(), ["", "app=web", "app=db"]);
     // It changes and is web still, leaves web for db, and comes back.
@@ -137,25 +140,25 @@ fn a_connection_looks_at_what_rang() {
     let mut streams: Vec<_> = (0u32..)
         .zip(selectors)
         .map(|(number, labels)| {
-            let bell = StreamWaker::new(&line, number);
+            let waker = StreamWaker::new(&line, number);
             let hub = &cache.hub;
-            hub.subscribe(cache.select(labels), Format::default(), Start::Snapshot, bell).unwrap()
+            hub.subscribe(cache.select(labels), Format::default(), Start::Snapshot, waker).unwrap()
         })
         .collect();
     let reader = thread::spawn(move || {
-        let mut told = [Told::default(), Told::default(), Told::default()];
+        let mut told = [Received::default(), Received::default(), Received::default()];
         let mut queue = ReadyStreams::from_slice(&[0, 1, 2]);
         loop {
             for stream in queue.drain(..) {
                 let stream = stream as usize;
-                while let Some(pieces) = streams[stream].take(1 << 16).unwrap() {
-                    told[stream].hear(pieces);
+                while let Some(frames) = streams[stream].take(1 << 16).unwrap() {
+                    told[stream].take(frames);
                 }
                 if let Some(bookmark) = streams[stream].bookmark() {
-                    told[stream].hear(bookmark);
+                    told[stream].take(bookmark);
                 }
             }
-            let done = |told: &Told, expected: &Vec<u64>| told.events.last() == expected.last();
+            let done = |told: &Received, expected: &Vec<u64>| told.events.last() == expected.last();
             if told.iter().zip(&expected).all(|(told, expected)| done(told, expected)) {
                 break;
             }
@@ -171,27 +174,29 @@ fn a_connection_looks_at_what_rang() {
     reader.join().unwrap();
 }
 
-/// Two waves of wake-ups at once, as when one was held back and the next follows at once.
-fn two_ring_one_bell() {
+/// Two waves of wake-ups at the same time: one was delayed, and the next follows at once.
+fn two_waves_wake_one_stream() {
     let line = ConnectionWaker::new();
-    let bell = Arc::new(StreamWaker::new(&line, 0));
-    bell.arm();
-    let ringers: Vec<_> = (0..2).map(|_| bell.clone()).map(|bell| thread::spawn(move || bell.wake())).collect();
+    let waker = Arc::new(StreamWaker::new(&line, 0));
+    waker.arm();
+    let ringers: Vec<_> = (0..2).map(|_| waker.clone()).map(|waker| thread::spawn(move || waker.wake())).collect();
     let woken: Vec<_> = ringers.into_iter().map(|ringer| ringer.join().unwrap()).collect();
-    let mut rung = ReadyStreams::new();
-    line.take_ready(&mut rung);
-    assert_eq!((rung.len(), woken.iter().map(|woken| woken.streams).sum()), (1, 1));
+    let mut ready_streams = ReadyStreams::new();
+    line.take_ready(&mut ready_streams);
+    assert_eq!((ready_streams.len(), woken.iter().map(|woken| woken.streams).sum()), (1, 1));
 }
 
-/// Whoever waits when a hub closes is told.
-fn the_end_is_told() {
+/// Every stream that waits when a hub closes ends.
+fn waiting_streams_end() {
     let mut cache = started();
     let readers: Vec<_> = (0..2)
         .map(|_| {
             let (hub, all) = (cache.hub.clone(), cache.select(""));
             thread::spawn(move || {
-                let bell = StreamWaker::new(&ConnectionWaker::new(), 0);
-                let Ok(mut subscription) = hub.subscribe(all, Format::default(), Start::Snapshot, bell) else { return };
+                let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
+                let Ok(mut subscription) = hub.subscribe(all, Format::default(), Start::Snapshot, waker) else {
+                    return;
+                };
                 while block_on(subscription.next()).is_ok() {}
             })
         })
@@ -202,32 +207,32 @@ fn the_end_is_told() {
 }
 
 #[test]
-fn who_subscribes_among_commits_misses_nothing_and_sees_nothing_twice() {
+fn a_subscription_during_commits_misses_and_repeats_nothing() {
     holds(each_event_comes_once);
     finds(Bug::SubscribedInTwoSections, each_event_comes_once);
 }
 
 #[test]
 fn no_wake_up_is_lost() {
-    holds(a_connection_looks_at_what_rang);
-    finds(Bug::ArmedAfterTheLook, a_connection_looks_at_what_rang);
-    finds(Bug::DisarmedAfterTheRing, a_connection_looks_at_what_rang);
-    finds(Bug::WokenBeforeTheRing, a_connection_looks_at_what_rang);
+    holds(a_connection_reads_only_ready_streams);
+    finds(Bug::ArmedAfterTheRead, a_connection_reads_only_ready_streams);
+    finds(Bug::DisarmedAfterTheWakeUp, a_connection_reads_only_ready_streams);
+    finds(Bug::WokenBeforeReady, a_connection_reads_only_ready_streams);
 }
 
 #[test]
-fn a_bell_rings_once_for_each_time_that_it_was_armed() {
-    holds(two_ring_one_bell);
-    finds(Bug::RingsTwice, two_ring_one_bell);
+fn a_stream_waker_wakes_once_for_each_time_that_it_was_armed() {
+    holds(two_waves_wake_one_stream);
+    finds(Bug::WokenTwice, two_waves_wake_one_stream);
 }
 
 #[test]
 fn no_bookmark_overtakes_an_event() {
-    finds(Bug::HeadBeforeAppend, a_connection_looks_at_what_rang);
+    finds(Bug::HeadBeforeAppend, a_connection_reads_only_ready_streams);
 }
 
 #[test]
-fn who_waits_for_a_hub_that_closes_is_told() {
-    holds(the_end_is_told);
-    finds(Bug::WokenBeforeTheEnd, the_end_is_told);
+fn waiting_streams_end_when_the_hub_closes() {
+    holds(waiting_streams_end);
+    finds(Bug::WokenBeforeTheEnd, waiting_streams_end);
 }

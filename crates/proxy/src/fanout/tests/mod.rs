@@ -1,4 +1,4 @@
-//! What a subscriber sees, from commits to decoded messages, without a network and on paused time.
+//! From commits to the messages that a subscriber decodes, without a network and on paused time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,11 +39,11 @@ const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),
     ring_events_max: 4,
     ring_age_max: Duration::from_secs(3600),
-    residue_bytes_max: Some(RESIDUE_BYTES),
+    residue_bytes_max: Some(CONFLATED_BYTES),
 };
 
-/// Room for two remnants.
-const RESIDUE_BYTES: usize = 1000;
+/// Room for the selectable attributes of two objects.
+const CONFLATED_BYTES: usize = 1000;
 
 /// A hub and its writer.
 struct Cache {
@@ -116,7 +116,8 @@ fn version(number: u64) -> ResourceVersion {
     ResourceVersion::new(number).unwrap()
 }
 
-/// A message in one line, such as `+web@11 (11)`: what happened, the key, the version, and in brackets the resume version.
+/// A message in one line, such as `+web@11 (11)`: what happened, the key, the version, and in
+/// brackets the resume version.
 fn line(message: &WatchResponse) -> String {
     use watch_response::Message::{
         Bookmark, CatchUpBegin, CatchUpEnd, Event, GapBegin, GapEnd, SnapshotBegin, SnapshotChunk, SnapshotEnd,
@@ -154,22 +155,22 @@ fn line(message: &WatchResponse) -> String {
 async fn messages(subscription: &mut Subscription) -> Vec<WatchResponse> {
     let mut all = Vec::new();
     // Time is paused: the timeout passes only once nothing else can.
-    while let Ok(Ok(pieces)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
-        all.append(&mut decode(pieces));
+    while let Ok(Ok(frames)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
+        all.append(&mut decode(frames));
     }
     all
 }
 
-fn to_bytes(mut pieces: FrameBuf) -> Bytes {
-    pieces.copy_to_bytes(pieces.len())
+fn to_bytes(mut frames: FrameBuf) -> Bytes {
+    frames.copy_to_bytes(frames.len())
 }
 
-fn decode(mut pieces: FrameBuf) -> Vec<WatchResponse> {
+fn decode(mut frames: FrameBuf) -> Vec<WatchResponse> {
     let mut all = Vec::new();
-    while pieces.has_remaining() {
-        let prefix = pieces.copy_to_bytes(5);
+    while frames.has_remaining() {
+        let prefix = frames.copy_to_bytes(5);
         let len = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
-        all.push(WatchResponse::decode(pieces.copy_to_bytes(len)).unwrap());
+        all.push(WatchResponse::decode(frames.copy_to_bytes(len)).unwrap());
     }
     all
 }
@@ -210,7 +211,7 @@ async fn objects_enter_and_leave_a_selector_with_kubernetes_own_transitions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_returns_with_a_resume_version_gets_what_an_unbroken_watch_got() {
+async fn a_resumed_watch_is_sent_what_an_unbroken_one_is_sent() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let mut unbroken = cache.subscribe("app=web", Start::Snapshot).unwrap();
@@ -220,7 +221,8 @@ async fn who_returns_with_a_resume_version_gets_what_an_unbroken_watch_got() {
     cache.event(Modified, "a", "web", 13);
     let expected = ready(&mut unbroken).await;
     assert_eq!(expected, ["<a@11 (11)", "+b@12 (12)", "+a@13 (13)"]);
-    // Into the view that the first one uses, and into one of its own that must be built from the ring.
+    // Into the view that the first one uses, and into one of its own that must be built from the
+    // ring.
     assert_eq!(ready(&mut cache.after("app=web", 10).unwrap()).await, expected);
     drop(unbroken);
     let mut late = cache.after("app=web", 12).unwrap();
@@ -230,7 +232,7 @@ async fn who_returns_with_a_resume_version_gets_what_an_unbroken_watch_got() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_residue_a_subscriber_below_the_ring_is_told_the_oldest_version() {
+async fn without_a_conflated_history_a_version_below_the_ring_is_expired() {
     let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(0), ..LIMITS });
     cache.list(&[], 10);
     let mut slow = cache.subscribe("", Start::Snapshot).unwrap();
@@ -282,7 +284,7 @@ async fn a_bookmark_waits_until_everything_before_it_was_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn equal_subscriptions_share_a_view_and_the_last_one_drops_it() {
+async fn equal_subscriptions_share_a_view_until_the_last_one_ends() {
     let mut cache = Cache::new();
     cache.list(&[], 10);
     let first = cache.subscribe("app=web,tier=front", Start::Snapshot).unwrap();
@@ -310,8 +312,8 @@ async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_
     }
     let expected = to_bytes(alone.take(1 << 20).unwrap().unwrap());
     for ((subscription, bytes), size) in shared.iter_mut().zip(&sizes) {
-        while let Some(pieces) = subscription.take(*size).unwrap() {
-            bytes.extend(to_bytes(pieces));
+        while let Some(frames) = subscription.take(*size).unwrap() {
+            bytes.extend(to_bytes(frames));
         }
         assert_eq!(*bytes, expected);
     }
@@ -319,7 +321,7 @@ async fn subscribers_of_one_view_get_the_same_bytes_however_much_they_take_at_a_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
+async fn a_burst_wakes_once_and_an_event_wakes_only_its_views() {
     let mut cache = Cache::new();
     cache.list(&[], 10);
     let line = ConnectionWaker::new();
@@ -331,19 +333,19 @@ async fn a_burst_is_told_once_and_an_event_wakes_only_who_sees_it() {
     all.iter_mut().for_each(|subscription| assert!(subscription.take(1 << 20).unwrap().is_none()));
     cache.event(Modified, "a", "web", 11);
     cache.event(Modified, "b", "web", 12);
-    let mut rung = ReadyStreams::new();
-    line.take_ready(&mut rung);
-    assert_eq!(*rung, [1, 2]);
+    let mut ready_streams = ReadyStreams::new();
+    line.take_ready(&mut ready_streams);
+    assert_eq!(*ready_streams, [1, 2]);
     assert_eq!(all[1].take(1 << 20).unwrap().unwrap().messages(), 2);
     assert!(all[1].take(1 << 20).unwrap().is_none() && all[2].take(1 << 20).unwrap().is_none());
     cache.event(Modified, "c", "web", 13);
-    rung.clear();
-    line.take_ready(&mut rung);
-    assert_eq!(*rung, [2], "who has not looked yet is not told again");
+    ready_streams.clear();
+    line.take_ready(&mut ready_streams);
+    assert_eq!(*ready_streams, [2], "who has not looked yet is not told again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_hub_ends_its_streams_after_what_was_still_to_send() {
+async fn a_closed_hub_ends_its_streams_after_the_events_before_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let mut all = cache.after("", 10).unwrap();
@@ -394,7 +396,7 @@ async fn a_version_from_the_future_is_waited_for_and_then_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn before_the_first_list_nobody_is_served() {
+async fn before_the_first_list_every_reader_is_refused() {
     let cache = Cache::new();
     assert!(matches!(cache.subscribe("", Start::Snapshot), Err(Refusal::NotSynced { .. })));
     cache.hub.trouble("list: cannot reach the apiserver".into());

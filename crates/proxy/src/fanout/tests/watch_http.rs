@@ -1,4 +1,4 @@
-//! What a Kubernetes watch over HTTP sees, line by line.
+//! The lines of a Kubernetes watch over HTTP.
 
 use super::*;
 use crate::fanout::SubscribeOptions;
@@ -25,8 +25,8 @@ fn after(cache: &Cache, labels: &str, at: u64) -> Result<Subscription, Refusal> 
 /// Each line as its type, the object's name and its version.
 async fn lines(subscription: &mut Subscription) -> Vec<String> {
     let mut all = BytesMut::new();
-    while let Ok(Ok(pieces)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
-        all.extend_from_slice(&to_bytes(pieces));
+    while let Ok(Ok(frames)) = tokio::time::timeout(Duration::from_millis(1), subscription.next()).await {
+        all.extend_from_slice(&to_bytes(frames));
     }
     let text = String::from_utf8(all.to_vec()).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'));
@@ -42,7 +42,7 @@ async fn lines(subscription: &mut Subscription) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_state_its_end_and_then_events_of_which_each_is_a_line() {
+async fn a_watch_has_the_state_its_end_and_one_line_per_event() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let options = SubscribeOptions { marks_end: true, ..Start::Snapshot.into() };
@@ -63,7 +63,7 @@ async fn the_state_its_end_and_then_events_of_which_each_is_a_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn metadata_alone_keeps_its_version_also_where_an_object_leaves() {
+async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let partial = Projection::partial_object_metadata();
@@ -73,12 +73,13 @@ async fn metadata_alone_keeps_its_version_also_where_an_object_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
+async fn a_watch_from_a_version_ahead_of_the_cache_skips_events_up_to_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let ahead =
         |cache: &Cache| subscribe(cache, "app=web", Projection::default(), Start::Await(version(20)).into()).unwrap();
-    // One waits before anything comes; one looks only when some of it is there; and one comes in the middle.
+    // One waits before anything comes; one looks only when some of it is there; and one comes in
+    // the middle.
     let mut web = ahead(&cache);
     assert!(lines(&mut web).await.is_empty());
     let mut late = ahead(&cache);
@@ -99,7 +100,7 @@ async fn one_who_is_ahead_of_the_cache_hears_nothing_of_what_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_is_ahead_gets_a_bookmark_once_the_cache_is_further_and_the_events_after_it() {
+async fn a_watch_from_a_version_ahead_of_the_cache_gets_bookmarks_and_events_after_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let mut web = subscribe(&cache, "app=web", Projection::default(), Start::Await(version(20)).into()).unwrap();
@@ -113,7 +114,7 @@ async fn one_who_is_ahead_gets_a_bookmark_once_the_cache_is_further_and_the_even
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_cannot_be_told_so_it_ends_the_watch_and_none_begins_before_it() {
+async fn a_gap_ends_an_http_watch_and_none_starts_before_it() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     let mut web = after(&cache, "app=web", 10).unwrap();
@@ -132,7 +133,7 @@ async fn a_gap_cannot_be_told_so_it_ends_the_watch_and_none_begins_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_a_catch_up_could_tell_is_expired() {
+async fn a_version_that_needs_a_catch_up_is_expired_over_http() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     for at in 11..=16 {

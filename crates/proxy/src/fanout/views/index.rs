@@ -1,10 +1,11 @@
 //! Finds the views that an event may concern, without a look at the others.
 //!
-//! With one view per node, an event that tests every selector costs a thousand tests. But an equality term matches only one known
-//! value, so a view is filed under one of its equality terms, and found by the values of the event's objects: a thousand views of one
-//! node each cost an event two look-ups. Views without an equality term (set-based and negative selectors, and those that select
-//! everything) are candidates of every event. Candidates are still tested. The hazard is an object that stops matching: it is found
-//! only by its values before the event.
+//! With one view per node, an event that tests every selector costs a thousand tests. But an
+//! equality term matches only one known value, so a view is filed under one of its equality terms,
+//! and found by the values of the event's objects: a thousand views of one node each cost an event
+//! two look-ups. Views without an equality term (set-based and negative selectors, and those that
+//! select everything) are candidates of every event. Candidates are still tested. The hazard is an
+//! object that stops matching: it is found only by its values before the event.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -40,7 +41,8 @@ struct FieldValues {
     values: Values,
 }
 
-/// The term that a view is filed under. It is stored with the view, because the choice depends on the views filed before.
+/// The term that a view is filed under. It is stored with the view, because the choice depends on
+/// the views filed before.
 pub enum IndexTerm {
     /// None.
     Rest,
@@ -109,14 +111,15 @@ impl SelectorIndex {
         }
     }
 
-    /// Sets `candidates` to the views that `event` may concern, each once, in the order of their numbers.
+    /// Sets `candidates` to the views that `event` may concern, each once, in the order of their
+    /// numbers.
     pub fn candidates(&self, event: &WatchEvent, candidates: &mut Vec<ViewId>) {
         candidates.clear();
         candidates.extend_from_slice(&self.rest);
         self.collect(&event.object(), candidates);
         // A view that the object leaves is found by the object before the event.
         if let Some(previous) = event.previous()
-            && !planted::is(Bug::IndexForgetsWhatWas)
+            && !planted::is(Bug::IndexIgnoresPrevious)
         {
             self.collect(&previous, candidates);
         }

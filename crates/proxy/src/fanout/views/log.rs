@@ -1,11 +1,13 @@
 //! A view's log: its entries in order, each with a sequence number that cursors point at.
 //!
-//! A subscriber needs only a cursor, so a thousand subscribers of one view cost one log and a thousand integers. A queue per subscriber
-//! would cost an append per delivery and memory that slow readers decide about.
+//! A subscriber needs only a cursor, so a thousand subscribers of one view cost one log and a
+//! thousand integers. A queue per subscriber would cost an append per delivery and memory that slow
+//! readers decide about.
 //!
-//! The log covers history after its floor, which is never below the ring's: what the ring evicts is trimmed here too, and a cursor
-//! below the first entry is an error, never a silent skip. The log can also grow at the old end, when a subscriber resumes from before
-//! the view was made. So sequence numbers start in the middle of their range.
+//! The log covers history after its floor, which is never below the ring's: what the ring evicts is
+//! trimmed here too, and a cursor below the first entry is an error, never a silent skip. The log
+//! can also grow at the old end, when a subscriber resumes from before the view was made. So
+//! sequence numbers start in the middle of their range.
 
 use std::{
     collections::VecDeque,

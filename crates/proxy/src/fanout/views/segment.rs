@@ -1,10 +1,13 @@
-//! A run of a view's log as one piece of memory, encoded by the first subscriber that takes it and shared by the others.
+//! A run of a view's log as one piece of memory, encoded by the first subscriber that takes it and
+//! shared by the others.
 //!
-//! The problem is to encode each message once per view and not once per subscriber, without deciding in advance what belongs together.
-//! Segments are cut where a subscriber takes: one that is behind finds the same segments in the same order, because the others took
-//! them before. They are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits for it. They are
-//! retained only while some subscriber still has to take them, within limits per view and per cache, and made again from the log if
-//! they are missing. Encoding at commit time instead would hold up every commit, also for views that nobody reads just then.
+//! The problem is to encode each message once per view and not once per subscriber, without
+//! deciding in advance what belongs together. Segments are cut where a subscriber takes: one that
+//! is behind finds the same segments in the same order, because the others took them before. They
+//! are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits
+//! for it. They are retained only while some subscriber still has to take them, within limits per
+//! view and per cache, and made again from the log if they are missing. Encoding at commit time
+//! instead would hold up every commit, also for views that nobody reads just then.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +52,8 @@ struct Content {
     bytes: Bytes,
     /// For each entry, where its bytes end, and the number of messages up to there.
     ends: Vec<(usize, usize)>,
-    /// The versions of the bases of deltas, by entry; shorter than `ends` if the last entries have none.
+    /// The versions of the bases of deltas, by entry; shorter than `ends` if the last entries have
+    /// none.
     delta_bases: Vec<Option<ResourceVersion>>,
 }
 
@@ -101,9 +105,9 @@ impl Segment {
         self.first + self.entries.len() as u64
     }
 
-    /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least one entry, for a client that has
-    /// these bases of deltas. Returns the entries that were taken. Encodes the segment if that was not done yet. Never called under
-    /// a view's lock.
+    /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
+    /// one entry, for a client that has these bases of deltas. Returns the entries that were taken.
+    /// Encodes the segment if that was not done yet. Never called under a view's lock.
     pub fn take(
         &self,
         cursor: u64,
@@ -119,7 +123,8 @@ impl Segment {
         });
         let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
         let (mut index, had) = (skip, frames.len());
-        // A run of entries that the client can read, then a run that it must be sent in full, and so on.
+        // A run of entries that the client can read, then a run that it must be sent in full, and
+        // so on.
         while index < self.entries.len() && (index == skip || frames.len() - had < bytes_max) {
             let reads = |index: usize| encoder.can_read(client, content.delta_base(index));
             let (can_read, all) = (reads(index), self.entries.len());
@@ -155,7 +160,8 @@ impl Segments {
         Self { segments: BTreeMap::new(), bytes: 0, total }
     }
 
-    /// The segment that contains `cursor`, which points at an entry of the log. It is cut from the log if there is none.
+    /// The segment that contains `cursor`, which points at an entry of the log. It is cut from the
+    /// log if there is none.
     pub fn at(&mut self, cursor: u64, log: &ViewLog) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end()) {
@@ -207,7 +213,8 @@ impl Drop for Segments {
     }
 }
 
-/// The entries in `cursor..next`, at least one and at most about `bytes_max` bytes, with their estimated length.
+/// The entries in `cursor..next`, at least one and at most about `bytes_max` bytes, with their
+/// estimated length.
 pub fn cut(log: &ViewLog, cursor: u64, next: u64, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
     let (mut entries, mut bytes) = (Vec::new(), 0);
     for entry in log.from(cursor)?.take(usize::try_from(next - cursor).unwrap_or(usize::MAX)) {

@@ -1,7 +1,8 @@
-//! The views of a hub: found by their key and by the content of an event; and those whose subscribers are still to be woken.
+//! The views of a hub: found by their key and by the content of an event; and those whose
+//! subscribers are still to be woken.
 //!
-//! The hub calls it inside its critical section, so the cost of a record must not grow with the number of views that it does not
-//! concern. Only a gap concerns every view.
+//! The hub calls it inside its critical section, so the cost of a record must not grow with the
+//! number of views that it does not concern. Only a gap concerns every view.
 
 use std::{
     collections::HashMap,
@@ -54,7 +55,8 @@ impl Views {
         self.ids.get(key).map(|id| &self.slots[*id].view)
     }
 
-    /// The one encoder of a format, for objects of this resource, or rows of its tables. What it retains is within the budgets.
+    /// The one encoder of a format, for objects of this resource, or rows of its tables. What it
+    /// retains is within the budgets.
     pub(in crate::fanout) fn encoder(
         &mut self,
         format: &Format,
@@ -114,9 +116,10 @@ impl Views {
         }
     }
 
-    /// HTTP watches have no gap marker, so a gap ends their view. The next subscriber gets a new one.
+    /// HTTP watches have no gap marker, so a gap ends their view. The next subscriber gets a new
+    /// one.
     fn end_unmarked(&mut self, gap: &Gap) {
-        let unmarked = |(_, slot): &(usize, &Slot)| !slot.view.encoder().format().has_marks();
+        let unmarked = |(_, slot): &(usize, &Slot)| !slot.view.encoder().format().has_markers();
         let views: Vec<_> = self.slots.iter().filter(unmarked).map(|(_, slot)| slot.view.clone()).collect();
         for view in views {
             self.remove(&view);
@@ -176,7 +179,8 @@ impl Views {
         concerned.for_each(|slot| slot.view.trim(record.version()));
     }
 
-    /// The views whose subscribers are to be woken, and for how many records. They count as announced from here on.
+    /// The views whose subscribers are to be woken, and for how many records. They count as
+    /// announced from here on.
     pub(in crate::fanout) fn take_unannounced(&mut self) -> (Vec<Arc<View>>, usize) {
         let (ids, ended) = (std::mem::take(&mut self.unannounced), std::mem::take(&mut self.ended));
         let announced = ids.into_iter().filter_map(|id| {

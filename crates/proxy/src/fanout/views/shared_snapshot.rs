@@ -1,11 +1,12 @@
 //! A compressed snapshot, made once and sent to all subscribers that start at about the same time.
 //!
-//! When a kubefan restarts, thousands of subscribers start within a second, and compressing the same state for each would take minutes
-//! of CPU. But each of them must be sent a state and exactly the events after it, and the state changes all the time. So a shared
-//! snapshot is the state of a view at one version. A subscriber that starts while it is young is sent that snapshot, and then the
-//! events since; a later one gets the next snapshot, which reuses the chunks in which nothing has changed. A chunk is compressed by
-//! the first subscriber that needs it; others that need the same one wait for it. Chunks are retained within a budget of the whole
-//! cache, and for a minute.
+//! When a kubefan restarts, thousands of subscribers start within a second, and compressing the
+//! same state for each would take minutes of CPU. But each of them must be sent a state and exactly
+//! the events after it, and the state changes all the time. So a shared snapshot is the state of a
+//! view at one version. A subscriber that starts while it is young is sent that snapshot, and then
+//! the events since; a later one gets the next snapshot, which reuses the chunks in which nothing
+//! has changed. A chunk is compressed by the first subscriber that needs it; others that need the
+//! same one wait for it. Chunks are retained within a budget of the whole cache, and for a minute.
 
 use std::{
     ops::Range,
@@ -35,14 +36,16 @@ use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selec
 const SHARED_AGE_MAX: Duration = Duration::from_secs(1);
 /// How long its chunks are retained for the next one.
 const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
-/// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a change renews little.
+/// About how much one chunk holds, in bytes of JSON: enough to compress well, little enough that a
+/// change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
 
 /// The state of a view at one version, in chunks.
 pub struct SharedSnapshot {
     version: ResourceVersion,
     made: Instant,
-    /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no old objects.
+    /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
+    /// old objects.
     store: Weak<Store>,
     /// The chunks of the snapshot before, until they are compared.
     before: Mutex<Option<Arc<[Chunk]>>>,
@@ -71,7 +74,8 @@ pub struct Chunk {
 }
 
 impl SharedSnapshot {
-    /// The state in `store`, which is at `version`. It reuses the chunks of `before` that have not changed.
+    /// The state in `store`, which is at `version`. It reuses the chunks of `before` that have not
+    /// changed.
     pub fn new(store: &Arc<Store>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(|before| before.chunks.get()).cloned();
         let (store, before) = (Arc::downgrade(store), Mutex::new(before));
@@ -88,7 +92,8 @@ impl SharedSnapshot {
         now.duration_since(self.made) > CHUNKS_RETAINED
     }
 
-    /// For a subscriber that starts now, with the cache at `version`. `None` if it is too old, or its state is gone.
+    /// For a subscriber that starts now, with the cache at `version`. `None` if it is too old, or
+    /// its state is gone.
     pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
         if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
             return None;
@@ -139,7 +144,8 @@ impl Chunk {
         self.frame.get()?.as_ref().map(|(frame, _)| frame)
     }
 
-    /// Its message, compressed by the first subscriber that needs it; by each if it cannot be retained.
+    /// Its message, compressed by the first subscriber that needs it; by each if it cannot be
+    /// retained.
     fn frame(&self, store: &Store, selection: &Selection, encoder: &Encoder) -> Bytes {
         let mut made = None;
         let retained = self.frame.get_or_init(|| {
@@ -177,8 +183,8 @@ fn fingerprint(objects: &[&Arc<Object>]) -> u64 {
         .fold(0, |mix: u64, object| (mix ^ object.version().get()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }
 
-/// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found again. Runs that have grown too
-/// large or too small are cut anew.
+/// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
+/// again. Runs that have grown too large or too small are cut anew.
 fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
     let objects: Vec<_> = store.select(selection, None).collect();
     let (mut chunks, mut start, mut old) = (Vec::new(), 0, before.iter().peekable());
@@ -207,12 +213,14 @@ fn plan(store: &Store, selection: &Selection, before: &[Chunk]) -> Vec<Chunk> {
     chunks
 }
 
-/// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too short.
+/// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too
+/// short.
 fn cut(objects: &[&Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range<usize> {
     let (mut end, mut bytes) = (start, 0);
     while let Some(object) = objects.get(end) {
         let at_stop = stop == Some(object.key()) && bytes >= CHUNK_JSON_BYTES / 4;
-        // A run may grow by half before it is cut, so that one more object does not move every cut after it.
+        // A run may grow by half before it is cut, so that one more object does not move every cut
+        // after it.
         let limit = if stop.is_some() { CHUNK_JSON_BYTES * 3 / 2 } else { CHUNK_JSON_BYTES };
         if end > start && (at_stop || bytes + object.json_len() > limit) {
             break;

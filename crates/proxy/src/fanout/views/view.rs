@@ -1,5 +1,5 @@
-//! A view: what equal subscriptions share. One selection in one format, its log, the segments that are being sent, and the wakers of
-//! its subscribers.
+//! A view: what equal subscriptions share. One selection in one format, its log, the segments that
+//! are being sent, and the wakers of its subscribers.
 
 use std::sync::{Arc, PoisonError};
 
@@ -44,7 +44,8 @@ pub struct ViewKey {
     pub format: Format,
 }
 
-/// A view of one resource and scope. The hub writes it inside its critical section; subscriptions read it.
+/// A view of one resource and scope. The hub writes it inside its critical section; subscriptions
+/// read it.
 pub struct View {
     selection: Selection,
     encoder: Arc<Encoder>,
@@ -205,8 +206,8 @@ impl View {
         state.end.is_none().then(|| state.log.end())
     }
 
-    /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the waker. `waited` is the caller's memory
-    /// of the cursor at which it last found nothing.
+    /// What comes after `cursor`, about `bytes_max` bytes of it. If that is nothing, it arms the
+    /// waker. `waited` is the caller's memory of the cursor at which it last found nothing.
     pub fn read(
         &self,
         cursor: u64,
@@ -230,7 +231,7 @@ impl View {
         if let Some(end) = end {
             return Err(LogReadError::Ended(end.clone()));
         }
-        when_planted!(ArmedAfterTheLook => return Ok(arm_after_the_lock(state, (cursor, waited), waker)));
+        when_planted!(ArmedAfterTheRead => return Ok(arm_after_the_lock(state, (cursor, waited), waker)));
         // Armed under the lock that an append takes too: an append after this wakes.
         waker.arm();
         if *waited != Some(cursor) {
@@ -243,8 +244,8 @@ impl View {
         Ok(LogRun::Empty)
     }
 
-    /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its version, and the place in the log
-    /// after it. It is at least as new as `not_older_than`.
+    /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its
+    /// version, and the place in the log after it. It is at least as new as `not_older_than`.
     pub fn shared_snapshot(
         &self,
         store: &Store,
@@ -269,7 +270,8 @@ impl View {
         (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
     }
 
-    /// The place in the log after `version`. If the log starts later, it is completed from the ring.
+    /// The place in the log after `version`. If the log starts later, it is completed from the
+    /// ring.
     pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<u64, Expired> {
         let records = ring.since(version)?;
         let mut state = self.state();
@@ -303,7 +305,7 @@ impl View {
     }
 }
 
-/// What the planted bug [`Bug::ArmedAfterTheLook`] does.
+/// What the planted bug [`Bug::ArmedAfterTheRead`] does.
 fn arm_after_the_lock(
     state: MutexGuard<'_, ViewState>,
     (cursor, waited): (u64, &mut Option<u64>),

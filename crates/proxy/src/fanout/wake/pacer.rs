@@ -1,8 +1,10 @@
-//! Decides when subscribers are woken: at once if there is little to do, a moment later if the last wave cannot be over yet.
+//! Decides when subscribers are woken: at once if there is little to do, a moment later if the last
+//! wave cannot be over yet.
 //!
-//! System calls dominate the cost of a delivery, so under load it pays to wait for more events and send them together. The wait follows
-//! the estimated work of the last wave and is bounded; an idle server sends at once. If events arrive in bursts, a long wave also starts
-//! a tenth of its length later, so that it includes the whole burst.
+//! System calls dominate the cost of a delivery, so under load it pays to wait for more events and
+//! send them together. The wait follows the estimated work of the last wave and is bounded; an idle
+//! server sends at once. If events arrive in bursts, a long wave also starts a tenth of its length
+//! later, so that it includes the whole burst.
 
 use std::time::Duration;
 

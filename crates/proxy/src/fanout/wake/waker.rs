@@ -1,12 +1,15 @@
-//! Wake-ups that carry no data: a view wakes its subscriptions, and a connection learns which of its streams have something to send.
+//! Wake-ups that carry no data: a view wakes its subscriptions, and a connection learns which of
+//! its streams have something to send.
 //!
-//! Two hazards. A lost wake-up is a stream that hangs. A wake-up per delivery is a system call per delivery: with a thousand streams on
-//! a connection, an event for all of them must wake the connection once. So a stream waker only marks its stream as ready on the
-//! connection waker, which wakes the connection's task only when the first stream becomes ready.
+//! Two hazards. A lost wake-up is a stream that hangs. A wake-up per delivery is a system call per
+//! delivery: with a thousand streams on a connection, an event for all of them must wake the
+//! connection once. So a stream waker only marks its stream as ready on the connection waker, which
+//! wakes the connection's task only when the first stream becomes ready.
 //!
-//! A stream waker is armed by the subscription that found nothing, under the lock of the view's log, and wakes once for each time that
-//! it was armed: a subscription that has not looked yet is not woken again. A channel per subscription would cost memory and an
-//! allocation per event, and would carry data that the log has already.
+//! A stream waker is armed by the subscription that found nothing, under the lock of the view's
+//! log, and wakes once for each time that it was armed: a subscription that has not looked yet is
+//! not woken again. A channel per subscription would cost memory and an allocation per event, and
+//! would carry data that the log has already.
 
 use std::{
     iter::Sum,
@@ -20,7 +23,8 @@ use smallvec::SmallVec;
 use crate::fanout::sync::{AtomicBool, Mutex};
 use kubefan_common::{unless_planted, when_planted};
 
-/// Streams of one connection that are ready. Most connections have one stream, for which this needs no allocation.
+/// Streams of one connection that are ready. Most connections have one stream, for which this needs
+/// no allocation.
 pub type ReadyStreams = SmallVec<[u32; 4]>;
 
 /// Wakes the task of one connection, which may have many streams.
@@ -36,7 +40,8 @@ impl ConnectionWaker {
         Arc::default()
     }
 
-    /// Sets the task to wake. Must come before [`Self::take_ready`], so that no wake-up is lost between the two.
+    /// Sets the task to wake. Must come before [`Self::take_ready`], so that no wake-up is lost
+    /// between the two.
     pub fn register(&self, waker: &Waker) {
         self.waker.register(waker);
     }
@@ -53,14 +58,14 @@ impl ConnectionWaker {
 
     /// Marks a stream ready. Returns true if no other stream was.
     pub fn mark_ready(&self, stream: u32) -> bool {
-        when_planted!(WokenBeforeTheRing => self.waker.wake());
+        when_planted!(WokenBeforeReady => self.waker.wake());
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.push(stream);
         let is_first = ready.len() == 1;
         drop(ready);
         // The task takes all ready streams together: a second wake-up would find nothing.
         if is_first {
-            unless_planted!(WokenBeforeTheRing => self.waker.wake());
+            unless_planted!(WokenBeforeReady => self.waker.wake());
         }
         is_first
     }
@@ -114,7 +119,7 @@ impl StreamWaker {
 
     /// Wakes if it is armed.
     pub(in crate::fanout) fn wake(&self) -> Woken {
-        when_planted!(DisarmedAfterTheRing => return self.disarm_after_wake());
+        when_planted!(DisarmedAfterTheWakeUp => return self.disarm_after_wake());
         match self.disarm() {
             true => Woken { connections: usize::from(self.connection.mark_ready(self.stream)), streams: 1 },
             false => Woken::default(),
@@ -123,11 +128,11 @@ impl StreamWaker {
 
     /// Disarms it. Returns whether it was armed.
     fn disarm(&self) -> bool {
-        when_planted!(RingsTwice => return self.is_armed() | self.is_armed.swap(false, Ordering::SeqCst));
+        when_planted!(WokenTwice => return self.is_armed() | self.is_armed.swap(false, Ordering::SeqCst));
         self.is_armed.swap(false, Ordering::SeqCst)
     }
 
-    /// What the planted bug `DisarmedAfterTheRing` does.
+    /// What the planted bug `DisarmedAfterTheWakeUp` does.
     fn disarm_after_wake(&self) -> Woken {
         if !self.is_armed() {
             return Woken::default();

@@ -19,7 +19,7 @@ use crate::{
     },
     telemetry::{
         metrics::Metrics,
-        requests::{AnsweredBy, Counted, OTHER, Protocol},
+        requests::{AnsweredBy, OTHER, Protocol, RequestGuard},
     },
 };
 use kubefan_common::proto::v1alpha1::{
@@ -52,7 +52,7 @@ impl<C: Catalog> Service<C> {
         Self { reader, metrics }
     }
 
-    fn count(&self, verb: &'static str) -> Counted {
+    fn count(&self, verb: &'static str) -> RequestGuard {
         self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
     }
 
@@ -206,7 +206,7 @@ impl<C: Catalog> WatchService for Service<C> {
 }
 
 /// Counts a request as answered from the cache.
-fn answered(counted: &mut Counted, served: &Served) {
+fn answered(counted: &mut RequestGuard, served: &Served) {
     counted.answered(&served.gvr.to_string(), status::name(Code::Ok), AnsweredBy::Cache);
 }
 
@@ -215,7 +215,7 @@ fn code<T>(result: &Result<T, Status>) -> &'static str {
 }
 
 /// Counts a request as refused by kubefan.
-fn refused(counted: &mut Counted, status: Status) -> Status {
+fn refused(counted: &mut RequestGuard, status: Status) -> Status {
     counted.answered(OTHER, status::name(status.code()), AnsweredBy::Kubefan);
     status
 }

@@ -24,11 +24,11 @@ use super::{
 };
 use crate::{
     server::client_info::ClientInfo,
-    telemetry::metrics::{Metrics, Refused},
+    telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
         UpstreamError,
         client::holding,
-        passthrough::{Credentials, Passthrough, Place},
+        passthrough::{Credentials, Passthrough, PassthroughPermit},
     },
 };
 use kubefan_model::Media;
@@ -67,11 +67,11 @@ impl Forwarder {
         let place = match self.admit(&request, verb, client, upgrade.is_some()) {
             Ok(place) => place,
             Err((refused, failure)) => {
-                self.metrics.refused_to_pass_on(refused);
+                self.metrics.count_passthrough_refusal(refused);
                 return failure.response(Media::Json);
             }
         };
-        let mut passed_on = self.metrics.passed_on(verb);
+        let mut passed_on = self.metrics.passthrough_started(verb);
         let (mut parts, body) = request.into_parts();
         hop_by_hop::remove(&mut parts.headers);
         append_client_address(&mut parts.headers, client);
@@ -110,41 +110,41 @@ impl Forwarder {
         verb: &str,
         client: ClientInfo,
         is_upgrade: bool,
-    ) -> Result<Place, (Refused, Failure)> {
+    ) -> Result<PassthroughPermit, (PassthroughRefusal, Failure)> {
         if request.method() == Method::CONNECT || request.uri().path() == "*" {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
-            return Err((Refused::Method, Failure::method_not_allowed(message)));
+            return Err((PassthroughRefusal::Method, Failure::method_not_allowed(message)));
         }
         if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
-            return Err((Refused::Loop, Failure::loop_detected(LOOP.to_owned())));
+            return Err((PassthroughRefusal::Loop, Failure::loop_detected(LOOP.to_owned())));
         }
         match self.upstream.credentials() {
             Credentials::Caller if client.has_certificate && !has_token(request.headers()) => {
                 let message = "a client certificate cannot be forwarded to the apiserver, because TLS proves it only to kubefan; \
                     use a bearer token (in a kubeconfig: token, tokenFile or an exec plugin), or ask the apiserver directly";
-                return Err((Refused::Certificate, Failure::unauthorized(message.to_owned())));
+                return Err((PassthroughRefusal::Certificate, Failure::unauthorized(message.to_owned())));
             }
             Credentials::Own if !is_local(request, client) => {
                 let message = "with --passthrough=self only programs on this machine are served: the request names another host, or \
                     comes from a page of one";
-                return Err((Refused::Foreign, Failure::forbidden(message.to_owned())));
+                return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
             Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
                 let message = "with --passthrough=self every caller acts as kubefan: leave out --as, or use your own credentials with the apiserver";
-                return Err((Refused::Impersonation, Failure::forbidden(message.to_owned())));
+                return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
             }
             _ => {}
         }
         if is_upgrade && !self.upgrades {
             let message = "kubefan forwards exec, attach, port-forward and websockets only with --passthrough-upgrades; without it, \
                 ask the apiserver directly";
-            return Err((Refused::Upgrade, Failure::forbidden(message.to_owned())));
+            return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
         let lasts = request_info::is_long_running(verb, request.uri().path());
-        self.upstream.place(is_upgrade, lasts).ok_or_else(|| {
+        self.upstream.try_acquire(is_upgrade, lasts).ok_or_else(|| {
             let most = self.upstream.requests_max();
             let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths)");
-            (Refused::Limit, Failure::too_many_requests(message))
+            (PassthroughRefusal::Limit, Failure::too_many_requests(message))
         })
     }
 }

@@ -12,7 +12,7 @@ use http::{HeaderMap, header};
 use super::{query::Query, status::Failure};
 use kubefan_model::{
     Media,
-    format::{Format, Include},
+    format::{Format, IncludeObject},
     projection::Projection,
 };
 
@@ -32,7 +32,7 @@ pub enum Form {
 impl Form {
     /// The format that makes it, if kubefan can. `include`: how much of its object each row of a
     /// Table has; `None` if that is invalid.
-    pub fn format(self, include: Option<Include>) -> Option<Format> {
+    pub fn format(self, include: Option<IncludeObject>) -> Option<Format> {
         match self {
             Self::Whole(media) => Some(Format::http(media, Projection::default())),
             Self::Partial(media) => Some(Format::http(media, Projection::partial_object_metadata())),

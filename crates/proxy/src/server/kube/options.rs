@@ -7,7 +7,7 @@ use super::{
     query::{Query, is_true},
     status::{Cause, Failure},
 };
-use kubefan_model::{ResourceVersion, format::Include};
+use kubefan_model::{ResourceVersion, format::IncludeObject};
 
 /// The freshness that `resourceVersion` and `resourceVersionMatch` demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +85,8 @@ impl Options {
 }
 
 /// How much of its object each row of a Table includes; `None` if the value is invalid.
-pub fn include_object(query: &Query<'_>) -> Option<Include> {
-    Include::parse(query.first("includeObject").unwrap_or_default())
+pub fn include_object(query: &Query<'_>) -> Option<IncludeObject> {
+    IncludeObject::parse(query.first("includeObject").unwrap_or_default())
 }
 
 /// The parameters as they are given.

@@ -2,7 +2,7 @@
 
 /// Why a request was refused instead of forwarded upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum PassthroughRefusal {
     /// Too many requests are being forwarded (`--passthrough-max`).
     Limit,
     /// The caller authenticates only by client certificate, which cannot be forwarded.
@@ -20,7 +20,7 @@ pub enum Refused {
     Loop,
 }
 
-impl Refused {
+impl PassthroughRefusal {
     /// Every value.
     pub const ALL: [Self; 7] =
         [Self::Limit, Self::Certificate, Self::Upgrade, Self::Foreign, Self::Method, Self::Impersonation, Self::Loop];
@@ -81,7 +81,7 @@ pub enum Resume {
     /// With the events after the version, from the ring.
     Ring,
     /// With a catch-up, from the current state and the conflated history.
-    Residue,
+    CatchUp,
     /// With events read again from upstream.
     Backfill,
     /// With a snapshot, because history cannot resume from the version.
@@ -100,7 +100,7 @@ impl Resume {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ring => "ring",
-            Self::Residue => "residue",
+            Self::CatchUp => "residue",
             Self::Backfill => "backfill",
             Self::Restart => "restart",
             Self::Expired => "expired",

@@ -321,15 +321,19 @@ impl Discovery {
 
     /// The facts about a custom resource that OpenAPI v3 has and discovery has not. The default for
     /// built-in types, and if kubefan may not read the schemas.
-    pub async fn custom(&self, gvr: &GroupVersionResource, kind: &str) -> Result<Custom, UpstreamError> {
+    pub async fn custom_resource_schema(
+        &self,
+        gvr: &GroupVersionResource,
+        kind: &str,
+    ) -> Result<CustomResourceSchema, UpstreamError> {
         // The group of a CRD always has a dot. The built-in groups without one have the large
         // documents.
         if !gvr.group.contains('.') {
-            return Ok(Custom::default());
+            return Ok(CustomResourceSchema::default());
         }
         let path = format!("/openapi/v3/apis/{}/{}", gvr.group, gvr.version);
         let document: Option<OpenApiSchemas> = self.get_if_allowed(&path).await?;
-        Ok(document.map(|document| document.custom(&gvr.group, kind)).unwrap_or_default())
+        Ok(document.map(|document| document.custom_resource_schema(&gvr.group, kind)).unwrap_or_default())
     }
 
     async fn get_if_allowed<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<Option<T>, UpstreamError> {
@@ -409,7 +413,7 @@ impl OpenApi {
 
 /// Facts from a custom resource's schema.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Custom {
+pub struct CustomResourceSchema {
     /// The `selectableFields`, such as `.spec.color` (`x-kubernetes-selectable-fields`).
     pub selectable_fields: Vec<String>,
     /// The `listKind`; `None` if it is unknown. The default is the kind followed by `List`.
@@ -423,20 +427,20 @@ struct OpenApiSchemas {
 }
 
 impl OpenApiSchemas {
-    fn custom(self, group: &str, kind: &str) -> Custom {
+    fn custom_resource_schema(self, group: &str, kind: &str) -> CustomResourceSchema {
         let schemas = self.components.schemas;
         let of_group =
             |schema: &OpenApiSchema| schema.kinds.iter().find(|of| of.group == group).map(|of| of.kind.clone());
         let Some((name, schema)) = schemas.iter().find(|(_, schema)| of_group(schema).is_some_and(|of| of == kind))
         else {
-            return Custom::default();
+            return CustomResourceSchema::default();
         };
         let reference = format!("#/components/schemas/{name}");
         let is_list = |schema: &OpenApiSchema| {
             schema.properties.items.pointer("/items/$ref").is_some_and(|items| *items == reference)
         };
         let list = schemas.values().find(|schema| is_list(schema));
-        Custom {
+        CustomResourceSchema {
             selectable_fields: schema.selectable_fields.iter().map(|field| field.field_path.clone()).collect(),
             list_kind: list.and_then(of_group),
         }

@@ -172,13 +172,15 @@ async fn a_schema_reveals_the_list_kind_and_the_selectable_fields() {
     server.set("/openapi/v3/apis/example.com/v1", schemas);
     let discovery = server.discovery();
     let custom = async |group: &str, kind: &str| {
-        discovery.custom(&GroupVersionResource::new(group, "v1", "x"), kind).await.unwrap()
+        discovery.custom_resource_schema(&GroupVersionResource::new(group, "v1", "x"), kind).await.unwrap()
     };
-    let widget =
-        Custom { selectable_fields: vec![".spec.color".to_owned()], list_kind: Some("BoxOfWidgets".to_owned()) };
+    let widget = CustomResourceSchema {
+        selectable_fields: vec![".spec.color".to_owned()],
+        list_kind: Some("BoxOfWidgets".to_owned()),
+    };
     assert_eq!(custom("example.com", "Widget").await, widget);
     assert_eq!(custom("example.com", "Gadget").await.list_kind.as_deref(), Some("GadgetList"));
-    assert_eq!(custom("example.com", "Gone").await, Custom::default());
-    assert_eq!(custom("other.com", "Widget").await, Custom::default(), "no schemas");
-    assert_eq!(custom("apps", "Deployment").await, Custom::default(), "a built-in type");
+    assert_eq!(custom("example.com", "Gone").await, CustomResourceSchema::default());
+    assert_eq!(custom("other.com", "Widget").await, CustomResourceSchema::default(), "no schemas");
+    assert_eq!(custom("apps", "Deployment").await, CustomResourceSchema::default(), "a built-in type");
 }

@@ -240,7 +240,7 @@ impl<R: Rng> Reflector<R> {
 
     /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
     /// state at that version if `with_state`. Drop the reflector after any error.
-    pub fn backfilling(mut self, version: ResourceVersion, with_state: bool) -> Self {
+    pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: "backfill" },
             false => State::Listed { version, in_doubt: false },
@@ -258,7 +258,7 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Discards everything read after `version`. The next step continues from there, in doubt.
-    pub fn go_on_from(&mut self, version: ResourceVersion) {
+    pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
         self.state = State::Listed { version, in_doubt: true };
     }
@@ -274,7 +274,7 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Advances the resume version, after a proof that no events lie in between.
-    pub fn nothing_until(&mut self, reached: ResourceVersion) {
+    pub fn advance_to(&mut self, reached: ResourceVersion) {
         if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
             *version = reached.max(*version);
         }

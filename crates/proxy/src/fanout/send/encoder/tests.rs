@@ -11,7 +11,7 @@ fn pod(number: usize) -> Arc<Object> {
 }
 
 #[test]
-fn projected_objects_are_within_the_budget_and_those_that_are_gone_make_room() {
+fn projections_are_within_the_budget_and_those_of_dropped_objects_make_room() {
     const BYTES_MAX: usize = 1000;
     let budgets = Budgets { projected: Budget::new(BYTES_MAX), chunks: Budget::new(0) };
     let metadata = Projection::new(Parts::Metadata, false, false).unwrap();

@@ -1,5 +1,3 @@
-//! What is framed decodes as the contract says.
-
 use bytes::Buf;
 
 use super::*;
@@ -19,7 +17,7 @@ fn head(object: &Object, resume: Option<u64>, version: u64, reason: DeleteReason
 }
 
 #[test]
-fn a_frame_is_the_message_of_the_contract_in_pieces_and_whole() {
+fn both_writers_make_the_message_that_prost_would_make() {
     let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
     let node = object(r#"{"metadata":{"name":"n1","resourceVersion":"18446744073709551615"}}"#);
     let heads = [
@@ -35,8 +33,8 @@ fn a_frame_is_the_message_of_the_contract_in_pieces_and_whole() {
             let mut writer = FrameWriter::new(&Layout::Grpc, 0);
             writer.event(&head, body.clone());
             let len = writer.len();
-            let mut pieces = writer.finish();
-            let framed = pieces.copy_to_bytes(pieces.len());
+            let mut frames = writer.finish();
+            let framed = frames.copy_to_bytes(frames.len());
             let mut whole = FrameBuffer::new(&Layout::Grpc, 0);
             whole.event(&head, body.clone());
             let whole = whole.freeze();
@@ -69,20 +67,20 @@ fn a_frame_is_the_message_of_the_contract_in_pieces_and_whole() {
 }
 
 #[test]
-fn pieces_hold_the_messages_in_order_and_share_the_objects() {
+fn a_frame_buffer_has_the_messages_in_order() {
     let pod = object(r#"{"metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"}}"#);
     let version = ResourceVersion::new(7).unwrap();
     let mut writer = FrameWriter::new(&Layout::Grpc, 0);
     writer.message(&control::snapshot_begin(version, ResolvedResource::default(), None, None));
     writer.event(&EventHead::of_snapshot(&pod), Body::object(pod.bytes().clone()));
     writer.message(&control::snapshot_end(version, 1));
-    let mut pieces = writer.finish();
-    assert_eq!(pieces.messages(), 3);
+    let mut frames = writer.finish();
+    assert_eq!(frames.messages(), 3);
     let mut seen = Vec::new();
-    while pieces.has_remaining() {
-        let prefix = pieces.copy_to_bytes(PREFIX_BYTES);
+    while frames.has_remaining() {
+        let prefix = frames.copy_to_bytes(PREFIX_BYTES);
         let len = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
-        seen.push(WatchResponse::decode(pieces.copy_to_bytes(len)).unwrap().message.unwrap());
+        seen.push(WatchResponse::decode(frames.copy_to_bytes(len)).unwrap().message.unwrap());
     }
     use watch_response::Message;
     let [Message::SnapshotBegin(_), Message::Event(event), Message::SnapshotEnd(_)] = seen.as_slice() else {

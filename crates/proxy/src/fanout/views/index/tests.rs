@@ -40,7 +40,7 @@ fn changed(before: Arc<Object>, after: Arc<Object>) -> WatchEvent {
 }
 
 #[test]
-fn only_views_that_could_see_an_event_are_looked_at() {
+fn only_views_that_an_event_may_concern_are_candidates() {
     let pods = Pods::new();
     let mut index = SelectorIndex::default();
     let selections: Vec<_> = (0..100).map(|node| pods.select("", "", &format!("spec.nodeName=n{node}"))).collect();
@@ -56,7 +56,7 @@ fn only_views_that_could_see_an_event_are_looked_at() {
 }
 
 #[test]
-fn a_view_is_filed_where_few_others_are() {
+fn a_view_is_filed_under_the_term_with_the_fewest_views() {
     let pods = Pods::new();
     let mut index = SelectorIndex::default();
     for id in 0..10 {
@@ -68,7 +68,7 @@ fn a_view_is_filed_where_few_others_are() {
 
 proptest! {
     #[test]
-    fn no_view_that_sees_an_event_is_missed(
+    fn every_view_that_an_event_concerns_is_a_candidate(
         selectors in prop::collection::vec((0usize..3, 0usize..8, 0usize..5), 1..20),
         (from, to) in ((0usize..2, 0usize..4, 0usize..3), (0usize..2, 0usize..4, 0usize..3)),
         drop in prop::collection::vec(any::<bool>(), 20),
