@@ -19,7 +19,7 @@ use super::{
     BenchError,
     latency::ChangeTimes,
     rest::{Endpoint, RestClient},
-    source::SourceOptions,
+    source_options::SourceOptions,
 };
 use kubefan_sim::workload::{Change, Operation, Workload};
 

@@ -12,7 +12,7 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
-use super::{BenchError, connector::Connector, counters::Counters, receivers::Windows};
+use super::{BenchError, connector::Connector, counters::Counters, windows::Windows};
 use kubefan_proxy::upstream::settings::UpstreamSettings;
 
 /// Longest excerpt of an error response in an error message, in characters.

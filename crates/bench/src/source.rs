@@ -4,21 +4,12 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size};
+use super::{BenchError, cluster::Cluster, latency::ChangeTimes, size, source_options::SourceOptions};
 use kubefan_proxy::server::transport::listen::listen_tcp;
 use kubefan_sim::{
     apiserver::{SimApiserver, SimOptions},
-    workload::{Change, Operation, Workload, WorkloadOptions},
+    workload::{Change, Operation, Workload},
 };
-
-/// The objects of a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SourceOptions {
-    pub(super) workload: WorkloadOptions,
-    /// Approximate JSON size of each pod in bytes; `None` for the workload's own.
-    pub(super) object_bytes: Option<usize>,
-    pub(super) seed: u64,
-}
 
 /// The pods and their changes. Nothing else writes to them.
 pub(super) enum Source {

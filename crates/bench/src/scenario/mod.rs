@@ -5,39 +5,22 @@ mod full_state;
 mod idle;
 mod list;
 mod resume_storm;
+mod sample;
 mod selectors;
 mod snapshot;
 mod stalled;
 
-use super::{
-    BenchError, BenchOptions, Scenario,
-    figures::Figures,
-    run::Run,
-    source::{Source, SourceOptions},
-};
+use super::{BenchError, BenchOptions, Scenario, run::Run, source::Source, source_options::SourceOptions};
 use kubefan_sim::workload::WorkloadOptions;
+pub(super) use sample::{Sample, Variant};
+use selectors::APPS;
 
 /// Approximate number of pods per node.
 const PODS_PER_NODE: usize = 50;
 const NAMESPACES: usize = 10;
-/// Number of values of the label `app`.
-const APPS: usize = 20;
 /// Default number of pods.
 const OBJECTS: usize = 1_000;
 const OBJECTS_OF_A_SNAPSHOT: usize = 10_000;
-
-/// The parameters of one row of a scenario's table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Variant {
-    /// The distinguishing name of the row; empty if the scenario has only one kind.
-    pub(super) name: &'static str,
-    pub(super) subscribers: usize,
-    /// Changes per burst; `None` if the load has no bursts.
-    pub(super) batch: Option<usize>,
-}
-
-/// One row and its figures in one run.
-pub(super) type Sample = (Variant, Figures);
 
 /// A measurement against one filled apiserver.
 #[derive(Debug, Clone)]

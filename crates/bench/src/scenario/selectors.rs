@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{APPS, Sample, Variant};
+use super::{Sample, Variant};
 use crate::{
     BenchError,
     counters::Counters,
@@ -12,6 +12,9 @@ use crate::{
     run::{READY_TIMEOUT, Run, Selection},
     source::Source,
 };
+
+/// Number of values of the label `app`.
+pub(super) const APPS: usize = 20;
 
 /// Changes per burst: enough that waking the receiving subscriber costs little compared to
 /// evaluating the selectors.

@@ -11,13 +11,13 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::{
-    Inner,
     discovery::AGGREGATED,
     faults::{Fault, Verb},
     object::put_value,
     options::ListOptions,
     resource::CRD_GROUP,
     respond::{Body, takes_gzip},
+    server::Inner,
     status::{Details, Status},
     store::Collection,
     watch::{Started, Watcher, put_event},

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::{
-    Inner,
     object::{Object, put_value},
     options::{self, ListOptions},
     resource::SimResource,
+    server::Inner,
     status::Status,
     store::{Collection, Snapshot},
 };

@@ -14,6 +14,7 @@ mod object;
 mod options;
 mod resource;
 mod respond;
+mod server;
 mod stats;
 mod status;
 mod store;
@@ -24,7 +25,6 @@ use std::{
     future::Future,
     io,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use ::http::Request;
@@ -34,7 +34,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
 use tokio::{
@@ -42,61 +42,16 @@ use tokio::{
     net::TcpListener,
     task::JoinSet,
 };
-use tokio_util::sync::CancellationToken;
 
-use self::{faults::Faults, stats::Counters, store::Store, write::Part};
+use self::{faults::Faults, server::Inner, store::Store, write::Part};
 pub use self::{
     faults::{Fault, FaultRule, Verb},
     resource::{SelectableField, SimResource},
+    server::SimOptions,
     stats::SimStats,
     status::{Cause, Details, Status},
 };
 use kubefan_model::{GroupVersionResource, ObjectKey};
-
-/// Configuration of the simulated apiserver.
-#[derive(Debug, Clone)]
-pub struct SimOptions {
-    /// Whether `sendInitialEvents` (the WatchList feature) is supported. Servers before 1.32 answer
-    /// such a request with 422.
-    pub watch_list: bool,
-    /// Whether watches are compressed for clients that accept gzip: one gzip member per event, as
-    /// in Kubernetes 1.37.
-    pub gzip_watches: bool,
-    /// Number of recent events retained per resource. Watches, exact lists and continued lists can
-    /// start no earlier. Values below 1 are raised to 1.
-    pub window_events_max: usize,
-    /// The time between two bookmarks.
-    pub bookmark_interval: Duration,
-    /// How long a read waits for a resource version that does not exist yet.
-    pub freshness_wait: Duration,
-    /// A watch without `timeoutSeconds` ends after a random time between this and twice this.
-    pub request_timeout_min: Duration,
-    /// If set, any request without this bearer token gets 401.
-    pub bearer_token: Option<String>,
-    /// The `gitVersion` that `/version` reports, such as `v1.35.4`.
-    pub git_version: String,
-    /// Seed of generated uids, generated names and jitter.
-    pub seed: u64,
-    /// Returns the `creationTimestamp` of an object that has none.
-    pub clock: fn() -> String,
-}
-
-impl Default for SimOptions {
-    fn default() -> Self {
-        Self {
-            watch_list: true,
-            gzip_watches: false,
-            window_events_max: 10_000,
-            bookmark_interval: Duration::from_secs(60),
-            freshness_wait: Duration::from_secs(3),
-            request_timeout_min: Duration::from_secs(1800),
-            bearer_token: None,
-            git_version: "v1.35.4".to_owned(),
-            seed: 0,
-            clock: wall_clock,
-        }
-    }
-}
 
 /// All objects at one resource version. Cheap: it shares memory with the server.
 #[derive(Clone)]
@@ -106,33 +61,6 @@ pub struct Backup(store::Backup);
 #[derive(Clone)]
 pub struct SimApiserver {
     inner: Arc<Inner>,
-}
-
-struct Inner {
-    options: SimOptions,
-    store: Store,
-    faults: Faults,
-    counters: Arc<Counters>,
-    random: Mutex<Pcg64Mcg>,
-    /// Cancelled to drop the current connections. Later connections get a new token.
-    connections: Mutex<CancellationToken>,
-}
-
-impl Inner {
-    /// A number in [0, 1).
-    fn random(&self) -> f64 {
-        self.random.lock().unwrap_or_else(PoisonError::into_inner).random()
-    }
-
-    fn uid(&self) -> String {
-        let bits: u128 = self.random.lock().unwrap_or_else(PoisonError::into_inner).random();
-        let hex = format!("{bits:032x}");
-        format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
-    }
-
-    fn connection_token(&self) -> CancellationToken {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).child_token()
-    }
 }
 
 impl SimApiserver {
@@ -326,10 +254,4 @@ impl SimApiserver {
     pub fn stats(&self) -> SimStats {
         self.inner.counters.snapshot()
     }
-}
-
-/// The current time in the format of `creationTimestamp`.
-#[expect(clippy::disallowed_methods, reason = "the default of an option, which a simulation sets")]
-fn wall_clock() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -10,7 +10,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use serde_json::Value;
 
-use super::{Inner, object::put_value, status::Status};
+use super::{object::put_value, server::Inner, status::Status};
 
 /// The body of a response.
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;

@@ -14,10 +14,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Inner,
     list::scan,
     object::Object,
     options::{self, ListOptions},
+    server::Inner,
     stats::OpenWatch,
     status::Status,
     store::{Collection, Since, Snapshot, StoredEvent},

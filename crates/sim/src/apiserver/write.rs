@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Inner,
     object::Object,
     resource::{CRD_GROUP, SelectableField, SimResource},
+    server::Inner,
     status::{Cause, Status},
     store::Collection,
 };

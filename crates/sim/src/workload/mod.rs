@@ -5,12 +5,14 @@
 //! failure can be reproduced. The generator stores only the fields that vary and renders an object
 //! when it changes: ten thousand decoded pods would use more memory than what is being measured.
 
+mod pod;
 mod render;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::Value;
 
+use self::pod::{Pod, TIERS};
 use super::apiserver::{SimApiserver, Status};
 use kubefan_model::GroupVersionResource;
 
@@ -73,30 +75,6 @@ impl Change {
             Operation::Delete { namespace, name } => sim.delete(&self.resource, &namespace, &name),
         }
     }
-}
-
-/// Values of the label `tier`.
-const TIERS: [&str; 4] = ["frontend", "backend", "cache", "batch"];
-
-/// The fields that vary between pods and over time.
-#[derive(Debug, Clone)]
-struct Pod {
-    serial: u64,
-    namespace: usize,
-    node: usize,
-    /// The app in the pod's name, which never changes, and the app in its label.
-    born_app: usize,
-    app: usize,
-    tier: usize,
-    canary: bool,
-    containers: usize,
-    /// Alternates with each status change: a restart makes the pod unready, the next change ready.
-    ready: bool,
-    restarts: u64,
-    revision: u64,
-    /// Times in seconds of the workload's clock.
-    created: u64,
-    changed: u64,
 }
 
 /// A generator of a cluster and its changes.

@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Pod, TIERS};
+use super::pod::{Pod, TIERS};
 
 /// Start of the workload's clock: 2026-01-01T00:00:00Z.
 const EPOCH_SECONDS: i64 = 1_767_225_600;

@@ -1,0 +1,219 @@
+//! What to measure: the scenarios, the servers and the load.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use super::{Protocol, Windows};
+use kubefan_model::format::Encoding;
+
+/// Default rate of `paced` and `stalled`, in changes per second.
+const RATE: u32 = 200;
+/// Longest warm-up before a measurement. It otherwise takes a quarter of the measured time.
+const WARM_UP_MAX: Duration = Duration::from_millis(1000);
+
+/// What the benchmark does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Scenario {
+    /// Every subscriber receives every change, at full speed
+    Fanout,
+    /// Every subscriber receives every change, at a fixed rate: latencies
+    Paced,
+    /// The initial state, for one client and for many at once
+    Snapshot,
+    /// The cost of an event that few of many watchers match
+    Selectors,
+    /// Memory per subscriber, before and after load
+    Idle,
+    /// All subscribers disconnect, changes continue, all reconnect at once
+    ResumeStorm,
+    /// Some subscribers stop reading under load: the latencies of the others, and memory
+    Stalled,
+    /// Lists of all pods by many clients at once, over HTTP
+    List,
+}
+
+impl Scenario {
+    /// All scenarios, in the order in which they run.
+    pub const ALL: [Self; 8] = [
+        Self::Fanout,
+        Self::Paced,
+        Self::Snapshot,
+        Self::Selectors,
+        Self::Idle,
+        Self::ResumeStorm,
+        Self::Stalled,
+        Self::List,
+    ];
+
+    /// The name on the command line and in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fanout => "fanout",
+            Self::Paced => "paced",
+            Self::Snapshot => "snapshot",
+            Self::Selectors => "selectors",
+            Self::Idle => "idle",
+            Self::ResumeStorm => "resume-storm",
+            Self::Stalled => "stalled",
+            Self::List => "list",
+        }
+    }
+
+    /// One line for the header of the table.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Fanout => "every subscriber receives every change, at full speed",
+            Self::Paced => "every subscriber receives every change, at a rate",
+            Self::Snapshot => "the initial state; a delivery is one object",
+            Self::Selectors => "the cost of an event that few of many watchers match",
+            Self::Idle => "memory per subscriber",
+            Self::ResumeStorm => "all subscribers reconnect at once after missing BATCH changes",
+            Self::Stalled => "some subscribers stop reading; the others receive every change, at a rate",
+            Self::List => "lists of all pods over HTTP; a delivery is one object",
+        }
+    }
+}
+
+/// The part of each object that the server sends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Projection {
+    /// The whole object
+    #[default]
+    Full,
+    /// PartialObjectMetadata
+    Metadata,
+}
+
+impl Projection {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Metadata => "metadata",
+        }
+    }
+}
+
+/// A server to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerSpec {
+    /// Its name in the reports.
+    pub name: String,
+    /// How it is started or reached.
+    pub kind: ServerKind,
+}
+
+/// How a server under test is started or reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerKind {
+    /// A program that takes the flags of `kubefan serve`. It is started anew for each run.
+    Program(PathBuf),
+    /// A server that is already running.
+    Running {
+        /// Its data port, without TLS.
+        address: SocketAddr,
+        /// Its process id, on this machine.
+        pid: u32,
+    },
+    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. The cost
+    /// of the writes is measured without watchers and subtracted.
+    Apiserver {
+        /// Its process id, on this machine.
+        pid: u32,
+    },
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// The scenarios to run, in this order.
+    pub scenarios: Vec<Scenario>,
+    /// Number of subscribers (watch streams). Some scenarios set their own number instead.
+    pub subscribers: usize,
+    /// Streams per connection. At least 1.
+    pub streams_per_connection: usize,
+    /// Changes per burst. Each size is measured separately. Each at least 1.
+    pub batches: Vec<usize>,
+    /// Number of pods; `None` for 1,000, or 10,000 in `snapshot` and `list`.
+    pub objects: Option<usize>,
+    /// Approximate JSON size of a pod in bytes; `None` for the workload's own, 3 to 6 kB.
+    pub object_bytes: Option<usize>,
+    /// Changes per second in `paced` and `stalled` (`None`: 200) and during `snapshot` (`None`: no
+    /// changes).
+    pub rate: Option<u32>,
+    /// How long each load is measured.
+    pub duration: Duration,
+    /// Number of repetitions. At least 1.
+    pub runs: usize,
+    /// Concurrent clients in `snapshot` and `list`. At least 1.
+    pub clients: usize,
+    /// Numbers of views by `spec.nodeName` in `selectors`. Each is measured separately.
+    pub views: Vec<usize>,
+    /// Changes that each subscriber misses in `resume-storm`.
+    pub missed: usize,
+    /// Subscribers that stop reading in `stalled`; `None` for one in twenty.
+    pub stalled: Option<usize>,
+    /// Use TLS between server and subscribers.
+    pub tls: bool,
+    /// The protocol between subscribers and kubefan. An apiserver is always measured over HTTP.
+    pub protocol: Protocol,
+    /// The encoding of objects.
+    pub encoding: Encoding,
+    /// The part of each object that is sent.
+    pub projection: Projection,
+    /// The flow-control windows of the subscribers.
+    pub windows: Windows,
+    /// Threads that run the subscribers. At least 1.
+    pub receiver_threads: usize,
+    /// The servers to measure, in alternation.
+    pub servers: Vec<ServerSpec>,
+    /// A real apiserver to create the pods in, instead of a simulated one. It cannot be combined
+    /// with `object_bytes`.
+    pub kubeconfig: Option<PathBuf>,
+    /// The path of this program, which also runs the floor as a separate process.
+    pub program: PathBuf,
+    /// Seed of the workload. The same seed produces the same pods and changes.
+    pub seed: u64,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self {
+            scenarios: Scenario::ALL.to_vec(),
+            subscribers: 1_000,
+            streams_per_connection: 1,
+            batches: vec![1, 32],
+            objects: None,
+            object_bytes: None,
+            rate: None,
+            duration: Duration::from_secs(2),
+            runs: 3,
+            clients: 50,
+            views: vec![100, 1_000],
+            missed: 500,
+            stalled: None,
+            tls: false,
+            protocol: Protocol::Grpc,
+            encoding: Encoding::Json,
+            projection: Projection::Full,
+            windows: Windows::KUBEFAN,
+            receiver_threads: 1,
+            servers: Vec::new(),
+            kubeconfig: None,
+            program: PathBuf::new(),
+            seed: 1,
+        }
+    }
+}
+
+impl BenchOptions {
+    pub(super) fn warm_up(&self) -> Duration {
+        (self.duration / 4).min(WARM_UP_MAX)
+    }
+
+    pub(super) fn stalled(&self) -> usize {
+        self.stalled.unwrap_or_else(|| self.subscribers.div_ceil(20))
+    }
+
+    pub(super) fn paced_rate(&self) -> u32 {
+        self.rate.unwrap_or(RATE)
+    }
+}
