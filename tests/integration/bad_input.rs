@@ -378,7 +378,7 @@ async fn the_command_line_reports_mistakes() {
         (&["get", "po", "-A", "a"], "--namespace"),
         (&["get", "po", "a", "-l", "b=c"], "selector"),
         (&["get", "po", "--server", "ftp://x"], "ftp://x"),
-        (&["watch", "po,svc"], "one type"),
+        (&["watch", "po,svc"], "single type"),
         (&["get", "po", "--ca-file", "/no/such.pem", "--server", "https://127.0.0.1:1"], "/no/such.pem"),
     ];
     for (args, has) in cases {

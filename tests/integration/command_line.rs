@@ -240,7 +240,7 @@ async fn a_watch_that_cannot_resume_starts_over_and_says_so() {
     assert_eq!((over.code, over.stdout.lines().count()), (Some(0), 6), "{over:?}");
 
     let admin = run(&["get", "pods", "-s", &kubefan.admin_addr.to_string()]).await;
-    assert!(admin.stderr.contains("is no gRPC server") && admin.stderr.contains("admin port"), "{admin:?}");
+    assert!(admin.stderr.contains("does not serve gRPC") && admin.stderr.contains("admin port"), "{admin:?}");
 
     // A version that never existed is no lost connection, so it is not retried.
     let future = ["--resource-version", "99999999"];

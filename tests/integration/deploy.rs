@@ -102,7 +102,9 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
     let api = ApiServer::shared().await;
     CLUSTER_PROXY.make_namespace(&api).await;
     // kustomize accepts only relative paths.
-    let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/target")).unwrap();
+    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
+    std::fs::create_dir_all(target).unwrap();
+    let dir = tempfile::tempdir_in(target).unwrap();
     let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: kubefan\n\
                 resources: [../../deploy/overlays/cluster-proxy]\ncomponents: [../../deploy/components/tls, ../../deploy/components/warm-start]\n";
     std::fs::write(dir.path().join("kustomization.yaml"), text).unwrap();

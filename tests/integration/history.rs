@@ -244,7 +244,7 @@ async fn a_different_cluster_is_refused_until_the_first_is_back() {
     }
     rig.network.connect_to(other.clone());
     rig.cut().await;
-    rig.readyz_has(&format!("and this cache is of {first}")).await;
+    rig.readyz_has(&format!("but this cache belongs to {first}")).await;
     let readyz = rig.readyz();
     assert!(
         readyz.contains("pods stale: another cluster answers at http://apiserver.test: kube-system uid "),
