@@ -12,7 +12,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::{CliError, shutdown::shutdown};
+use super::{error::CliError, shutdown::shutdown};
 use kubefan_bench::{
     self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
     report,

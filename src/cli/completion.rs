@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
-use super::CliError;
+use super::error::CliError;
 
 /// Print a shell completion script
 #[derive(Debug, Args)]

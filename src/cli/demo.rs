@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::CliError;
+use super::error::CliError;
 use kubefan_demo::{
     Demo, DemoOptions, METER_INTERVAL, Meter, hints,
     live::{self, Key, Live},

@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep};
 use tonic::Code;
 
 use super::{
-    CliError,
+    error::{CliError, describe},
     output::{self, Format},
     projection::ProjectionArgs,
-    select::{SelectArgs, ServerArgs, describe, is_cluster_scoped},
+    select::{SelectArgs, ServerArgs, is_cluster_scoped},
     table::{PodColumns, Table},
     watch::notice,
 };
@@ -233,7 +233,7 @@ impl Printer {
             }
             printed = Some(&one.resource);
             if let Some(table) = &mut self.table {
-                table.print(&mut self.out, &one.objects, super::now())?;
+                table.print(&mut self.out, &one.objects, now())?;
             }
         }
         if let (None, false, Some(one)) = (printed, self.watching, found.first()) {
@@ -254,10 +254,16 @@ impl Printer {
             Some(format) => output::print_object(&mut self.out, format, resource, &object, self.managed_fields)?,
             None => {
                 let mut table = self.table.take().unwrap_or_else(|| self.new_table(resource));
-                table.print(&mut self.out, &[object], super::now())?;
+                table.print(&mut self.out, &[object], now())?;
                 self.table = Some(table);
             }
         }
         Ok(self.out.flush()?)
     }
+}
+
+/// The current time, for the AGE column.
+#[expect(clippy::disallowed_methods, reason = "the command line may read the wall clock")]
+fn now() -> jiff::Timestamp {
+    jiff::Timestamp::now()
 }

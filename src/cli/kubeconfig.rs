@@ -17,7 +17,7 @@ use http::{Uri, uri::Scheme};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::Serialize;
 
-use super::CliError;
+use super::error::CliError;
 
 /// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod bench;
 mod completion;
 #[cfg(feature = "sim")]
 mod demo;
+mod error;
 mod get;
 mod kubeconfig;
 mod output;
@@ -20,9 +21,11 @@ mod verify;
 mod version;
 mod watch;
 
-use std::{ffi::OsString, io, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use self::error::CliError;
 
 /// A watch fan-out proxy for Kubernetes.
 #[derive(Debug, Parser)]
@@ -51,43 +54,6 @@ enum Command {
     Kubeconfig(kubeconfig::KubeconfigArgs),
     Version(version::VersionArgs),
     Completion(completion::CompletionArgs),
-}
-
-/// Why a command failed. The text is the one line that the user sees.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CliError {
-    /// A problem with the arguments, the configuration or the system.
-    #[error("error: {0}")]
-    Plain(String),
-    /// kubefan answered with an error, or could not be reached.
-    #[error("{}", select::describe(.0))]
-    Client(#[from] kubefan_client::ClientError),
-    /// History cannot resume from the version of a watch.
-    #[error("{}; with --on-expired=restart the watch starts over with a snapshot", select::describe(.0))]
-    Expired(kubefan_client::ClientError),
-    /// Writing the output failed.
-    #[error("error: cannot write the output: {0}")]
-    Output(#[from] io::Error),
-    /// The result could not be determined. `None` if the reason was already printed.
-    #[error("{}", .0.as_deref().unwrap_or_default())]
-    Undetermined(Option<String>),
-    /// The errors were already printed.
-    #[error("")]
-    Printed,
-    /// ctrl-C.
-    #[error("")]
-    Interrupted,
-}
-
-impl CliError {
-    fn plain(error: impl std::fmt::Display) -> Self {
-        Self::Plain(error.to_string())
-    }
-
-    /// Whether the reader of the output closed the pipe, as `head` does.
-    fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
-    }
 }
 
 /// Runs the command line. Exit codes: 0 for success, 1 for an error (`verify`: a difference), 2 for
@@ -140,12 +106,6 @@ fn run(command: Command) -> Result<(), CliError> {
 
 fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::plain)
-}
-
-/// The current time, for the AGE column.
-#[expect(clippy::disallowed_methods, reason = "the command line may read the wall clock")]
-fn now() -> jiff::Timestamp {
-    jiff::Timestamp::now()
 }
 
 /// The command, with the defaults of `serve` in its help.

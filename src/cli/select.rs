@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use tonic::Code;
 
-use super::CliError;
+use super::error::CliError;
 use kubefan_client::{ClientError, ClientOptions, ListWatch, Target};
 
 /// A running server answers within this time.
@@ -135,44 +135,6 @@ pub(super) fn is_cluster_scoped(error: &ClientError, target: &Target) -> bool {
     !target.namespace.is_empty() && error.code() == Code::InvalidArgument && error.field() == "target.namespace"
 }
 
-/// The one-line text of a client error, in kubectl's format.
-pub(super) fn describe(error: &ClientError) -> String {
-    let reason = match error {
-        ClientError::Unreachable { address, message } => {
-            let mut message = message.clone();
-            if let Some(first) = message.get_mut(..1) {
-                first.make_ascii_lowercase();
-            }
-            // A TLS server closes a connection that does not start with a TLS handshake.
-            let was_closed = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
-            let hint = if message.contains("certificate") {
-                "--ca-file must name the CA that signed kubefan's certificate, and that certificate must not itself be a CA".to_owned()
-            } else if was_closed && !address.contains("://") && !address.starts_with("unix:") {
-                format!("is it a TLS port? Then use https://{address}")
-            } else {
-                "is `kubefan serve` running?".to_owned()
-            };
-            return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
-        }
-        ClientError::Address { .. } | ClientError::Undecodable { .. } | ClientError::Protocol { .. } => {
-            return format!("error: {error}");
-        }
-        ClientError::Status(status) => match status.code {
-            Code::InvalidArgument => "BadRequest",
-            Code::NotFound => "NotFound",
-            Code::PermissionDenied => "Forbidden",
-            Code::Unauthenticated => "Unauthorized",
-            Code::OutOfRange => "Expired",
-            Code::ResourceExhausted => "TooManyRequests",
-            Code::Unavailable => "ServiceUnavailable",
-            Code::DeadlineExceeded => "Timeout",
-            Code::FailedPrecondition => "NotCached",
-            _ => "InternalError",
-        },
-    };
-    format!("Error from server ({reason}): {error}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,21 +170,5 @@ mod tests {
         assert!(parse(&SelectArgs { selector: "a=b".into(), ..args() }, "po/a").unwrap_err().contains("selector"));
         assert_eq!(args().target("po", Some("a")).namespace, "default");
         assert_eq!(SelectArgs { all_namespaces: true, ..args() }.target("po", None).namespace, "");
-    }
-
-    #[test]
-    fn errors_are_formatted_as_in_kubectl() {
-        let refused =
-            ClientError::Unreachable { address: "127.0.0.1:7443".into(), message: "Connection refused".into() };
-        assert_eq!(
-            describe(&refused),
-            "error: cannot reach kubefan at 127.0.0.1:7443: connection refused; is `kubefan serve` running?"
-        );
-        let message = "stream closed because of a broken pipe".into();
-        let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
-        assert!(describe(&closed).ends_with("is it a TLS port? Then use https://127.0.0.1:7443"));
-        let message = "invalid peer certificate: UnknownIssuer".into();
-        let unknown = ClientError::Unreachable { address: "https://127.0.0.1:7443".into(), message };
-        assert!(describe(&unknown).contains("--ca-file"));
     }
 }

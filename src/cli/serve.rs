@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 
-use super::{CliError, shutdown::shutdown};
+use super::{error::CliError, shutdown::shutdown};
 use kubefan_proxy::{
     app,
     config::{self, ServeConfig, ServeOptions},

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
-    CliError,
-    select::{ServerArgs, describe, is_cluster_scoped},
+    error::{CliError, describe},
+    select::{ServerArgs, is_cluster_scoped},
     table::Columns,
 };
 use kubefan_client::{ClientError, ListWatch, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};

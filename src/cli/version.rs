@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 
-use super::CliError;
+use super::error::CliError;
 
 /// Print the version
 #[derive(Debug, Args)]

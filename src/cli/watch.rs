@@ -13,7 +13,7 @@ use futures::poll;
 use serde_json::{Value, json};
 
 use super::{
-    CliError,
+    error::CliError,
     projection::ProjectionArgs,
     select::{SelectArgs, Selected, ServerArgs, is_cluster_scoped},
     table::{Columns, PodColumns, type_name},

@@ -10,7 +10,6 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use super::{
     error::{ClientError, root_cause},
     projection::Projection,
-    watch::{WatchOptions, WatchStream},
 };
 use kubefan_common::proto::v1alpha1::{
     GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
@@ -63,8 +62,8 @@ pub struct ObjectList {
     pub objects: Vec<Object>,
     /// The resource as kubefan resolved it.
     pub resource: Option<ResolvedResource>,
-    /// The cluster that the resource version belongs to; pass it on as [`WatchOptions::cluster`].
-    /// Empty if it is unknown.
+    /// The cluster that the resource version belongs to; pass it on as
+    /// [`WatchOptions::cluster`](crate::WatchOptions::cluster). Empty if it is unknown.
     pub cluster: String,
 }
 
@@ -192,12 +191,6 @@ impl ListWatch {
     pub async fn list_resources(&self) -> Result<Vec<ResourceStatus>, ClientError> {
         let response = self.service.clone().list_resources(ListResourcesRequest {}).await;
         Ok(response.map_err(|status| self.error(&status))?.into_inner().resources)
-    }
-
-    /// Starts a watch: first the current state (unless [`WatchOptions::resource_version`] is set),
-    /// then every change, for as long as the stream is read. Nothing is sent before the first read.
-    pub fn watch(&self, target: Target, options: WatchOptions) -> WatchStream {
-        WatchStream::new(self.clone(), target, options)
     }
 
     pub(super) fn error(&self, status: &tonic::Status) -> ClientError {

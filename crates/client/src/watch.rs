@@ -216,8 +216,16 @@ enum State {
     Ended,
 }
 
+impl ListWatch {
+    /// Starts a watch: first the current state (unless [`WatchOptions::resource_version`] is set),
+    /// then every change, for as long as the stream is read. Nothing is sent before the first read.
+    pub fn watch(&self, target: Target, options: WatchOptions) -> WatchStream {
+        WatchStream::new(self.clone(), target, options)
+    }
+}
+
 impl WatchStream {
-    pub(super) fn new(client: ListWatch, target: Target, options: WatchOptions) -> Self {
+    fn new(client: ListWatch, target: Target, options: WatchOptions) -> Self {
         Self {
             client,
             target,

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::{DemoError, progress::Progress};
+use super::{error::DemoError, progress::Progress};
 use kubefan_sim::{apiserver::SimApiserver, workload::Workload};
 
 /// How often due changes are applied.

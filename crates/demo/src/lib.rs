@@ -6,11 +6,13 @@
 
 mod churn;
 mod counts;
+mod error;
 pub mod hints;
 mod lag;
 pub mod live;
 mod load;
 mod meter;
+mod options;
 pub mod plain;
 mod process;
 mod progress;
@@ -27,17 +29,17 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::{churn::Churn, load::Load, progress::Progress};
 pub use self::{
+    error::DemoError,
     lag::Quantiles,
     meter::{METER_INTERVAL, Meter, Sample},
+    options::DemoOptions,
     progress::{Activity, Phase, Route},
     summary::{FinalState, RouteCounts, Summary},
 };
-use kubefan_client::ClientError;
 use kubefan_proxy::{
-    app::{App, AppError},
-    config::ServeConfig,
+    app::App,
     server::transport::listen::{Bound, listen_tcp},
-    upstream::{Upstream, client::UpstreamOptions, settings::SettingsError},
+    upstream::{Upstream, client::UpstreamOptions},
 };
 use kubefan_sim::{
     apiserver::{SimApiserver, SimOptions},
@@ -46,94 +48,9 @@ use kubefan_sim::{
 
 /// Longest churn on the direct route; a quarter of the whole duration if that is shorter.
 const DIRECT_DURATION_MAX: Duration = Duration::from_secs(5);
-/// Limit for every subscriber to receive its initial state.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Open files besides those of the subscribers.
 const FILES_BESIDE: u64 = 64;
-/// Approximate number of pods per node.
-const PODS_PER_NODE: usize = 50;
 const NAMESPACES: usize = 10;
-
-/// Configuration of the demo.
-#[derive(Debug, Clone)]
-pub struct DemoOptions {
-    /// Number of pods.
-    pub objects: usize,
-    /// Number of subscribers.
-    pub subscribers: usize,
-    /// Changes per second.
-    pub rate: u32,
-    /// Time from the first subscriber to the last change; `None` for no end.
-    pub duration: Option<Duration>,
-    /// Seed of the pods and their changes.
-    pub seed: u64,
-    /// kubefan's configuration. Its upstream settings are ignored.
-    pub serve: ServeConfig,
-}
-
-impl Default for DemoOptions {
-    fn default() -> Self {
-        let mut serve = ServeConfig::default();
-        serve.cache.resources = vec!["pods".to_owned()];
-        Self { objects: 5_000, subscribers: 300, rate: 200, duration: Some(Duration::from_secs(30)), seed: 1, serve }
-    }
-}
-
-impl DemoOptions {
-    /// Number of nodes that the pods run on.
-    fn nodes(&self) -> usize {
-        self.objects.div_ceil(PODS_PER_NODE).max(1)
-    }
-}
-
-/// Why the demo failed.
-#[derive(Debug, thiserror::Error)]
-pub enum DemoError {
-    /// Each subscriber needs two open files in this process: both ends of its connection.
-    #[error(
-        "--subscribers {subscribers} needs about {needed} open files, and the limit is {limit}; raise it (ulimit -n {needed}) or \
-         use fewer subscribers"
-    )]
-    OpenFiles {
-        /// The requested number of subscribers.
-        subscribers: usize,
-        /// Open files needed.
-        needed: u64,
-        /// The limit on open files.
-        limit: u64,
-    },
-    /// The simulated apiserver cannot listen on loopback.
-    #[error("the simulated apiserver cannot listen on loopback: {0}")]
-    Listen(#[from] io::Error),
-    /// The client of the simulated apiserver cannot be built.
-    #[error(transparent)]
-    Upstream(#[from] SettingsError),
-    /// kubefan failed.
-    #[error(transparent)]
-    App(#[from] AppError),
-    /// kubefan ended although the demo was still running.
-    #[error("kubefan ended: {0}")]
-    Ended(String),
-    /// A request to kubefan failed.
-    #[error("a request to kubefan failed: {0}")]
-    Client(Box<ClientError>),
-    /// The simulated apiserver refused a change.
-    #[error("the simulated apiserver refused a change: {0}")]
-    Workload(String),
-    /// The machine is too slow for this many subscribers or objects.
-    #[error(
-        "only {ready} of {subscribers} subscribers ({}) had their initial state within {READY_TIMEOUT:?}; use fewer --subscribers or --objects",
-        .route.as_str()
-    )]
-    NotReady {
-        /// The route.
-        route: Route,
-        /// Number of subscribers that had their initial state.
-        ready: usize,
-        /// Number of all subscribers.
-        subscribers: usize,
-    },
-}
 
 /// A demo whose ports are bound, but which has not started.
 pub struct Demo {

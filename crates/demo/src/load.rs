@@ -14,8 +14,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Activity, DemoError, DemoOptions, FinalState, READY_TIMEOUT, Route, RouteCounts, churn::Churn, counts::Counts,
-    progress::Progress,
+    churn::Churn,
+    counts::Counts,
+    error::{DemoError, READY_TIMEOUT},
+    options::DemoOptions,
+    progress::{Activity, Progress, Route},
+    summary::{FinalState, RouteCounts},
 };
 use kubefan_client::{ClientOptions, ListWatch};
 use kubefan_common::proto::v1alpha1::ResourceState;

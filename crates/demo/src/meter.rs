@@ -7,10 +7,10 @@ use prometheus::Registry;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    DemoOptions,
     counts::Counts,
     lag::Quantiles,
     load::pod_watches,
+    options::DemoOptions,
     progress::{Activity, Phase, Progress, Route},
 };
 use kubefan_proxy::telemetry::process::resident_bytes;

@@ -1,7 +1,7 @@
 //! The selectors of the subscribers. Like in real clusters, a few watch every pod, and many watch a
 //! part.
 
-use super::DemoOptions;
+use super::options::DemoOptions;
 
 /// The mix repeats after this many subscribers. The first of each round watches every pod, as
 /// schedulers and controllers do.

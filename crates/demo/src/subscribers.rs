@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use serde::Deserialize;
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{DemoOptions, progress::Progress, selectors};
+use super::{options::DemoOptions, progress::Progress, selectors};
 use kubefan_client::{ClientOptions, ListWatch, Target, WatchItem, WatchOptions};
 use kubefan_model::Media;
 use kubefan_proxy::upstream::{

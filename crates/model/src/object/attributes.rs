@@ -10,7 +10,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Body, Object, ObjectParser, parser::Reads, texts::Texts};
+use super::{
+    cached_object::{Body, Object},
+    parser::{ObjectParser, Reads},
+    texts::Texts,
+};
 use crate::ResourceVersion;
 
 impl Object {

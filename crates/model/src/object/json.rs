@@ -9,66 +9,13 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Body, Object, ObjectError, check_len, texts::SpanWriter};
-use crate::{ObjectKey, fields::FieldTable};
-
-/// Where the values that routing reads lie in the JSON.
-#[derive(Debug)]
-pub(super) struct JsonFields {
-    root: Node,
-    /// For each selectable field, the slots that may contain it, in order of preference.
-    fields: Vec<Vec<usize>>,
-    slots: usize,
-}
-
-impl JsonFields {
-    /// `at` is the path of the object within the JSON: empty, or `["object"]` in a row of a Table.
-    pub(super) fn new(table: &FieldTable, at: &[&str]) -> Self {
-        let (mut root, mut slots) = (Node::default(), 0);
-        let mut insert = |path: &[&str]| root.insert(&[at, path].concat(), &mut slots);
-        for name in METADATA {
-            insert(&["metadata", name]);
-        }
-        for name in ["kind", "apiVersion"] {
-            insert(&[name]);
-        }
-        let mut path = |path: &Vec<String>| insert(&path.iter().map(String::as_str).collect::<Vec<_>>());
-        let fields = table.fields().iter().map(|field| field.paths.iter().map(&mut path).collect()).collect();
-        Self { root, fields, slots }
-    }
-}
-
-/// A tree of field names. The JSON of a leaf's value is stored in its slot.
-#[derive(Debug, Default)]
-struct Node {
-    children: Vec<(String, Node)>,
-    slot: Option<usize>,
-}
-
-const NAME: usize = 0;
-const NAMESPACE: usize = 1;
-const UID: usize = 2;
-const VERSION: usize = 3;
-const LABELS: usize = 4;
-const METADATA: [&str; 5] = ["name", "namespace", "uid", "resourceVersion", "labels"];
-const KIND: usize = 5;
-const API_VERSION: usize = 6;
-
-impl Node {
-    fn insert(&mut self, path: &[impl AsRef<str>], slot: &mut usize) -> usize {
-        let Some((first, rest)) = path.split_first() else {
-            return *self.slot.get_or_insert_with(|| {
-                *slot += 1;
-                *slot - 1
-            });
-        };
-        let at = self.children.iter().position(|(name, _)| name == first.as_ref()).unwrap_or_else(|| {
-            self.children.push((first.as_ref().to_owned(), Node::default()));
-            self.children.len() - 1
-        });
-        self.children[at].1.insert(rest, slot)
-    }
-}
+use super::{
+    cached_object::{Body, Object},
+    json_fields::{API_VERSION, JsonFields, KIND, LABELS, NAME, NAMESPACE, Node, UID, VERSION},
+    object_error::{ObjectError, check_len},
+    texts::SpanWriter,
+};
+use crate::ObjectKey;
 
 /// Parses an object. The flag is true if it has a `kind` or an `apiVersion`.
 pub(super) fn parse(

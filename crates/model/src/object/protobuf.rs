@@ -4,30 +4,24 @@
 //! reads them. A zero is treated as absent, because Kubernetes writes the zero value of every field
 //! that is not a pointer.
 
-use std::borrow::Cow;
-
 use bytes::Bytes;
 
-use super::{Body, Object, ObjectError, check_len, texts::SpanWriter};
+use super::{
+    cached_object::{Body, Object},
+    object_error::{ObjectError, check_len},
+    protobuf_fields::ProtobufFields,
+    texts::SpanWriter,
+};
 use crate::{
-    GroupVersionResource, ObjectKey, ResourceVersion,
-    fields::FieldTable,
+    ObjectKey, ResourceVersion,
     protobuf::{
         ENTRY_KEY, ENTRY_VALUE, META_LABELS, META_NAME, META_NAMESPACE, META_RESOURCE_VERSION, META_UID, METADATA,
         Malformed, enveloped,
-        kinds::{Location, Scalar, locations},
+        kinds::{Location, Scalar},
         open,
         wire::{Fields, Value, put_bytes, put_varint},
     },
 };
-
-/// The selectable fields of a resource: for each, its possible locations, in order of preference.
-#[derive(Debug)]
-pub(super) struct ProtobufFields {
-    fields: Vec<Vec<Location>>,
-    /// The top-level field numbers that lead to any of them.
-    roots: Vec<u32>,
-}
 
 /// The parts of `metadata` that routing reads.
 #[derive(Default)]
@@ -73,14 +67,6 @@ fn entry(message: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
 }
 
 impl ProtobufFields {
-    pub(super) fn new(gvr: &GroupVersionResource, table: &FieldTable) -> Option<Self> {
-        let fields = locations(gvr, table)?;
-        let mut roots: Vec<_> = fields.iter().flatten().filter_map(|at| at.path.first().copied()).collect();
-        roots.sort_unstable();
-        roots.dedup();
-        Some(Self { fields, roots })
-    }
-
     /// Parses an object in its envelope.
     pub(super) fn parse(&self, bytes: Bytes) -> Result<Object, ObjectError> {
         check_len(&bytes)?;
@@ -124,18 +110,6 @@ impl ProtobufFields {
             label_count: metadata.labels.len() as u32,
             body: Body::Plain { spans: spans.written.into(), bytes: bytes.clone() },
         })
-    }
-
-    /// A field's bytes in the form that selectors compare. Invalid UTF-8 is replaced as in JSON.
-    pub(super) fn text<'a>(&self, index: usize, bytes: &'a [u8]) -> Cow<'a, str> {
-        let scalar =
-            self.fields.get(index).and_then(|locations| locations.first()).map_or(Scalar::Text, |at| at.scalar);
-        match scalar {
-            Scalar::Text => String::from_utf8_lossy(bytes),
-            // Zeros are stored as absent.
-            Scalar::Bool => Cow::Borrowed("true"),
-            Scalar::Int => Cow::Owned((number(bytes) as i64).to_string()),
-        }
     }
 
     /// An object of selectable attributes, in its envelope.
@@ -199,11 +173,6 @@ fn descend<'a>(value: Value<'a>, path: &[u32], scalar: Scalar, found: &mut &'a [
     Ok(())
 }
 
-/// Decodes a varint.
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f))
-}
-
 /// Writes the values at these locations, which must be sorted by path.
 fn put_values(values: &[(&[u32], Scalar, &[u8])], out: &mut Vec<u8>) {
     for values in values.chunk_by(|(one, ..), (other, ..)| one.first() == other.first()) {
@@ -232,8 +201,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Media,
-        fields::FieldRef,
+        GroupVersionResource, Media,
+        fields::{FieldRef, FieldTable},
         object::ObjectParser,
         packer::Packer,
         protobuf::{partial_metadata, partial_metadata_item, wire::put_number},

@@ -1,9 +1,9 @@
 //! Parsing, and packed objects compared with unpacked ones.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use super::*;
-use crate::{GroupVersionResource, fields::FieldTable};
+use crate::{GroupVersionResource, ResourceVersion, fields::FieldTable, packer::Packer};
 
 fn pods() -> (GroupVersionResource, FieldTable) {
     let gvr = GroupVersionResource::new("", "v1", "pods");

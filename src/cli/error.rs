@@ -1,0 +1,103 @@
+//! Why a command failed, as the one line that the user sees.
+
+use std::{fmt, io};
+
+use tonic::Code;
+
+use kubefan_client::ClientError;
+
+/// Why a command failed. The text is the one line that the user sees.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CliError {
+    /// A problem with the arguments, the configuration or the system.
+    #[error("error: {0}")]
+    Plain(String),
+    /// kubefan answered with an error, or could not be reached.
+    #[error("{}", describe(.0))]
+    Client(#[from] ClientError),
+    /// History cannot resume from the version of a watch.
+    #[error("{}; with --on-expired=restart the watch starts over with a snapshot", describe(.0))]
+    Expired(ClientError),
+    /// Writing the output failed.
+    #[error("error: cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    /// The result could not be determined. `None` if the reason was already printed.
+    #[error("{}", .0.as_deref().unwrap_or_default())]
+    Undetermined(Option<String>),
+    /// The errors were already printed.
+    #[error("")]
+    Printed,
+    /// ctrl-C.
+    #[error("")]
+    Interrupted,
+}
+
+impl CliError {
+    pub(super) fn plain(error: impl fmt::Display) -> Self {
+        Self::Plain(error.to_string())
+    }
+
+    /// Whether the reader of the output closed the pipe, as `head` does.
+    pub(super) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// The one-line text of a client error, in kubectl's format.
+pub(super) fn describe(error: &ClientError) -> String {
+    let reason = match error {
+        ClientError::Unreachable { address, message } => {
+            let mut message = message.clone();
+            if let Some(first) = message.get_mut(..1) {
+                first.make_ascii_lowercase();
+            }
+            // A TLS server closes a connection that does not start with a TLS handshake.
+            let was_closed = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
+            let hint = if message.contains("certificate") {
+                "--ca-file must name the CA that signed kubefan's certificate, and that certificate must not itself be a CA".to_owned()
+            } else if was_closed && !address.contains("://") && !address.starts_with("unix:") {
+                format!("is it a TLS port? Then use https://{address}")
+            } else {
+                "is `kubefan serve` running?".to_owned()
+            };
+            return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
+        }
+        ClientError::Address { .. } | ClientError::Undecodable { .. } | ClientError::Protocol { .. } => {
+            return format!("error: {error}");
+        }
+        ClientError::Status(status) => match status.code {
+            Code::InvalidArgument => "BadRequest",
+            Code::NotFound => "NotFound",
+            Code::PermissionDenied => "Forbidden",
+            Code::Unauthenticated => "Unauthorized",
+            Code::OutOfRange => "Expired",
+            Code::ResourceExhausted => "TooManyRequests",
+            Code::Unavailable => "ServiceUnavailable",
+            Code::DeadlineExceeded => "Timeout",
+            Code::FailedPrecondition => "NotCached",
+            _ => "InternalError",
+        },
+    };
+    format!("Error from server ({reason}): {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_formatted_as_in_kubectl() {
+        let refused =
+            ClientError::Unreachable { address: "127.0.0.1:7443".into(), message: "Connection refused".into() };
+        assert_eq!(
+            describe(&refused),
+            "error: cannot reach kubefan at 127.0.0.1:7443: connection refused; is `kubefan serve` running?"
+        );
+        let message = "stream closed because of a broken pipe".into();
+        let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
+        assert!(describe(&closed).ends_with("is it a TLS port? Then use https://127.0.0.1:7443"));
+        let message = "invalid peer certificate: UnknownIssuer".into();
+        let unknown = ClientError::Unreachable { address: "https://127.0.0.1:7443".into(), message };
+        assert!(describe(&unknown).contains("--ca-file"));
+    }
+}
