@@ -28,8 +28,12 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Print objects from kubefan's cache
 #[derive(Debug, Args)]
 pub(super) struct GetArgs {
-    /// TYPE[,TYPE], TYPE NAME… or TYPE/NAME…; a type by any name that kubectl accepts
-    #[arg(required = true, value_name = "TYPE [NAME]")]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        required = true,
+        value_name = "TYPE [NAME]",
+        help = "TYPE[,TYPE], TYPE NAME… or TYPE/NAME…; a type by any name that kubectl accepts"
+    )]
     what: Vec<String>,
 
     /// Output format [default: a table]

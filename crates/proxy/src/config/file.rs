@@ -2,7 +2,7 @@
 //! setting that the operator believes in.
 //!
 //! All sections share one flat list of keys. serde cannot flatten structs and refuse unknown keys
-//! at the same time, and it would lose the line of an error, so [`File`] hands each key to the
+//! at the same time, and it would lose the line of an error, so `File` hands each key to the
 //! section that has it.
 
 use std::{fmt, fs, path::Path, sync::LazyLock};

@@ -4,7 +4,7 @@
 //! It guards against a configuration that does not mean what its author thinks: contradictions,
 //! zeros and misspelt names are errors that name the flag and the way out, before anything starts.
 //!
-//! [`section`] declares the options, one file per heading of `--help`. To add an option, declare it
+//! `section` declares the options, one file per heading of `--help`. To add an option, declare it
 //! in its section.
 
 pub mod cache;

@@ -1,4 +1,4 @@
-//! [`section!`] declares each option once, in the section that it belongs to.
+//! `section!` declares each option once, in the section that it belongs to.
 //!
 //! One declaration gives the flag with its help, heading and value name, the environment variable,
 //! the key in the file, the default, the overlay (default < file < environment < flag) and the
