@@ -27,7 +27,7 @@ use kubefan_proxy::{
         send::{
             budget::Budgets,
             encoder::{DeltaBases, Encoder},
-            entry::LogEntry,
+            log_entry::LogEntry,
         },
         views::index::SelectorIndex,
     },

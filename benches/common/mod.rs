@@ -23,7 +23,7 @@ use kubefan_proxy::{
     },
     fanout::{
         ConnectionWaker, Gate, GateLimits, Hub, HubOptions, ReadyStreams, Start, StreamWaker, Subscription,
-        send::entry::{EntryKind, LogEntry},
+        send::log_entry::{EntryKind, LogEntry},
     },
     telemetry::metrics::{CacheMetrics, Metrics},
 };

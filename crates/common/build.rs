@@ -1,4 +1,4 @@
-//! Plants bugs where tests ask for them: `src/planted.rs` says why.
+//! Plants bugs if a test asks for them: `src/planted.rs` says why.
 
 use std::env;
 

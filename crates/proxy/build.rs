@@ -1,4 +1,5 @@
-//! Swaps the locks of the wake-up path for shuttle's where a test of thread interleavings asks for it: `src/fanout/sync.rs`.
+//! Replaces the locks of the wake-up path by shuttle's for the tests of thread interleavings:
+//! `src/fanout/sync.rs`.
 
 use std::env;
 

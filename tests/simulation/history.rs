@@ -109,7 +109,7 @@ pub(crate) enum Observation {
     /// A message was broken or did not fit the subscriber's delta bases.
     Undecodable(String),
     /// The subscriber drops its state and will ask for a snapshot. `goes_on`: the library does so
-    /// on behalf of its user, for whom versions must not go back.
+    /// on behalf of its user, and the user's versions must not go back.
     StartsOver {
         goes_on: bool,
     },

@@ -1,6 +1,7 @@
 //! The wire contract, generated from `proto/`.
 
-/// `kubefan.v1alpha1`: `watch.proto` documents the service for clients, and `peer.proto` the transfers between replicas.
+/// `kubefan.v1alpha1`: `watch.proto` documents the service for clients, and `peer.proto` the
+/// transfers between replicas.
 #[allow(missing_docs, clippy::all, unreachable_pub)]
 #[rustfmt::skip]
 #[path = "generated/kubefan.v1alpha1.rs"]

@@ -1,7 +1,7 @@
-//! The generated code that is checked in is what `proto/` says. Checked in, so that neither kubefan nor a user of its client library
-//! compiles a protobuf compiler first.
+//! Checks that the checked-in generated code matches `proto/`. It is checked in, so that neither
+//! kubefan nor a user of its client library compiles a protobuf compiler first.
 //!
-//! `KUBEFAN_REGENERATE=1 cargo test -p kubefan-common --test generated` writes it anew.
+//! `KUBEFAN_REGENERATE=1 cargo test -p kubefan-common --test generated` writes it.
 
 use std::{env, error::Error, fs, path::Path};
 
@@ -15,7 +15,7 @@ fn the_checked_in_code_is_generated_from_proto() -> Result<(), Box<dyn Error>> {
     let (watch, peer) = ("kubefan/v1alpha1/watch.proto", "kubefan/v1alpha1/peer.proto");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("generated");
     fs::create_dir_all(&dir)?;
-    // The reflection service answers from this file. It does not describe the protocol between replicas.
+    // The reflection service answers from this file. It leaves out the protocol between replicas.
     let public = protox::compile([watch], [PROTO])?;
     fs::write(dir.join("kubefan_descriptor.bin"), public.encode_to_vec())?;
     tonic_prost_build::configure()

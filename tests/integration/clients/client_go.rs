@@ -51,9 +51,9 @@ const SETTINGS: [(&str, &[&str]); 4] = [
     ("listing-json", &["--content-type", "application/json", "--watch-list=false"]),
 ];
 /// Number of watches of these informers that kubefan serves from the cache: per setting four typed,
-/// two dynamic, and the metadata of pods. Metadata of custom resources is not cached as protobuf. In
-/// the two settings that start with a watch-list, the watch of events is not served from the cache,
-/// because the freshness of events cannot be proved.
+/// two dynamic, and the metadata of pods. Metadata of custom resources is not cached as protobuf.
+/// In the two settings that start with a watch-list, the watch of events is not served from the
+/// cache, because the freshness of events cannot be proved.
 const CACHED: f64 = 4.0 * (4.0 + 2.0 + 1.0) - 2.0;
 
 /// Number of watches that kubefan serves now.

@@ -332,8 +332,8 @@ impl Tables {
     }
 
     /// The row of a bookmark at a version. If `ends` is set, the metadata of its object has the
-    /// annotation that ends the initial events, even with [`IncludeObject::None`]. `of` is the kind and
-    /// the API version of the objects.
+    /// annotation that ends the initial events, even with [`IncludeObject::None`]. `of` is the kind
+    /// and the API version of the objects.
     pub fn bookmark_row(&self, of: (&str, &str), include: IncludeObject, version: &str, ends: bool) -> String {
         let typed = |(kind, api_version)| format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":"#);
         let (before, after) = match (include, self.empty_row.get()) {

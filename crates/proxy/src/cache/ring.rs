@@ -1,9 +1,10 @@
 //! The event ring: every record of one resource and scope after a floor, in order.
 //!
-//! A subscriber that returns must be sent every event after its version, or be told that this is no
-//! longer possible. So the ring is never thinned out: it is complete after its floor, and a request
-//! below the floor is [`Expired`]. The ring is bounded by bytes, count and age; eviction raises the
-//! floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller and answers less.
+//! A subscriber that returns must be sent every event after its version, or get an error because
+//! this is no longer possible. So the ring is never thinned out: it is complete after its floor,
+//! and a request below the floor is [`Expired`]. The ring is bounded by bytes, count and age;
+//! eviction raises the floor. What it evicts goes to [`super::ConflatedHistory`], which is smaller
+//! and answers less.
 //!
 //! An event needs the object before it too, because selectors compare both. That is what history
 //! costs: one old object per event. Old objects are stored packed. The newest records are *fresh*:
@@ -98,7 +99,7 @@ pub struct RingLimits {
     /// Age of a record.
     pub ring_age_max: Duration,
     /// Bytes of the conflated history of older changes. `None`: a twentieth of the JSON of the
-    /// current objects, at least [`RingLimits::RESIDUE_BYTES_LEAST`].
+    /// current objects, at least [`RingLimits::CONFLATED_BYTES_MIN`].
     pub residue_bytes_max: Option<usize>,
 }
 
@@ -112,14 +113,14 @@ impl RingLimits {
     /// The least byte limit of a ring whose limit follows the size of the objects.
     pub const BYTES_LEAST: usize = 8 << 20;
     /// The least byte limit of a conflated history whose limit follows the size of the objects.
-    pub const RESIDUE_BYTES_LEAST: usize = 4 << 20;
+    pub const CONFLATED_BYTES_MIN: usize = 4 << 20;
 
     fn bytes_max(&self, store_bytes: usize) -> usize {
         self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 10))
     }
 
     pub(super) fn residue_bytes_max(&self, store_bytes: usize) -> usize {
-        self.residue_bytes_max.unwrap_or_else(|| Self::RESIDUE_BYTES_LEAST.max(store_bytes / 20))
+        self.residue_bytes_max.unwrap_or_else(|| Self::CONFLATED_BYTES_MIN.max(store_bytes / 20))
     }
 }
 

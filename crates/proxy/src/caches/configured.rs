@@ -15,8 +15,8 @@ use tokio::{
 use tracing::warn;
 
 use super::{
+    cache_entry::{Cache, CacheId, UncachedReason},
     discovered::DiscoveredResource,
-    entry::{Cache, CacheId, UncachedReason},
     registry::Registry,
 };
 use crate::{

@@ -17,15 +17,14 @@
 //! ```
 
 mod allowance;
-mod backfill;
-mod catalog;
-mod cluster_version;
+mod backfiller;
+mod cache_entry;
 mod configured;
 mod consistency;
 mod context;
 mod discovered;
-mod entry;
 mod informer;
+mod lookup;
 pub mod memory_pressure;
 mod on_demand;
 mod peer_source;
@@ -34,6 +33,7 @@ mod registry;
 mod run;
 mod schema;
 mod self_check;
+mod version_lookup;
 mod warm_start;
 
 pub use allowance::{EncodingLimits, OnDemandLimits, SizeLimits};

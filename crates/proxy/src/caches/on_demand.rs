@@ -23,8 +23,8 @@ use tracing::info;
 
 use super::{
     allowance::{Allowance, EncodingBudget, OnDemandLimits},
+    cache_entry::{Cache, CacheEnd, CacheId},
     discovered::DiscoveredResource,
-    entry::{Cache, CacheEnd, CacheId},
     registry::Registry,
 };
 use crate::fanout::{Phase, Refusal, Served, StreamEnd};

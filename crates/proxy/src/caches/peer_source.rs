@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{entry::CacheId, registry::Registry};
+use super::{cache_entry::CacheId, registry::Registry};
 use crate::peer::{OfferedCache, Source};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 

@@ -18,14 +18,14 @@ use tracing::{info, warn};
 
 use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
-    backfill::Backfiller,
-    cluster_version::ClusterVersion,
+    backfiller::Backfiller,
+    cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
-    entry::{Cache, CacheEnd, CacheId, UncachedReason},
     informer::{Informer, Stopped},
     schema::{CachedSchema, schema_changed},
+    version_lookup::ClusterVersion,
 };
 use crate::{
     cache::{RingLimits, writer::SELF_CHECK},

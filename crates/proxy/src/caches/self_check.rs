@@ -11,7 +11,7 @@ use rand::RngExt;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::{context::CacheContext, entry::Cache, registry::Registry};
+use super::{cache_entry::Cache, context::CacheContext, registry::Registry};
 use crate::{
     cache::comparison::{Comparison, Differences},
     fanout::{Phase, Served},

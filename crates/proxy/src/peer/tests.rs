@@ -155,8 +155,8 @@ fn decode(
 fn contents(store: &Store, history: &History) -> String {
     let mut lines = vec![format!("{} {}", history.conflated().floor(), history.ring().floor())];
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
-    let residue = history.conflated();
-    for change in residue.between(residue.floor(), Bound::Unbounded) {
+    let conflated = history.conflated();
+    for change in conflated.between(conflated.floor(), Bound::Unbounded) {
         lines.push(format!(
             "{} {} {:?}",
             change.version,
@@ -164,7 +164,7 @@ fn contents(store: &Store, history: &History) -> String {
             change.before.as_ref().map(|before| before.bytes())
         ));
     }
-    lines.push(format!("{:?}", residue.gaps().collect::<Vec<_>>()));
+    lines.push(format!("{:?}", conflated.gaps().collect::<Vec<_>>()));
     for record in history.ring().since(history.ring().floor()).unwrap() {
         if let Record::Gap(gap) = record {
             lines.push(format!("gap {} {} {}", gap.from, gap.to, gap.reason));

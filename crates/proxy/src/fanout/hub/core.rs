@@ -8,7 +8,7 @@
 //!
 //! The section is short. Nothing is encoded, sent or awaited in it; a projection that must be
 //! compared is made before it; wake-ups are sent after it. The head version, which bookmarks are
-//! made from, is published after the last append and before the section ends: whoever reads it
+//! made from, is published after the last append and before the section ends, so a reader of it
 //! finds every event up to it in the logs.
 
 use std::{
@@ -111,7 +111,7 @@ pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 /// otherwise.
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
 
-/// How often views let go of what has served its time.
+/// The least interval between two removals of expired data from views.
 const TIDY_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Hub {

@@ -19,9 +19,9 @@ use bytes::{Buf, Bytes};
 use crate::fanout::send::{
     budget::{Budget, Budgets, Share},
     control,
-    entry::{EntryKind, LogEntry},
     frame::{Body, DeltaBase, EventHead, FrameBuffer, FrameWriter, Layout, Sink},
     frame_buf::FrameBuf,
+    log_entry::{EntryKind, LogEntry},
 };
 use crate::kube_encoding::watch::columns_range;
 use kubefan_common::{

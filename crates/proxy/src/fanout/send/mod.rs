@@ -3,8 +3,8 @@
 pub mod budget;
 pub mod control;
 pub mod encoder;
-pub mod entry;
 pub mod frame;
 pub mod frame_buf;
+pub mod log_entry;
 
 pub use frame_buf::FrameBuf;

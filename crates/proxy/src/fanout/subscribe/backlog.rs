@@ -13,9 +13,9 @@ use crate::{
         send::{
             control,
             encoder::DeltaBases,
-            entry::entries,
             frame::{FrameWriter, Sink},
             frame_buf::FrameBuf,
+            log_entry::entries,
         },
         views::{shared_snapshot::SharedSnapshotReader, view::View},
     },

@@ -2,11 +2,11 @@
 
 mod backlog;
 mod catch_up;
-mod entry;
 pub mod options;
 mod start_point;
 mod subscription;
+mod try_subscribe;
 
-pub use entry::{Need, NotSubscribed};
 pub use options::{Provided, Start, SubscribeOptions};
 pub use subscription::Subscription;
+pub use try_subscribe::{Need, NotSubscribed};

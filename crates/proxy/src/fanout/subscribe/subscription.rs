@@ -18,9 +18,9 @@ use crate::{
         send::{
             control,
             encoder::DeltaBases,
-            entry::{EntryKind, LogEntry},
             frame::Sink,
             frame_buf::FrameBuf,
+            log_entry::{EntryKind, LogEntry},
         },
         stream_end::StreamEnd,
         views::view::{LogReadError, LogRun, View},

@@ -156,7 +156,7 @@ async fn a_subscriber_that_lags_inside_a_gap_is_not_sent_a_catch_up() {
         let part = each.take(1).unwrap().unwrap();
         assert!(decode(part).iter().all(|message| message.resume_version.is_empty()), "the gap has not ended");
     }
-    // It was sent b, perhaps, of which nobody knows at version 10.
+    // The subscriber may have received b, which history does not know at version 10.
     cache.event(Deleted, "b", "web", 21);
     (22..=30).for_each(|at| cache.event(Modified, "a", "web", at));
     let mut lines = ready(&mut restarts).await;

@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use crate::fanout::send::entry::LogEntry;
+use crate::fanout::send::log_entry::LogEntry;
 use kubefan_model::ResourceVersion;
 
 /// The size of the logs of all views of one cache, in bytes.
@@ -107,7 +107,7 @@ impl Drop for ViewLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cache::Gap, fanout::send::entry::EntryKind};
+    use crate::{cache::Gap, fanout::send::log_entry::EntryKind};
 
     fn version(number: u64) -> ResourceVersion {
         ResourceVersion::new(number).unwrap()

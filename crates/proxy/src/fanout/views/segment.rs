@@ -7,7 +7,7 @@
 //! are encoded outside of every lock; a subscriber that needs a segment that is being encoded waits
 //! for it. They are retained only while some subscriber still has to take them, within limits per
 //! view and per cache, and made again from the log if they are missing. Encoding at commit time
-//! instead would hold up every commit, also for views that nobody reads just then.
+//! instead would hold up every commit, also for views without a reader at that moment.
 
 use std::{
     collections::BTreeMap,
@@ -23,8 +23,8 @@ use bytes::Bytes;
 use super::log::ViewLog;
 use crate::fanout::send::{
     encoder::{DeltaBases, Encoder},
-    entry::LogEntry,
     frame_buf::FrameBuf,
+    log_entry::LogEntry,
 };
 use kubefan_model::{ResourceVersion, format::Encoding};
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::{
     cache::{Expired, Gap, Record},
     fanout::{
-        send::{budget::Budgets, encoder::Encoder, entry::GapTransition},
+        send::{budget::Budgets, encoder::Encoder, log_entry::GapTransition},
         stream_end::StreamEnd,
         views::{
             index::{IndexTerm, SelectorIndex, ViewId},

@@ -17,7 +17,7 @@ use crate::{
         send::{
             budget::Budgets,
             encoder::Encoder,
-            entry::{GapTransition, LogEntry, entries, entry, gap_entries},
+            log_entry::{GapTransition, LogEntry, entries, entry, gap_entries},
         },
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},

@@ -42,7 +42,7 @@ pub struct ResolvedRead<'a> {
 /// How a read treats a cache that does not exist or is not synced.
 #[derive(Clone, Copy)]
 pub struct SelectOptions {
-    /// A watch starts the cache, because it will go on using it. Other reads start it only if
+    /// A watch starts the cache, because it will continue to use it. Other reads start it only if
     /// passthrough is off.
     pub is_watch: bool,
     /// Whether the read waits for the first list: it accepts any state, or its client would only

@@ -16,9 +16,10 @@
 //! of the system call, and they hide the window and resets, which decide here what is taken from a
 //! subscription and when it ends.
 //!
-//! Wake-ups: subscriptions and stream windows wake one stream through the connection's [`ConnectionWaker`]; h2
-//! and the socket wake the whole task ([`IoWaker`]); the timer and the drain signal have a waker of
-//! their own ([`TimerWaker`]), because most passes need not look at them.
+//! Wake-ups: subscriptions and stream windows wake one stream through the connection's
+//! [`ConnectionWaker`]; h2 and the socket wake the whole task ([`IoWaker`]); the timer and the
+//! drain signal have a waker of their own ([`TimerWaker`]), because most passes need not look at
+//! them.
 
 use std::{
     collections::BTreeMap,

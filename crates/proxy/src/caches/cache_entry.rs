@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{backfill::Backfiller, cluster_version::ClusterVersion, consistency::Prover, schema::CachedSchema};
+use super::{backfiller::Backfiller, consistency::Prover, schema::CachedSchema, version_lookup::ClusterVersion};
 use crate::fanout::{Phase, Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 

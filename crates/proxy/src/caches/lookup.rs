@@ -6,7 +6,7 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    entry::{Cache, CacheId},
+    cache_entry::{Cache, CacheId},
     registry::Registry,
 };
 use crate::{

@@ -1,0 +1,134 @@
+//! Tests of the client of the apiserver.
+
+use std::{convert::Infallible, io::Write, sync::Mutex};
+
+use flate2::{Compression, write::GzEncoder};
+use futures::stream;
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
+use tokio::time::Instant;
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+use super::*;
+
+type Answer = http::Response<UpstreamBody>;
+
+fn answer(code: u16, body: impl Into<Bytes>) -> Answer {
+    let body = Full::new(body.into()).map_err(|never: Infallible| match never {}).boxed_unsync();
+    http::Response::builder().status(code).body(body).unwrap()
+}
+
+fn upstream<F>(options: UpstreamOptions, respond: fn(http::Request<Bytes>) -> F) -> Upstream
+where
+    F: Future<Output = Result<Answer, BoxError>> + Send + 'static,
+{
+    let service = BoxCloneSyncService::new(service_fn(respond));
+    Upstream::from_service(service, &Uri::from_static("https://u:p@sim.local:6443/prefix/"), options)
+}
+
+#[tokio::test]
+async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        assert_eq!(request.uri().to_string(), "https://sim.local:6443/prefix/api/v1/pods?limit=5");
+        assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+        assert!(request.headers()[header::USER_AGENT].to_str().unwrap().starts_with("kubefan/"));
+        Ok(answer(200, r#"{"kind":"PodList"}"#))
+    });
+    let query = encode_query([("limit", "5")]);
+    let value: serde_json::Value = upstream.get_json(Verb::List, &format!("/api/v1/pods{query}")).await.unwrap();
+    assert_eq!(value["kind"], "PodList");
+    assert_eq!(upstream.server(), "https://sim.local:6443");
+}
+
+#[tokio::test]
+async fn every_request_is_observed_once_with_its_status() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let observer = Arc::clone(&seen);
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        match request.uri().path() {
+            "/prefix/ok" => Ok(answer(200, "{}")),
+            "/prefix/forbidden" => Ok(answer(403, "no")),
+            _ => Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into()),
+        }
+    })
+    .with_observer(Arc::new(move |verb, code| {
+        observer.lock().unwrap().push((verb.as_str(), code.map(|c| c.as_u16())))
+    }));
+    upstream.get(Verb::Get, "/ok").await.unwrap();
+    assert_eq!(upstream.get(Verb::List, "/forbidden").await.unwrap_err().reason(), "forbidden");
+    assert_eq!(upstream.stream("/down", Media::Json).await.err().unwrap().reason(), "unreachable");
+    assert_eq!(*seen.lock().unwrap(), [("get", Some(200)), ("list", Some(403)), ("watch", None)]);
+}
+
+#[tokio::test]
+async fn a_failure_does_not_clear_the_warnings_about_kubefan_itself() {
+    const OWN: &str = r#"299 - "your token will expire""#;
+    const OTHERS: &str = r#"299 - "v1 Endpoints is deprecated""#;
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let (code, warnings): (_, &[_]) = match request.uri().path() {
+            "/prefix/version" => (200, &[OWN]),
+            "/prefix/down" => (503, &[]),
+            _ => (200, &[OWN, OTHERS]),
+        };
+        let mut answer = answer(code, "{}");
+        for warning in warnings {
+            answer.headers_mut().append(header::WARNING, warning.parse().unwrap());
+        }
+        Ok(answer)
+    });
+    upstream.get(Verb::Get, "/version").await.unwrap();
+    for _ in 0..2 {
+        let (_, warnings) = upstream.get_media(Verb::List, "/list", Media::Json).await.unwrap();
+        let mut headers = HeaderMap::new();
+        warnings.put(&mut headers);
+        let forwarded: Vec<_> = headers.get_all(header::WARNING).into_iter().collect();
+        assert_eq!(forwarded, [OTHERS]);
+        upstream.get(Verb::Get, "/down").await.unwrap_err();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_above_the_limit_is_refused() {
+    let options = UpstreamOptions { body_bytes_max: 1000, ..UpstreamOptions::default() };
+    let upstream = upstream(options, |request| async move {
+        let body = if request.uri().path().ends_with("bomb") {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+            encoder.write_all(&vec![b' '; 100_000]).unwrap();
+            encoder.finish().unwrap()
+        } else {
+            vec![b' '; 1001]
+        };
+        let mut answer = answer(200, body);
+        if request.uri().path().ends_with("bomb") {
+            answer.headers_mut().insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
+        }
+        Ok(answer)
+    });
+    for path in ["/plain", "/bomb"] {
+        let error = upstream.get(Verb::Get, path).await.unwrap_err();
+        assert_eq!(error, UpstreamError::TooLarge { body_bytes_max: 1000 }, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_never_completes_times_out() {
+    let upstream = upstream(UpstreamOptions::default(), |_| async move {
+        let body = StreamBody::new(stream::pending::<Result<Frame<Bytes>, BoxError>>());
+        Ok(http::Response::new(BodyExt::boxed_unsync(body)))
+    });
+    let start = Instant::now();
+    assert_eq!(upstream.get(Verb::List, "/x").await.unwrap_err().reason(), "timeout");
+    assert_eq!(start.elapsed(), Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_broken_watch_yields_its_lines_and_then_the_error() {
+    let upstream = upstream(UpstreamOptions::default(), |_| async move {
+        let chunks =
+            [Ok(Frame::data(Bytes::from("{\"type\""))), Ok(Frame::data(Bytes::from(":1}\n"))), Err("gone".into())];
+        Ok(http::Response::new(BodyExt::boxed_unsync(StreamBody::new(stream::iter(chunks)))))
+    });
+    let (mut lines, _) = upstream.watch("/w?watch=1", Media::Json, LineOptions::default()).await.unwrap();
+    assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":1}");
+    assert_eq!(lines.next_line().await.unwrap_err().reason(), "reset");
+}
