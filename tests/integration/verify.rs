@@ -105,7 +105,7 @@ async fn differences_are_named() {
         format!("pods default/a (cached at {a}, upstream at 6)"),
         format!("pods default/b (cached at {b}, upstream at {a})"),
         format!("pods default/x (cached at {x}, not upstream)"),
-        format!("pods default/y (not held, upstream at {y})"),
+        format!("pods default/y (not cached, upstream at {y})"),
     ];
     assert_eq!(keys, expected);
     let ran = verify(&kubefan, &other.kubeconfig(), &["pods", "-o", "json"]).await;

@@ -51,28 +51,28 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// `cache/residue.rs`: conflated history records creates and deletes, but no label changes.
+    /// `cache/conflated.rs`: conflated history records creates and deletes, but no label changes.
     /// After a catch-up an object stays in a selection that it has left. Needs: a small ring, a
     /// selector whose members leave, a start or a lag older than the ring.
     LeaveForgotten = "leave-forgotten" breaks "Filtered, Convergent, Reliable",
 
-    /// `cache/residue.rs`: conflated history does not record deletes. After a catch-up, deleted
+    /// `cache/conflated.rs`: conflated history does not record deletes. After a catch-up, deleted
     /// objects remain. Needs: a small ring, deletes, a start or a lag older than the ring.
     TombstoneForgotten = "tombstone-forgotten" breaks "Convergent, Filtered",
 
-    /// `cache/residue.rs`: the floor stays the same when changes are evicted, so a catch-up starts
-    /// from a version whose history is incomplete. Needs: small conflated history, a start older
-    /// than it.
+    /// `cache/conflated.rs`: the floor stays the same when changes are evicted, so a catch-up
+    /// starts from a version whose history is incomplete. Needs: small conflated history, a start
+    /// older than it.
     ConflatedFloorStays = "conflated-floor-stays" breaks "Resumable, Filtered, Reliable, Convergent",
 
-    /// `cache/residue.rs`: a gap that the ring evicts is not recorded. A start inside it (at a
+    /// `cache/conflated.rs`: a gap that the ring evicts is not recorded. A start inside it (at a
     /// version of a replica that saw those events) is caught up although the state there is not
     /// known. Needs: a relist on one replica only, a small ring.
     GapForgotten = "gap-forgotten" breaks "Resumable, Filtered, Reliable, Convergent",
 
-    /// `fanout/catch_up.rs`: a catch-up uses the state before the newest change of an object and
-    /// not before the oldest. Needs: a selector whose members leave and return (or the other way
-    /// round) in history older than the ring.
+    /// `fanout/subscribe/catch_up.rs`: a catch-up uses the state before the newest change of an
+    /// object and not before the oldest. Needs: a selector whose members leave and return (or the
+    /// other way round) in history older than the ring.
     NewestChangeCounts = "newest-change-counts" breaks "Filtered, Reliable, Convergent",
 
     /// `cache/ring.rs`: a start inside a gap gets the difference found by the relist, which is
@@ -88,87 +88,87 @@ bugs! {
     /// Needs: repeated or reordered upstream events.
     OutOfOrderPassedOn = "out-of-order-passed-on" breaks "Unique, Ordered, Reliable",
 
-    /// `fanout/hub.rs`: when upstream's versions go back, a new history starts, but the streams of
-    /// the old one continue in it. Needs: an apiserver restored to an older state.
+    /// `fanout/hub/core.rs`: when upstream's versions go back, a new history starts, but the
+    /// streams of the old one continue in it. Needs: an apiserver restored to an older state.
     RewoundSilently = "rewound-silently" breaks "Ordered, Unique, Reliable, Atomic, Convergent",
 
-    /// `fanout/hub/entry.rs`: after a backfill, the log is read from the start of the cache's
-    /// history and not from the end of the backfill. Events in both are sent twice. Needs: a
-    /// restart, and changes at that moment.
+    /// `fanout/subscribe/start_point.rs`: after a backfill, the log is read from the start of the
+    /// cache's history and not from the end of the backfill. Events in both are sent twice. Needs:
+    /// a restart, and changes at that moment.
     SpliceDoubles = "splice-doubles" breaks "Unique, Ordered",
 
-    /// `fanout/hub/entry.rs`: a lagging subscriber is caught up from the oldest cached version and
-    /// not from the last one sent to it. Needs: a slow subscriber with `on_lag: CONFLATE`, a small
-    /// ring.
+    /// `fanout/subscribe/start_point.rs`: a lagging subscriber is caught up from the oldest cached
+    /// version and not from the last one sent to it. Needs: a slow subscriber with `on_lag:
+    /// CONFLATE`, a small ring.
     LaggingFromFloor = "lagging-from-floor" breaks "Reliable, Convergent",
 
-    /// `fanout/view.rs`: a compressed snapshot is reused, but followed by the events after now and
-    /// not after its own version. Needs: zstd, two subscribers that start within a second, a change
-    /// in between.
+    /// `fanout/views/view.rs`: a compressed snapshot is reused, but followed by the events after
+    /// now and not after its own version. Needs: zstd, two subscribers that start within a second,
+    /// a change in between.
     SnapshotSpliceDrops = "snapshot-splice-drops" breaks "Reliable, Bookmarkable, Convergent",
 
-    /// `fanout/view.rs`: a view that was created by a late subscriber does not load the older
+    /// `fanout/views/view.rs`: a view that was created by a late subscriber does not load the older
     /// history that a resuming subscriber needs. Needs: two equal subscriptions, the second
     /// resuming from before the first one's start.
     LateViewWithoutHistory = "late-view-without-history" breaks "Reliable, Bookmarkable, Resumable, Convergent",
 
-    /// `fanout/view.rs`: a view loads all of the ring's history in front of its own log, including
-    /// events that it already has. Needs: the same as `LateViewWithoutHistory`, and events in
-    /// between.
+    /// `fanout/views/view.rs`: a view loads all of the ring's history in front of its own log,
+    /// including events that it already has. Needs: the same as `LateViewWithoutHistory`, and
+    /// events in between.
     HistoryTwice = "history-twice" breaks "Unique, Ordered, Reliable",
 
-    /// `fanout/index.rs`: views are looked up by the current object only and not by the previous
-    /// one. A view that the object leaves gets no event. Needs: equality selectors whose members
-    /// leave, live.
+    /// `fanout/views/index.rs`: views are looked up by the current object only and not by the
+    /// previous one. A view that the object leaves gets no event. Needs: equality selectors whose
+    /// members leave, live.
     IndexIgnoresPrevious = "index-ignores-previous" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `fanout/catch_up.rs`: events inside a catch-up have a resume version, although they are not
-    /// sorted by version. Needs: a connection cut inside a catch-up.
+    /// `fanout/subscribe/catch_up.rs`: events inside a catch-up have a resume version, although
+    /// they are not sorted by version. Needs: a connection cut inside a catch-up.
     ResumeInsideCatchUp = "resume-inside-catch-up" breaks "Atomic, Resumable, Bookmarkable",
 
-    /// `fanout/catch_up.rs`: an object that was deleted and created again under the same name is
-    /// sent as modified, without a delete. Needs: such objects, a start or a lag older than the
-    /// ring.
+    /// `fanout/subscribe/catch_up.rs`: an object that was deleted and created again under the same
+    /// name is sent as modified, without a delete. Needs: such objects, a start or a lag older than
+    /// the ring.
     RemadeIsModified = "remade-is-modified" breaks "Filtered, Reliable",
 
-    /// `fanout/encoder.rs`: events inside a gap have a resume version. Needs: a relist. To do harm:
-    /// a connection cut inside the gap, and a resume at another replica.
+    /// `fanout/send/encoder.rs`: events inside a gap have a resume version. Needs: a relist. To do
+    /// harm: a connection cut inside the gap, and a resume at another replica.
     ResumeInsideGap = "resume-inside-gap" breaks "Atomic, Resumable, Ordered",
 
-    /// `fanout/encoder.rs`: views share the delta of an event although the object leaves one view
-    /// (delta to its old state) and stays in another (delta to its new state). The bytes are wrong,
-    /// and no checksum detects it. Needs: deltas, two views of one format, an object that leaves
-    /// only one of them.
+    /// `fanout/send/encoder.rs`: views share the delta of an event although the object leaves one
+    /// view (delta to its old state) and stays in another (delta to its new state). The bytes are
+    /// wrong, and no checksum detects it. Needs: deltas, two views of one format, an object that
+    /// leaves only one of them.
     LeaveDeltaShared = "leave-delta-shared" breaks "Reliable, Convergent",
 
-    /// `fanout/subscription.rs`: a client that resumes without its objects is sent deltas at once.
-    /// It cannot decode them, and gets the same ones when it resumes again. Needs: deltas, a resume
-    /// without `state_kept`.
+    /// `fanout/subscribe/subscription.rs`: a client that resumes without its objects is sent deltas
+    /// at once. It cannot decode them, and gets the same ones when it resumes again. Needs: deltas,
+    /// a resume without `state_kept`.
     DeltasWithoutBases = "deltas-without-bases" breaks "Reliable, Resumable, Convergent",
 
-    /// `fanout/prelude.rs`: a backfill without the previous state makes a delta from the new object
-    /// itself, a base that the client does not have. Needs: deltas, a selection of everything, a
-    /// restart, a resume with `state_kept`.
+    /// `fanout/subscribe/backlog.rs`: a backfill without the previous state makes a delta from the
+    /// new object itself, a base that the client does not have. Needs: deltas, a selection of
+    /// everything, a restart, a resume with `state_kept`.
     DeltaOnWrongBase = "delta-on-wrong-base" breaks "Reliable, Resumable, Convergent",
 
-    /// `fanout/prelude.rs`: the resume version at the end of a snapshot is the newest version and
-    /// not the snapshot's. Needs: a snapshot sent in several parts (a slow subscriber), and changes
-    /// meanwhile. To do harm: a cut right after it.
+    /// `fanout/subscribe/backlog.rs`: the resume version at the end of a snapshot is the newest
+    /// version and not the snapshot's. Needs: a snapshot sent in several parts (a slow subscriber),
+    /// and changes meanwhile. To do harm: a cut right after it.
     SnapshotEndsAtHead = "snapshot-ends-at-head" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscription.rs` (and the check before it in `server/stream.rs`): a periodic
-    /// bookmark has the newest version even if older events are still to be sent. Needs: a
+    /// `fanout/subscribe/subscription.rs` (and the check before it in `server/transport/http2/watch_stream.rs`): a
+    /// periodic bookmark has the newest version even if older events are still to be sent. Needs: a
     /// subscriber so slow that its stream waits for flow control when the bookmark is due.
     EarlyBookmark = "early-bookmark" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscription.rs`: a lagging subscriber that has received part of a gap is caught up
-    /// from the version before the gap, although it is no longer in that state. Needs: a large gap,
-    /// a subscriber that stalls inside it until the ring has evicted it. Rare.
+    /// `fanout/subscribe/subscription.rs`: a lagging subscriber that has received part of a gap is
+    /// caught up from the version before the gap, although it is no longer in that state. Needs: a
+    /// large gap, a subscriber that stalls inside it until the ring has evicted it. Rare.
     LaggingInsideGap = "lagging-inside-gap" breaks "Convergent, Reliable",
 
-    /// `fanout/generation.rs`: a chunk of a compressed snapshot is reused if its first key, last
-    /// key and length are unchanged, even if objects in it have changed. Needs: zstd, starts more
-    /// than a second and less than a minute apart, a change in between.
+    /// `fanout/views/shared_snapshot.rs`: a chunk of a compressed snapshot is reused if its first
+    /// key, last key and length are unchanged, even if objects in it have changed. Needs: zstd,
+    /// starts more than a second and less than a minute apart, a change in between.
     StaleChunk = "stale-chunk" breaks "Reliable, Filtered, Convergent",
 
     /// `server/reader.rs`: a backfill is requested without the previous state, even if the
@@ -176,8 +176,8 @@ bugs! {
     /// modified. Needs: a restart, a selector whose members changed during the outage.
     BackfillWithoutMembership = "backfill-without-membership" breaks "Filtered, Reliable, Bookmarkable, Convergent",
 
-    /// `caches/backfill.rs`: the last event before the start of the cache ends the backfill, but is
-    /// left out of it. Needs: a restart, and changes at that moment.
+    /// `caches/backfiller.rs`: the last event before the start of the cache ends the backfill, but
+    /// is left out of it. Needs: a restart, and changes at that moment.
     SpliceDrops = "splice-drops" breaks "Bookmarkable, Reliable, Convergent",
 
     /// `client/watch.rs`: where the server sends no resume version, the client resumes from the
@@ -190,30 +190,31 @@ bugs! {
 
     among threads:
 
-    /// `fanout/hub.rs`: the newest version is published before the views' logs contain the event.
+    /// `fanout/hub/core.rs`: the newest version is published before the views' logs contain the
+    /// event.
     HeadBeforeAppend = "head-before-append" breaks "Bookmarkable",
 
-    /// `fanout/hub/entry.rs`: a subscription gets its position in one critical section, and its
-    /// view is registered in another.
+    /// `fanout/subscribe/try_subscribe.rs`: a subscription gets its position in one critical
+    /// section, and its view is registered in another.
     SubscribedInTwoSections = "subscribed-in-two-sections" breaks "Reliable",
 
-    /// `fanout/hub.rs`: waiting streams are woken before the end of the stream is set.
+    /// `fanout/hub/core.rs`: waiting streams are woken before the end of the stream is set.
     WokenBeforeTheEnd = "woken-before-the-end" breaks "a wake-up is lost",
 
-    /// `fanout/view.rs`: the stream's waker is armed after the log was read, outside of the log's
-    /// lock.
+    /// `fanout/views/view.rs`: the stream's waker is armed after the log was read, outside of the
+    /// log's lock.
     ArmedAfterTheRead = "armed-after-the-read" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: a stream's waker is disarmed in a separate step after it woke the stream.
-    /// It may have been armed again in between.
+    /// `fanout/wake/waker.rs`: a stream's waker is disarmed in a separate step after it woke the
+    /// stream. It may have been armed again in between.
     DisarmedAfterTheWakeUp = "disarmed-after-the-wake-up" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: a connection is woken before its list of ready streams contains the
+    /// `fanout/wake/waker.rs`: a connection is woken before its list of ready streams contains the
     /// stream.
     WokenBeforeReady = "woken-before-ready" breaks "a wake-up is lost",
 
-    /// `fanout/bell.rs`: a stream's waker is tested and disarmed in two steps, so two threads may
-    /// wake the stream for one event.
+    /// `fanout/wake/waker.rs`: a stream's waker is tested and disarmed in two steps, so two threads
+    /// may wake the stream for one event.
     WokenTwice = "woken-twice" breaks "a wake-up is spurious",
 }
 
