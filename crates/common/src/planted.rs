@@ -156,9 +156,10 @@ bugs! {
     /// and changes meanwhile. To do harm: a cut right after it.
     SnapshotEndsAtHead = "snapshot-ends-at-head" breaks "Bookmarkable, Resumable",
 
-    /// `fanout/subscribe/subscription.rs` (and the check before it in `server/transport/http2/watch_stream.rs`): a
-    /// periodic bookmark has the newest version even if older events are still to be sent. Needs: a
-    /// subscriber so slow that its stream waits for flow control when the bookmark is due.
+    /// `fanout/subscribe/subscription.rs` (and the check before it in
+    /// `server/transport/http2/watch_stream.rs`): a periodic bookmark has the newest version even
+    /// if older events are still to be sent. Needs: a subscriber so slow that its stream waits for
+    /// flow control when the bookmark is due.
     EarlyBookmark = "early-bookmark" breaks "Bookmarkable, Resumable",
 
     /// `fanout/subscribe/subscription.rs`: a lagging subscriber that has received part of a gap is

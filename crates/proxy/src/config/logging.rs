@@ -17,6 +17,7 @@ section! {
 
     /// The format of log lines on stderr.
     log_format("FORMAT"): LogFormat = LogFormat::Text => format: LogFormat, any;
-    /// What is logged: off, error, warn or info, also per module as in kubefan_proxy::upstream=warn,info.
+    /// What is logged: off, error, warn or info, also per module as in
+    /// kubefan_proxy::upstream=warn,info.
     log_level("LEVEL"): String = "info".to_owned() => level: String, any;
 }
