@@ -247,7 +247,7 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     let output = args.output;
     let options = args.options()?;
     if cfg!(debug_assertions) {
-        eprintln!("this is a debug build, and its figures are meaningless; build with --release");
+        eprintln!("this is a debug build, and its figures are meaningless; build with cargo build-dist");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     let result = runtime.block_on(async {

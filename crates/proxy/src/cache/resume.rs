@@ -8,10 +8,12 @@
 //! The decision depends on many inputs (what the log and the conflated history still cover, gaps,
 //! what the format can express, what the client asked for), so it is one pure function, [`plan`],
 //! over plain data. The hub calls it inside its critical section, so history cannot move between
-//! the decision and the subscription. Where the plan needs something that takes time (a gate
-//! permit, a backfill), the hub returns that need instead of a subscription; the caller fetches it
-//! without the lock and asks again. The alternative, to look first and to subscribe later, decides
-//! twice, and the two decisions can differ.
+//! the decision and the subscription. Before it plans, `server::reader` waits up to three seconds
+//! for a version that the cache has not reached, and refuses a version of another history; a watch
+//! over HTTP may instead await such a version. Where the plan needs something that takes time (a
+//! gate permit, a backfill), the hub returns that need instead of a subscription; the caller
+//! fetches it without the lock and asks again. The alternative, to look first and to subscribe
+//! later, decides twice, and the two decisions can differ.
 
 use super::ring::Expired;
 use kubefan_model::ResourceVersion;

@@ -64,7 +64,7 @@ section! {
     keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
     /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
     /// time, because it occupies memory or a permit. A megabyte is always enough. Watches and logs
-    /// wait.
+    /// wait, except watches over a websocket.
     snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
         => snapshot_stall_timeout: time::Duration, wait;
     /// Snapshots, lists and catch-ups sent at a time; the others wait.

@@ -35,7 +35,7 @@ pub struct Served {
 /// How long a reader waits for the proof that a cache is current. Greater means longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Patience {
-    /// Not at all: upstream answers the read soon enough.
+    /// At most 40 ms, for a proof that is due: upstream answers the read soon enough.
     #[default]
     AtOnce,
     /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the

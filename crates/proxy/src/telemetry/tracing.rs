@@ -12,8 +12,9 @@ use super::log_format::LogFormat;
 /// # Errors
 /// `level` is not a valid filter, or logging has already started.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(level).map_err(|error| {
-        format!("--log-level {level:?}: {error}; write it like info, or crate::upstream=warn,info for a module")
+    // Filters from before the proxy was a package of its own name its modules `kubefan::…`.
+    let filter = EnvFilter::try_new(level.replace("kubefan::", "kubefan_proxy::")).map_err(|error| {
+        format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     let started = match format {

@@ -43,9 +43,8 @@ pub(super) enum BacklogPart {
     Chunks { header: SnapshotHeader, chunks: SharedSnapshotReader, next: usize },
     /// What changed, each object once.
     CatchUp { catch_up: Box<CatchUp>, is_started: bool },
-    /// The events of a backfill after the version `after`. The subscriber was last sent the version
-    /// `sent`.
-    Backfill { backfill: Arc<Backfill>, after: ResourceVersion, sent: ResourceVersion },
+    /// The events of a backfill after the version `after`. Events up to `sent_up_to` were sent.
+    Backfill { backfill: Arc<Backfill>, after: ResourceVersion, sent_up_to: ResourceVersion },
 }
 
 /// How a snapshot starts and ends.
@@ -105,8 +104,8 @@ impl Backlog {
             BacklogPart::CatchUp { catch_up, is_started } => {
                 take_catch_up((catch_up, is_started), bytes_max, hub, view, sent)?
             }
-            BacklogPart::Backfill { backfill, after, sent: version } => {
-                take_backfill(backfill, (after, version), bytes_max, view, bases, sent)?
+            BacklogPart::Backfill { backfill, after, sent_up_to } => {
+                take_backfill(backfill, (after, sent_up_to), bytes_max, view, bases, sent)?
             }
         };
         // Not counted as snapshots: operators rely on a count of zero to mean that none was sent.
@@ -196,7 +195,7 @@ fn take_catch_up(
 
 fn take_backfill(
     backfill: &Backfill,
-    (after, last_sent): (&mut ResourceVersion, &mut ResourceVersion),
+    (after, sent_up_to): (&mut ResourceVersion, &mut ResourceVersion),
     bytes_max: usize,
     view: &View,
     bases: DeltaBases,
@@ -214,7 +213,7 @@ fn take_backfill(
         }
         for entry in entries(record, view.selection(), None) {
             if encoder.entry(&entry, bases, &mut frames).messages > 0 {
-                *last_sent = entry.version;
+                *sent_up_to = entry.version;
             }
             *sent += 1;
         }
@@ -222,7 +221,7 @@ fn take_backfill(
     }
     // A gap or catch-up that follows starts at a version that the subscriber must have been sent. A
     // format without gap markers is followed by the log alone.
-    if is_complete && *last_sent < backfill.reached && encoder.format().has_markers() {
+    if is_complete && *sent_up_to < backfill.reached && encoder.format().has_markers() {
         frames.message(&control::bookmark(backfill.reached));
     }
     let resume = Some(if is_complete { backfill.reached } else { *after });

@@ -69,7 +69,7 @@ impl Hub {
             First::History(source, version) => history_point(view, cached, source, version),
             First::Backfill(backfill, version, source) => {
                 let then = history_point(view, cached, source, backfill_end(&backfill, cached))?;
-                let part = BacklogPart::Backfill { backfill, after: version, sent: version };
+                let part = BacklogPart::Backfill { backfill, after: version, sent_up_to: version };
                 let backlog = Some(Backlog::new(part).followed_by(then.backlog));
                 Ok(StartPoint { backlog, resume: Some(version), ..then })
             }

@@ -44,7 +44,8 @@ pub struct Subscription {
     cursor: u64,
     /// Events up to this version are skipped: the client has them from elsewhere.
     floor: Option<ResourceVersion>,
-    /// The cursor at which it last found nothing; see [`View::read`].
+    /// The cursor at which it last found nothing. The view counts each waiting subscription once
+    /// per cursor, and frees a segment when all of them wait behind it.
     waited: Option<u64>,
     bases: DeltaBases,
     /// Boxed, because a subscription has none for most of its life.
@@ -204,7 +205,7 @@ impl Subscription {
         }
         // The head is read before the log: every event up to it was in the log at that time, and
         // was sent if the log has no more. The head of another history is published only after the
-        // view of this one has ended.
+        // view of this one has ended, and then `open_end` returns `None`.
         let head = self.hub.head()?;
         let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
