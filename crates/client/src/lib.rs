@@ -2,8 +2,8 @@
 //! itself and resumes where it was interrupted.
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), crate::ClientError> {
-//! use crate::{ListWatch, Target, WatchItem, WatchOptions};
+//! # async fn example() -> Result<(), kubefan_client::ClientError> {
+//! use kubefan_client::{ListWatch, Target, WatchItem, WatchOptions};
 //!
 //! let kubefan = ListWatch::connect("127.0.0.1:7443", &Default::default()).await?;
 //! let pods = Target { resource: "pods".into(), label_selector: "app=web".into(), ..Default::default() };
