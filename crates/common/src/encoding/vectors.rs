@@ -110,7 +110,7 @@ fn large(color: &str) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "writes the test vectors; after a change of watch.proto run: cargo test --lib vectors -- --ignored"]
+#[ignore = "writes the test vectors; after a change of watch.proto run: cargo test -p kubefan-common --lib vectors -- --ignored"]
 fn write_the_vectors() {
     let write = |file: &str, bytes: &[u8]| fs::write(dir().join(file), bytes).unwrap();
     let pending = pod("Pending", "1", "");
