@@ -62,9 +62,12 @@ pub(super) fn describe(error: &ClientError) -> String {
             };
             return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
         }
-        ClientError::Address { .. } | ClientError::Undecodable { .. } | ClientError::Protocol { .. } => {
-            return format!("error: {error}");
-        }
+        ClientError::Address { .. }
+        | ClientError::Undecodable { .. }
+        | ClientError::Protocol { .. }
+        | ClientError::HttpUnreachable { .. }
+        | ClientError::HttpProtocol { .. } => return format!("error: {error}"),
+        ClientError::Api(status) => &status.reason,
         ClientError::Status(status) => match status.code {
             Code::InvalidArgument => "BadRequest",
             Code::NotFound => "NotFound",

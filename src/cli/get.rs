@@ -18,7 +18,8 @@ use super::{
     watch::notice,
 };
 use kubefan_client::{
-    ClientError, Event, ListWatch, Object, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
+    Client, ClientError, Event, ObjectList, ReadOptions, ResolvedResource, Target, WatchItem, WatchOptions,
+    grpc::Object,
 };
 
 /// kubefan lists a resource upstream when it is first requested. The command waits this long for
@@ -112,7 +113,7 @@ pub(super) async fn run(args: GetArgs) -> Result<(), CliError> {
 
 /// Lists or gets, and waits for a cache that is being filled. It does not wait for a resource
 /// version, because kubefan itself has waited for that.
-async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
+async fn fetch(client: &Client, mut target: Target, read: &ReadOptions) -> Result<Found, ClientError> {
     let deadline = Instant::now() + FILL_TIMEOUT;
     loop {
         let result = fetch_once(client, target.clone(), read.clone()).await;
@@ -129,7 +130,7 @@ async fn fetch(client: &ListWatch, mut target: Target, read: &ReadOptions) -> Re
     }
 }
 
-async fn fetch_once(client: &ListWatch, target: Target, read: ReadOptions) -> Result<Found, ClientError> {
+async fn fetch_once(client: &Client, target: Target, read: ReadOptions) -> Result<Found, ClientError> {
     if target.name.is_empty() {
         let list = client.list(target.clone(), read).await?;
         let resource = list.resource.unwrap_or_default();
@@ -147,7 +148,7 @@ async fn fetch_once(client: &ListWatch, target: Target, read: ReadOptions) -> Re
 }
 
 async fn follow(
-    client: &ListWatch,
+    client: &Client,
     found: Found,
     projection: &ProjectionArgs,
     printer: &mut Printer,

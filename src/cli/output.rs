@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json, ser::PrettyFormatter};
 
 use super::table::type_name;
-use kubefan_client::{Object, ResolvedResource};
+use kubefan_client::{ResolvedResource, grpc::Object};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {

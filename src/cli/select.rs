@@ -7,7 +7,7 @@ use clap::Args;
 use tonic::Code;
 
 use super::error::CliError;
-use kubefan_client::{ClientError, ClientOptions, ListWatch, Target};
+use kubefan_client::{Client, ClientError, ClientOptions, Target};
 
 /// A running server answers within this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,13 +25,13 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    pub(super) async fn connect(&self) -> Result<ListWatch, CliError> {
+    pub(super) async fn connect(&self) -> Result<Client, CliError> {
         let options = ClientOptions {
             ca_file: self.ca_file.clone(),
             connect_timeout: CONNECT_TIMEOUT,
             ..ClientOptions::default()
         };
-        Ok(ListWatch::connect(&self.server, &options).await?)
+        Ok(Client::connect(&self.server, &options).await?)
     }
 }
 

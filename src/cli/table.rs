@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{pod_status::pod_status, projection::ProjectionArgs};
-use kubefan_client::{Object, ResolvedResource};
+use kubefan_client::{ResolvedResource, grpc::Object};
 use kubefan_model::human_duration::human_duration;
 
 /// The minimum width of a column, and the space between two columns. Both are kubectl's.

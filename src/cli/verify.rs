@@ -20,7 +20,7 @@ use super::{
     select::{ServerArgs, is_cluster_scoped},
     table::Columns,
 };
-use kubefan_client::{ClientError, ListWatch, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
+use kubefan_client::{Client, ClientError, ObjectList, Parts, Projection, ReadOptions, ResourceStatus, Target};
 use kubefan_common::proto::v1alpha1::ResourceState;
 use kubefan_model::{GroupVersionResource, ObjectKey, ResourceVersion, Scope};
 use kubefan_proxy::{
@@ -181,7 +181,7 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
 }
 
 /// Compares one cache. Retries until both sides could be read at the same version.
-async fn compare(client: &ListWatch, upstream: &Upstream, resource: String, mut target: Target) -> ComparedCache {
+async fn compare(client: &Client, upstream: &Upstream, resource: String, mut target: Target) -> ComparedCache {
     let mut compared = ComparedCache {
         resource,
         namespace: String::new(),

@@ -16,6 +16,7 @@ pub(crate) const PACKAGES: &[Layer] = &[
     ("kubefan-sim", &["kubefan-common", "kubefan-model"]),
     ("kubefan-demo", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
     ("kubefan-bench", &["kubefan-client", "kubefan-common", "kubefan-model", "kubefan-proxy", "kubefan-sim"]),
+    ("kubefan-examples", &["kubefan-client"]),
     (
         "kubefan",
         &["kubefan-bench", "kubefan-client", "kubefan-common", "kubefan-demo", "kubefan-model", "kubefan-proxy"],

@@ -20,9 +20,9 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<String>,
 }
 
-/// The packages: the root and those in `crates/`.
+/// The packages: the root, those in `crates/`, and the example programs.
 pub(crate) fn packages(root: &Path) -> Vec<Package> {
-    let mut folders = vec![PathBuf::new()];
+    let mut folders = vec![PathBuf::new(), PathBuf::from("examples/rust")];
     if let Ok(entries) = fs::read_dir(root.join("crates")) {
         folders.extend(entries.flatten().map(|entry| Path::new("crates").join(entry.file_name())));
     }

@@ -1,6 +1,6 @@
-// Command clients runs client-go's informers of every kind, or a leader election, against the
-// server of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so that runs
-// against two servers can be compared.
+// Command clients runs client-go's informers of every kind, or one of pods, or a leader election,
+// against the server of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so
+// that runs against two servers can be compared.
 package main
 
 import (
@@ -25,7 +25,9 @@ func main() {
 	group := flag.String("group", "", "the `GROUP` of the custom resource \"widgets\"")
 	until := flag.String("until", "", "exit when every informer has seen an object with this `NAME`")
 	seconds := flag.Int("seconds", 300, "time limit in seconds")
+	pods := flag.Bool("pods", false, "instead, run one informer of pods until the pod -until was created and deleted")
 	elect := flag.String("elect", "", "instead of informers, let two candidates contend for this Lease, `NAMESPACE/NAME`")
+	measured := flag.Bool("measure", false, "instead, run one informer of pods and take a benchmark's orders on stdin")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -43,9 +45,14 @@ func main() {
 	}
 	// Client-side throttling must not delay the requests.
 	config.QPS, config.Burst = 100, 200
-	if *elect != "" {
+	switch {
+	case *elect != "":
 		err = contend(ctx, config, *agent, *elect)
-	} else {
+	case *pods:
+		err = recordPods(ctx, config, *agent, *until)
+	case *measured:
+		err = measure(ctx, config, *contentType)
+	default:
 		err = inform(ctx, config, *agent, *contentType, *group, *until)
 	}
 	if err != nil {

@@ -2,7 +2,7 @@
 //! client library returns the same events with the same bytes, whether objects are sent as JSON, in
 //! compressed snapshots, or as deltas.
 
-use kubefan_client::{ClientOptions, Encoding, ListWatch, Parts, Projection, WatchItem, WatchOptions, WatchStream};
+use kubefan_client::{Client, ClientOptions, Encoding, Parts, Projection, WatchItem, WatchOptions, WatchStream};
 use kubefan_common::proto::v1alpha1::{Event, Target};
 use serde_json::json;
 
@@ -28,7 +28,7 @@ struct Subscriber {
 
 impl Subscriber {
     async fn start(link: &Link, target: &Target, options: WatchOptions) -> Self {
-        let client = ListWatch::connect(&link.addr.to_string(), &ClientOptions::default()).await.unwrap();
+        let client = Client::connect(&link.addr.to_string(), &ClientOptions::default()).await.unwrap();
         Self { watch: client.watch(target.clone(), options), received: Vec::new() }
     }
 

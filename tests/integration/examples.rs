@@ -1,7 +1,9 @@
-//! The example programs in `examples/`, with stubs generated as their first lines describe. Each
-//! shows the existing pods and every later pod exactly once, even across a broken connection. Their
-//! decoders accept every test vector of the contract, so libraries of other languages can read
-//! kubefan's compressed data.
+//! The example programs in `examples/`. Those in Go and Python, with stubs generated as their first
+//! lines describe, show the existing pods and every later pod exactly once, even across a broken
+//! connection. Their decoders accept every test vector of the contract, so libraries of other
+//! languages can read kubefan's compressed data. Those in Rust are in `examples/in_rust.rs`.
+
+pub(crate) mod in_rust;
 
 use std::{
     env, fs,
@@ -38,6 +40,8 @@ async fn the_examples_are_short() {
         let lines = fs::read_to_string(Path::new(DIR).join(file)).unwrap().lines().count();
         assert!(lines <= LINES_MAX, "{file} has {lines} lines");
     }
+    let lines = fs::read_to_string(Path::new(DIR).join("rust/smallest.rs")).unwrap().lines().count();
+    assert!(lines < 20, "smallest.rs has {lines} lines");
 }
 
 async fn the_go_example_loses_and_repeats_no_event() {

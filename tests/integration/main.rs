@@ -24,6 +24,7 @@ mod harness;
 mod harness_works;
 mod history;
 mod http;
+mod informers;
 mod memory;
 mod metrics;
 mod on_demand;
@@ -64,6 +65,7 @@ fn main() -> std::process::ExitCode {
         encodings::TESTS,
         equivalence::TESTS,
         examples::TESTS,
+        examples::in_rust::TESTS,
         failures::TESTS,
         freshness::TESTS,
         harness::process::TESTS,
@@ -73,6 +75,10 @@ fn main() -> std::process::ExitCode {
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
+        informers::TESTS,
+        informers::calls::TESTS,
+        informers::handler_latency::TESTS,
+        informers::soak::TESTS,
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,

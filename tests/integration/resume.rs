@@ -1,7 +1,7 @@
 //! Resuming: a subscriber that returns with a resume version gets exactly the events that it
 //! missed, or a refusal if the version cannot be served.
 
-use kubefan_client::ListWatch;
+use kubefan_client::Client;
 use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -108,7 +108,7 @@ async fn a_watch_can_start_at_the_version_of_a_list() {
     api.create(&pods, &pod("a")).await;
     let second = version_of(&api.create(&pods, &pod("b")).await);
     let kubefan = Kubefan::start(&api, &["--resource", "pods"]).await;
-    let client = ListWatch::connect(&kubefan.grpc_addr.to_string(), &kubefan_client::ClientOptions::default()).await;
+    let client = Client::connect(&kubefan.grpc_addr.to_string(), &kubefan_client::ClientOptions::default()).await;
     let client = client.unwrap();
     let target = kubefan_common::proto::v1alpha1::Target {
         namespace: namespace.clone(),

@@ -244,6 +244,11 @@ impl Route {
         !links.is_empty()
     }
 
+    /// Whether an open connection is half-open.
+    pub(crate) fn is_half_open(&self) -> bool {
+        self.state.lock().unwrap().links.iter().any(|link| !link.is_over() && link.state().silent)
+    }
+
     /// Sets the latency of open and new connections.
     pub(crate) fn delay(&self, latency: Duration) {
         self.state.lock().unwrap().latency = latency;

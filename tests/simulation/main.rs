@@ -9,6 +9,7 @@
 
 mod faults;
 mod history;
+mod informer;
 mod link;
 mod node;
 mod oracle;

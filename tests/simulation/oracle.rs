@@ -8,9 +8,12 @@
 //! key appears once.
 
 mod exact;
+mod informer;
 mod span;
 
 use std::fmt;
+
+pub(crate) use informer::judge_informer;
 
 use super::{
     history::{Encoding, Entry, History, Observation, ReceivedEvent, Spec},

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use super::{
     history::Observation,
+    informer::Observed,
     seed::{Options, Report, run_seed},
 };
 
@@ -32,6 +33,13 @@ pub(crate) fn story(report: &Report) -> String {
             }
         }
     }
+    for history in &report.informers {
+        for entry in &history.entries {
+            if !matches!(entry.what, Observed::Call { .. } | Observed::Read { .. }) {
+                lines.push((entry.at, format!("{entry}  [informer {}]", history.spec.number)));
+            }
+        }
+    }
     lines.sort_by_key(|(at, _)| *at);
     let mut story: Vec<_> = lines.into_iter().map(|(_, line)| line).collect();
     story.push(format!(
@@ -40,12 +48,23 @@ pub(crate) fn story(report: &Report) -> String {
     ));
     story.extend(report.counts.iter().map(|(name, count)| format!("  {count:>8}  {name}")));
     for (number, violation) in report.violations.iter().take(1) {
-        let entries = &report.histories[*number].entries;
+        let lines = |from: usize, to: usize| -> Vec<String> {
+            match number.checked_sub(report.histories.len()) {
+                None => report.histories[*number].entries[from..to].iter().map(ToString::to_string).collect(),
+                Some(informer) => {
+                    report.informers[informer].entries[from..to].iter().map(ToString::to_string).collect()
+                }
+            }
+        };
+        let entries = match number.checked_sub(report.histories.len()) {
+            None => report.histories[*number].entries.len(),
+            Some(informer) => report.informers[informer].entries.len(),
+        };
         let from = violation.entry.saturating_sub(AROUND);
-        let to = (violation.entry + AROUND / 5).min(entries.len());
+        let to = (violation.entry + AROUND / 5).min(entries);
         story.push(format!("\nwhat subscriber {number} received:"));
-        for (i, entry) in entries[..to].iter().enumerate().skip(from) {
-            let mark = if i == violation.entry { ">" } else { " " };
+        for (i, entry) in lines(from, to).into_iter().enumerate() {
+            let mark = if from + i == violation.entry { ">" } else { " " };
             story.push(format!("{mark} {entry}"));
         }
     }

@@ -13,6 +13,7 @@ use tokio::{
 use super::{
     faults::Faults,
     history::{Encoding, History, Observation, Recorder, Spec},
+    informer::{self, InformerHistory, InformerRecorder, InformerSpec, Observed, RunningInformer},
     node::{Node, NodeOptions},
     oracle::{self, Guarantee, Violation},
     selection::Selection,
@@ -46,6 +47,8 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) truth: Truth,
     pub(crate) histories: Vec<History>,
+    /// Their numbers follow those of the other subscribers.
+    pub(crate) informers: Vec<InformerHistory>,
     pub(crate) violations: Vec<(usize, Violation)>,
     /// Panics of tasks. Otherwise they would go unnoticed.
     pub(crate) panics: Vec<String>,
@@ -74,7 +77,8 @@ impl Report {
 
     /// Hashes that differ between two runs that differ.
     pub(crate) fn digests(&self) -> Vec<u64> {
-        self.histories.iter().map(History::digest).collect()
+        let informers = self.informers.iter().map(InformerHistory::digest);
+        self.histories.iter().map(History::digest).chain(informers).collect()
     }
 }
 
@@ -177,8 +181,8 @@ fn settings(random: &mut Pcg64Mcg) -> ClientSettings {
 async fn run(seed: u64, options: &Options) -> Report {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let fork = |random: &mut Pcg64Mcg| Pcg64Mcg::seed_from_u64(random.random());
-    let subscribers = random.random_range(8..=14);
-    let world = world(&mut random, subscribers);
+    let (subscribers, informers) = (random.random_range(8..=14), random.random_range(2..=3));
+    let world = world(&mut random, subscribers + informers);
     let objects = random.random_range(30..90);
     let mut workload = Workload::new(fork(&mut random), objects);
     workload.populate(&world.sim, &mut world.truth.lock().unwrap());
@@ -196,6 +200,16 @@ async fn run(seed: u64, options: &Options) -> Report {
             true => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
             false => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
         };
+    }
+
+    let mut running = Vec::new();
+    for place in 0..informers {
+        let spec = InformerSpec::draw(&mut random, subscribers + place, place);
+        let settings = settings(&mut random);
+        world.note(format!("{spec:?}: {settings:?}"));
+        let informer = RunningInformer::new(InformerRecorder::new(spec.clone(), world.clock()));
+        running.push(informer.clone());
+        tasks.spawn(informer::run(world.clone(), spec, settings, informer, fork(&mut random)));
     }
 
     let mut backed_up = 0;
@@ -227,13 +241,14 @@ async fn run(seed: u64, options: &Options) -> Report {
     faults.heal_all();
     let healed = Instant::now();
     workload.finish(&world.sim, &mut world.truth.lock().unwrap());
-    let mut violations = judge_when_quiet(&world, &recorders, healed).await;
+    let mut violations = judge_when_quiet(&world, &recorders, &running, healed).await;
     let converged_in = healed.elapsed();
     if !tasks.is_empty() && tasks.try_join_next().is_some() {
         panic!("a subscriber of seed {seed} has ended by itself");
     }
     drop(tasks);
-    violations.sort_by_key(|(number, violation)| (violation.entry, *number));
+    // What the informers received is a consequence of what other subscribers received, too.
+    violations.sort_by_key(|(number, violation)| (*number >= subscribers, violation.entry, *number));
 
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for node in &world.nodes {
@@ -242,7 +257,8 @@ async fn run(seed: u64, options: &Options) -> Report {
         }
     }
     let histories: Vec<_> = recorders.iter().map(Recorder::history).collect();
-    for (name, count) in tally(&histories) {
+    let informers: Vec<_> = running.iter().map(|informer| informer.recorder.history()).collect();
+    for (name, count) in tally(&histories).into_iter().chain(tally_informers(&informers)) {
         *counts.entry(name).or_default() += count;
     }
     for (kind, count) in faults.counts() {
@@ -255,6 +271,7 @@ async fn run(seed: u64, options: &Options) -> Report {
         panics: Vec::new(),
         story: std::mem::take(&mut world.story.lock().unwrap()),
         histories,
+        informers,
         counts,
         faults: faults.count(),
         writes: workload.writes as u64,
@@ -263,29 +280,63 @@ async fn run(seed: u64, options: &Options) -> Report {
 }
 
 /// Waits until every subscriber is up to date, and judges all histories.
-async fn judge_when_quiet(world: &World, recorders: &[Recorder], healed: Instant) -> Vec<(usize, Violation)> {
+async fn judge_when_quiet(
+    world: &World,
+    recorders: &[Recorder],
+    informers: &[RunningInformer],
+    healed: Instant,
+) -> Vec<(usize, Violation)> {
     loop {
         sleep(Duration::from_secs(1)).await;
         let late = healed.elapsed() > CONVERGENCE_MAX;
-        let truth = world.truth.lock().unwrap();
-        let has_all = |recorder: &Recorder| {
-            let selection = recorder.spec().selection;
-            recorder.reached() >= truth.last_seen_by(selection)
+        let has_all = {
+            let truth = world.truth.lock().unwrap();
+            recorders.iter().all(|recorder| recorder.reached() >= truth.last_seen_by(recorder.spec().selection))
+                && informers
+                    .iter()
+                    .all(|informer| informer.has_all(truth.last_seen_by(informer.recorder.spec().selection)))
         };
-        if !late && !recorders.iter().all(has_all) {
+        if !late && !has_all {
             continue;
         }
+        informers.iter().for_each(RunningInformer::read);
+        let truth = world.truth.lock().unwrap();
         let judged = recorders.iter().enumerate().filter_map(|(number, recorder)| {
             let violation = oracle::judge(&truth, &recorder.history(), true).err()?;
             Some((number, violation))
         });
-        let judged: Vec<_> = judged.collect();
+        let judged_informers = informers.iter().filter_map(|informer| {
+            let history = informer.recorder.history();
+            let is_behind = !informer.has_all(truth.last_seen_by(history.spec.selection));
+            Some((history.spec.number, oracle::judge_informer(&truth, &history, true, is_behind).err()?))
+        });
+        let judged: Vec<_> = judged.chain(judged_informers).collect();
         let only_late =
             judged.iter().all(|(_, violation)| violation.guarantee == Guarantee::Convergent && violation.at_end);
         if late || judged.is_empty() || !only_late {
             return judged;
         }
     }
+}
+
+fn tally_informers(histories: &[InformerHistory]) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for history in histories {
+        let by = format!("{:?}", history.spec.protocol);
+        for entry in &history.entries {
+            let name = match &entry.what {
+                Observed::Started => "starts",
+                Observed::HandlerAdded(_) => continue,
+                Observed::Complete => "complete states",
+                Observed::Batch => "gaps and catch-ups",
+                Observed::Failed(_) => "failures",
+                Observed::Call { .. } => "calls of handlers",
+                Observed::Read { .. } => "reads of the store",
+            };
+            *counts.entry(format!("informers over {by}: {name}")).or_default() += 1;
+        }
+    }
+    counts
 }
 
 fn tally(histories: &[History]) -> BTreeMap<String, u64> {

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
-use kubefan_client::{ClientError, ClientOptions, ListWatch, OnExpired, OnLag, WatchItem, WatchOptions};
+use kubefan_client::{Client, ClientError, ClientOptions, OnExpired, OnLag, WatchItem, WatchOptions};
 use kubefan_common::{
     encoding::{chunk, delta},
     proto::v1alpha1::{
@@ -49,8 +49,13 @@ pub(crate) struct ClientSettings {
 }
 
 /// A channel that connects to the replicas in turn.
-fn channel(world: &Arc<World>, spec: &Spec, settings: &ClientSettings, turn: &Arc<AtomicUsize>) -> Channel {
-    let (world, turn, number) = (world.clone(), turn.clone(), spec.number);
+pub(crate) fn channel(
+    world: &Arc<World>,
+    number: usize,
+    settings: &ClientSettings,
+    turn: &Arc<AtomicUsize>,
+) -> Channel {
+    let (world, turn) = (world.clone(), turn.clone());
     let connect = move |_| {
         let replica = turn.fetch_add(1, Ordering::Relaxed) % world.nodes.len();
         let connected = world.nodes[replica].connect(&world.controls[number].route);
@@ -155,7 +160,7 @@ impl Generated {
                 false => v1alpha1::OnExpired::Fail.into(),
             },
         };
-        let channel = channel(&self.world, &self.spec, &self.settings, &self.turn);
+        let channel = channel(&self.world, self.spec.number, &self.settings, &self.turn);
         let mut client = WatchServiceClient::new(channel).max_decoding_message_size(64 << 20);
         // The channel is about to connect to the next replica in turn.
         let replica = self.turn.load(Ordering::Relaxed) % self.world.nodes.len();
@@ -239,8 +244,8 @@ pub(crate) async fn library(
 ) {
     sleep(settings.start_after).await;
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
-    let channel = channel(&world, &spec, &settings, &turn);
-    let client = ListWatch::from_channel(channel, "kubefan.test", &ClientOptions::default());
+    let channel = channel(&world, spec.number, &settings, &turn);
+    let client = Client::from_channel(channel, "kubefan.test", &ClientOptions::default());
     loop {
         let options = WatchOptions {
             bookmark_interval: Some(settings.bookmark_interval),

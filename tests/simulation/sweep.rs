@@ -29,7 +29,7 @@ const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
 /// What must happen often in a large sweep.
-const EXPECTED: [&str; 11] = [
+const EXPECTED: [&str; 17] = [
     "kubefan_resumes_total ring",
     "kubefan_resumes_total residue",
     "kubefan_resumes_total backfill",
@@ -41,6 +41,12 @@ const EXPECTED: [&str; 11] = [
     "catch-ups on lag",
     "restarts in the stream",
     "streams ended: history rewritten",
+    "informers over Grpc: complete states",
+    "informers over Grpc: gaps and catch-ups",
+    "informers over Grpc: starts",
+    "informers over Http1: complete states",
+    "informers over Http2: complete states",
+    "informers over Http2: failures",
 ];
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! What `cargo test` runs: a few seeds, each twice, the named cases, and a test that the oracle can
 //! fail.
 
+mod blind_informers;
 mod blind_oracle;
 mod named_cases;
 
@@ -18,7 +19,11 @@ pub(crate) fn run() -> ExitCode {
     let arguments = Arguments::from_args();
     let twice =
         |seed| Trial::test(format!("two_runs_of_a_seed_give_the_same_histories::{seed:02}"), move || twice(seed));
-    let tests = (1..=SEEDS).map(twice).chain(named_cases::trials()).chain(blind_oracle::trials());
+    let tests = (1..=SEEDS)
+        .map(twice)
+        .chain(named_cases::trials())
+        .chain(blind_oracle::trials())
+        .chain(blind_informers::trials());
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }
 

@@ -19,7 +19,7 @@ mod latency;
 mod load;
 mod messages;
 mod options;
-mod process;
+pub mod process;
 mod receivers;
 pub mod report;
 mod rest;

@@ -3,14 +3,16 @@
 use std::{collections::HashMap, fs, io, path::PathBuf};
 
 /// Reads the figures of one process, which need not be a child.
-pub(super) struct Meter {
+#[derive(Debug)]
+pub struct Meter {
     directory: PathBuf,
     /// CPU nanoseconds by thread. A thread that has ended retains its last value.
     threads: HashMap<u64, u64>,
 }
 
 impl Meter {
-    pub(super) fn new(pid: u32) -> Self {
+    /// Returns the meter of the process with this id.
+    pub fn new(pid: u32) -> Self {
         Self { directory: format!("/proc/{pid}").into(), threads: HashMap::new() }
     }
 
@@ -18,7 +20,7 @@ impl Meter {
     ///
     /// # Errors
     /// When the process has ended, or if there is no `/proc`.
-    pub(super) fn cpu_nanos(&mut self) -> io::Result<u64> {
+    pub fn cpu_nanos(&mut self) -> io::Result<u64> {
         for task in fs::read_dir(self.directory.join("task"))? {
             let task = task?;
             // The thread may have ended since the directory was read.
@@ -39,7 +41,7 @@ impl Meter {
     ///
     /// # Errors
     /// As for [`Self::cpu_nanos`].
-    pub(super) fn resident_bytes(&self) -> io::Result<u64> {
+    pub fn resident_bytes(&self) -> io::Result<u64> {
         // `smaps_rollup` is exact. `status` omits what the threads have not yet added to the total.
         let rollup = fs::read_to_string(self.directory.join("smaps_rollup"));
         rollup.and_then(|text| kibibytes(&text, "Rss:")).or_else(|_| self.status("VmRSS:"))
@@ -49,7 +51,7 @@ impl Meter {
     ///
     /// # Errors
     /// As for [`Self::cpu_nanos`].
-    pub(super) fn peak_bytes(&self) -> io::Result<u64> {
+    pub fn peak_bytes(&self) -> io::Result<u64> {
         self.status("VmHWM:")
     }
 
@@ -57,7 +59,7 @@ impl Meter {
     ///
     /// # Errors
     /// When the process belongs to another user.
-    pub(super) fn reset_peak(&self) -> io::Result<()> {
+    pub fn reset_peak(&self) -> io::Result<()> {
         fs::write(self.directory.join("clear_refs"), "5")
     }
 

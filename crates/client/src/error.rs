@@ -1,10 +1,15 @@
-//! Errors of the client library: a failed connection, or a gRPC status with its machine-readable
-//! reason.
+//! Errors of the client library: a failed connection, a gRPC status of kubefan with its
+//! machine-readable reason, or an error of the Kubernetes API.
+
+mod api_status;
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
+use kubefan_common::text::innermost;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
+
+pub use api_status::{ApiStatus, ApiStatusCause};
 
 /// The `google.rpc.ErrorInfo` domain of kubefan's error reasons.
 pub const ERROR_DOMAIN: &str = "kubefan.dev";
@@ -51,6 +56,25 @@ pub enum ClientError {
         /// The reason.
         message: String,
     },
+    /// A Kubernetes API answered with an error, over HTTP.
+    #[error("{0}")]
+    Api(Box<ApiStatus>),
+    /// A connection over HTTP could not be made, or it broke.
+    #[error("cannot reach {address}: {message}")]
+    HttpUnreachable {
+        /// Scheme, host and port.
+        address: String,
+        /// The operating system's, TLS library's or HTTP library's reason.
+        message: String,
+    },
+    /// The answer is not one of a Kubernetes API: broken JSON, a redirect, a web page.
+    #[error("{address} does not answer as a Kubernetes API: {message}")]
+    HttpProtocol {
+        /// Scheme, host and port.
+        address: String,
+        /// The reason.
+        message: String,
+    },
 }
 
 /// A gRPC error status of kubefan. The status codes of each call are documented in
@@ -76,7 +100,7 @@ pub struct ServerStatus {
 
 impl ClientError {
     /// Converts a status. A status that tonic's transport created becomes [`Self::Unreachable`].
-    pub(super) fn from_status(status: &Status, address: &str) -> Self {
+    pub(crate) fn from_status(status: &Status, address: &str) -> Self {
         let info = status.get_details_error_info();
         if info.is_none()
             && let Some(source) = status.source()
@@ -109,21 +133,25 @@ impl ClientError {
 
     /// The gRPC status code. For errors without a status: `INVALID_ARGUMENT` for an invalid
     /// address, `UNAVAILABLE` without a connection, `DATA_LOSS` for an undecodable message, and
-    /// `INTERNAL` for a protocol violation.
+    /// `INTERNAL` for a protocol violation. For an error of a Kubernetes API, the code that fits
+    /// its HTTP status.
     pub fn code(&self) -> Code {
         match self {
             Self::Address { .. } => Code::InvalidArgument,
-            Self::Unreachable { .. } => Code::Unavailable,
+            Self::Unreachable { .. } | Self::HttpUnreachable { .. } => Code::Unavailable,
             Self::Status(status) => status.code,
             Self::Undecodable { .. } => Code::DataLoss,
-            Self::Protocol { .. } => Code::Internal,
+            Self::Protocol { .. } | Self::HttpProtocol { .. } => Code::Internal,
+            Self::Api(status) => code_of(status),
         }
     }
 
-    /// The stable reason of kubefan's ErrorInfo. Empty if there is none.
+    /// The stable reason: of kubefan's ErrorInfo, or of the Kubernetes Status. Empty if there is
+    /// none.
     pub fn reason(&self) -> &str {
         match self {
             Self::Status(status) => &status.reason,
+            Self::Api(status) => &status.reason,
             _ => "",
         }
     }
@@ -132,6 +160,9 @@ impl ClientError {
     pub fn field(&self) -> &str {
         match self {
             Self::Status(status) => &status.field,
+            Self::Api(status) => {
+                status.causes.iter().map(|cause| &*cause.field).find(|it| !it.is_empty()).unwrap_or("")
+            }
             _ => "",
         }
     }
@@ -140,15 +171,38 @@ impl ClientError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => status.retry_after,
+            Self::Api(status) => status.retry_after,
             _ => None,
         }
     }
 
     /// Whether history cannot resume from the requested resource version (`OUT_OF_RANGE` with a
-    /// reason). The gRPC library uses the same code for a message that is too long, but without a
-    /// reason.
+    /// reason; 410 from a Kubernetes API). The gRPC library uses the same code for a message that
+    /// is too long, but without a reason.
     pub fn is_expired(&self) -> bool {
-        self.code() == Code::OutOfRange && !self.reason().is_empty()
+        match self {
+            Self::Api(status) => status.is_expired(),
+            _ => self.code() == Code::OutOfRange && !self.reason().is_empty(),
+        }
+    }
+
+    /// Whether the server has not reached the requested resource version.
+    pub fn is_resource_version_too_large(&self) -> bool {
+        match self {
+            Self::Api(status) => status.is_resource_version_too_large(),
+            _ => self.reason() == "RESOURCE_VERSION_TOO_LARGE",
+        }
+    }
+
+    /// Whether the server refuses a watch because it was to start with the current state
+    /// (`sendInitialEvents`). A list followed by a watch may then succeed.
+    pub fn is_watch_list_unsupported(&self) -> bool {
+        matches!(self, Self::Api(status) if status.is_watch_list_unsupported())
+    }
+
+    /// Whether there was no connection, or it broke.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::HttpUnreachable { .. })
     }
 
     /// Whether a retry of the same call may succeed.
@@ -156,6 +210,9 @@ impl ClientError {
         match self {
             Self::Address { .. } | Self::Protocol { .. } => false,
             Self::Unreachable { .. } | Self::Undecodable { .. } => true,
+            // A load balancer may answer in place of the server for a while.
+            Self::HttpUnreachable { .. } | Self::HttpProtocol { .. } => true,
+            Self::Api(status) => status.is_retryable(),
             Self::Status(status) => {
                 // Broken streams and intermediate proxies surface as UNKNOWN, INTERNAL or
                 // CANCELLED.
@@ -167,13 +224,33 @@ impl ClientError {
     }
 }
 
-/// The text of the innermost error.
-pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let mut root = error;
-    while let Some(source) = root.source() {
-        root = source;
+impl From<ApiStatus> for ClientError {
+    fn from(status: ApiStatus) -> Self {
+        Self::Api(Box::new(status))
     }
-    let text = root.to_string();
+}
+
+/// The gRPC code for an error of a Kubernetes API.
+fn code_of(status: &ApiStatus) -> Code {
+    match status.code {
+        _ if status.is_expired() => Code::OutOfRange,
+        400 | 406 | 422 => Code::InvalidArgument,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::NotFound,
+        405 | 501 => Code::Unimplemented,
+        408 | 504 => Code::DeadlineExceeded,
+        409 => Code::Aborted,
+        429 => Code::ResourceExhausted,
+        502 | 503 => Code::Unavailable,
+        500..=599 => Code::Internal,
+        _ => Code::Unknown,
+    }
+}
+
+/// The text of the innermost error.
+pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let text = innermost(error).to_string();
     // Cuts the error number off, as in "Connection refused (os error 111)".
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
@@ -203,6 +280,34 @@ mod tests {
     fn a_message_that_is_too_long_is_not_an_expired_version() {
         let error = ClientError::from_status(&Status::out_of_range("decoded message length too large"), "h:1");
         assert!(!error.is_expired() && !error.is_retryable());
+    }
+
+    #[test]
+    fn a_kubernetes_status_answers_the_same_questions_as_one_of_kubefan() {
+        let api = |code, reason: &str| ClientError::from(ApiStatus::new(code, reason, "x"));
+        for expired in [api(410, "Expired"), api(410, "Gone"), api(410, ""), api(200, "Expired")] {
+            assert!(expired.is_expired() && !expired.is_retryable());
+            assert_eq!(expired.code(), Code::OutOfRange);
+        }
+        let codes = [
+            (400, Code::InvalidArgument, false),
+            (401, Code::Unauthenticated, false),
+            (403, Code::PermissionDenied, false),
+            (404, Code::NotFound, false),
+            (408, Code::DeadlineExceeded, true),
+            (422, Code::InvalidArgument, false),
+            (429, Code::ResourceExhausted, true),
+            (500, Code::Internal, true),
+            (503, Code::Unavailable, true),
+            (504, Code::DeadlineExceeded, true),
+        ];
+        for (http, grpc, retryable) in codes {
+            let error = api(http, "");
+            assert_eq!((error.code(), error.is_retryable(), error.is_expired()), (grpc, retryable, false), "{http}");
+        }
+        let unreachable = ClientError::HttpUnreachable { address: "https://h:6443".into(), message: "refused".into() };
+        assert_eq!(unreachable.to_string(), "cannot reach https://h:6443: refused");
+        assert!(unreachable.is_unreachable() && unreachable.is_retryable());
     }
 
     #[test]

@@ -6,3 +6,4 @@ pub mod encoding;
 pub mod planted;
 pub mod proto;
 pub mod sync;
+pub mod text;

@@ -185,6 +185,66 @@ bugs! {
     /// version of an object. Needs: a connection cut inside a snapshot.
     ClientKeepsObjectVersion = "client-keeps-object-version" breaks "Atomic, Resumable, Convergent",
 
+    /// `client/reflector/round.rs`: inside a batch the version moves to that of each object. Needs:
+    /// a gap or a catch-up, and a reader inside it.
+    BatchMovesVersion = "batch-moves-version" breaks "Bookmarkable, Atomic",
+
+    /// `client/reflector/round.rs`: the events of a batch that breaks off are applied. Needs: a
+    /// connection cut inside a gap or a catch-up.
+    BrokenBatchApplied = "broken-batch-applied" breaks "Atomic, Reliable, Unique",
+
+    /// `client/reflector/round.rs`: the objects of a snapshot are stored as they arrive, not at its
+    /// end. Needs: a snapshot that takes time or breaks off.
+    SnapshotShownEarly = "snapshot-shown-early" breaks "Atomic, Reliable, Unique",
+
+    /// `client/reflector/round.rs`: an expired version stays the one to watch from. Needs: a
+    /// version that is too old for the server, and no restart in the stream.
+    ExpiredVersionStays = "expired-version-stays" breaks "Resumable, Convergent",
+
+    /// `client/reflector/round.rs`: bookmarks do not move the version. Needs: a quiet selection.
+    BookmarksIgnored = "bookmarks-ignored" breaks "Bookmarkable",
+
+    /// `client/reflector/round.rs`: after a continue token has expired, the objects of the earlier
+    /// pages stay in the list. Needs: a list in pages whose token expires.
+    PagesOfTwoLists = "pages-of-two-lists" breaks "Unique, Ordered, Reliable, Atomic",
+
+    /// `client/queue/real_fifo.rs`: a complete state does not imply the deletion of objects that
+    /// the consumer has already processed. Needs: a delete while the informer is away, and a new
+    /// list or snapshot.
+    ReplaceForgetsDeletes = "replace-forgets-deletes" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: a late handler does not get the objects that exist. Needs: a
+    /// handler that is added after the first list.
+    LateHandlerStartsEmpty = "late-handler-starts-empty" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: an object that was deleted without a final state stays in the
+    /// store. Needs: a delete inside a gap, a catch-up, or before a new list or snapshot.
+    UnknownDeletionIgnored = "unknown-deletion-ignored" breaks "Reliable, Convergent",
+
+    /// `client/informer/process.rs`: the deletions of a batch are applied after its additions.
+    /// Needs: an object that was deleted and created again inside a gap or a catch-up.
+    DeletionsLast = "deletions-last" breaks "Unique, Reliable, Convergent",
+
+    /// `client/informer/backlog.rs`: two merged updates keep the newer of the two old states.
+    /// Needs: a slow handler.
+    NewestOldStateStays = "newest-old-state-stays" breaks "Reliable",
+
+    /// `client/informer/backlog.rs`: a deletion and an addition of the same key cancel each other.
+    /// Needs: a slow handler, and objects that return under their names.
+    ReturnCancelsDeletion = "return-cancels-deletion" breaks "Reliable, Convergent",
+
+    /// `client/store/indexer.rs`: a changed object stays under the values that it no longer has.
+    /// Needs: an index whose values change.
+    IndexKeepsOldValues = "index-keeps-old-values" breaks "Reliable",
+
+    /// `client/http/watch.rs`: the bookmark that ends the initial events is taken for an ordinary
+    /// one. Needs: a watch over HTTP that starts with the state.
+    InitialEventsNeverEnd = "initial-events-never-end" breaks "Reliable, Convergent",
+
+    /// `client/http/watch.rs`: the objects of the initial events have a version to resume from.
+    /// Needs: a watch over HTTP that is cut inside the initial events, or a reader inside them.
+    ResumeInsideInitialEvents = "resume-inside-initial-events" breaks "Bookmarkable, Ordered, Reliable",
+
     /// `model/selector/label.rs`: `a!=b` and `a notin (b)` require the label to exist. Needs: such
     /// a selector, objects without the label.
     NotInWantsLabel = "not-in-wants-label" breaks "Reliable, Filtered",

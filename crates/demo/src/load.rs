@@ -21,7 +21,7 @@ use super::{
     progress::{Activity, Progress, Route},
     summary::{FinalState, RouteCounts},
 };
-use kubefan_client::{ClientOptions, ListWatch};
+use kubefan_client::{Client, ClientOptions};
 use kubefan_common::proto::v1alpha1::ResourceState;
 use kubefan_model::GroupVersionResource;
 use kubefan_sim::apiserver::SimApiserver;
@@ -107,7 +107,7 @@ impl Load {
     /// Waits until kubefan serves the pods, the demo is stopped, or the limit is reached.
     pub(super) async fn synced(&self, address: &str) -> Result<(), DemoError> {
         let failed = |error| DemoError::Client(Box::new(error));
-        let kubefan = ListWatch::connect(address, &ClientOptions::default()).await.map_err(failed)?;
+        let kubefan = Client::connect(address, &ClientOptions::default()).await.map_err(failed)?;
         let start = Instant::now();
         while start.elapsed() < READY_TIMEOUT && !self.stop.is_cancelled() {
             let resources = kubefan.list_resources().await.map_err(failed)?;

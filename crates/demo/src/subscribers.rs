@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{options::DemoOptions, progress::Progress, selectors};
-use kubefan_client::{ClientOptions, ListWatch, Target, WatchItem, WatchOptions};
+use kubefan_client::{Client, ClientOptions, Target, WatchItem, WatchOptions};
 use kubefan_model::Media;
 use kubefan_proxy::upstream::{
     Upstream, UpstreamError,
@@ -109,7 +109,7 @@ pub(super) fn through_kubefan(address: &str, options: &DemoOptions, progress: &A
         };
         let (address, progress) = (address.to_owned(), progress.clone());
         tasks.spawn(async move {
-            let Ok(client) = ListWatch::connect_lazy(&address, &ClientOptions::default()).await else {
+            let Ok(client) = Client::connect_lazy(&address, &ClientOptions::default()).await else {
                 return progress.broke();
             };
             let mut watch = client.watch(target, watch_options);

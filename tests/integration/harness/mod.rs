@@ -40,11 +40,17 @@ pub(crate) mod simulated;
 pub(crate) mod tools;
 pub(crate) mod wait;
 
-/// Time limit of a test. Building the real apiserver before the first test does not count.
+/// Time limit of a test, without the duration of the soak. Building the real apiserver before the
+/// first test does not count.
 const TEST_SECONDS_MAX: u64 = 600;
 
 /// Time limit of a test on a paused clock, where waiting takes no real time.
 const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
+
+/// The duration of the soak test, in seconds: `KUBEFAN_SOAK_SECONDS`, and 30 without it.
+pub(crate) fn soak_seconds() -> u64 {
+    env::var("KUBEFAN_SOAK_SECONDS").map_or(30, |text| text.parse().expect("KUBEFAN_SOAK_SECONDS is a number"))
+}
 
 /// What a test requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,7 +141,7 @@ fn block_on(test: Test) -> Result<(), Failed> {
         true => Builder::new_current_thread().enable_all().start_paused(true).build()?,
         false => Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
     };
-    let limit = Duration::from_secs(if paused { PAUSED_SECONDS_MAX } else { TEST_SECONDS_MAX });
+    let limit = Duration::from_secs(if paused { PAUSED_SECONDS_MAX } else { TEST_SECONDS_MAX + soak_seconds() });
     let finished = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
     // A task that the test left running must not delay the other tests.
     runtime.shutdown_background();

@@ -1,5 +1,5 @@
-//! Programs in other languages: Go programs built from source, and a Python environment with the
-//! packages of a requirements file.
+//! Programs that a test runs: Go programs built from source, the examples in Rust, and a Python
+//! environment with the packages of a requirements file.
 
 use std::{
     fs,
@@ -24,6 +24,18 @@ pub(crate) fn go_program(name: &str, dir: &Path) -> PathBuf {
     let program = assets::target_dir().join("test-assets").join(name);
     run("go", Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(dir));
     program
+}
+
+/// Builds the programs in `examples/rust`, and returns the one called `name`. Only one build runs
+/// at a time. It selects the same packages as `cargo test`, so their dependencies are compiled
+/// already.
+pub(crate) fn rust_example(name: &str) -> PathBuf {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _lock = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--locked", "--examples", "--target-dir"]).arg(assets::target_dir());
+    run("cargo", cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
+    assets::target_dir().join("debug/examples").join(name)
 }
 
 /// The Python interpreter of the virtual environment `name`, with the packages of the file

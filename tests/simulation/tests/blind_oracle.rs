@@ -51,7 +51,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Histories of a few seeds that contain every place the corruptions need.
-fn reports() -> &'static [Report] {
+pub(super) fn reports() -> &'static [Report] {
     static REPORTS: OnceLock<Vec<Report>> = OnceLock::new();
     REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &Options::default())).collect())
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use kubefan_common::text::one_line;
 use kubefan_model::{ResourceVersion, protobuf};
 
 /// The maximum length of a text from the apiserver or a library.
@@ -315,12 +316,7 @@ impl From<Status> for UpstreamError {
 
 /// The text as one line of limited length.
 pub(crate) fn shorten(text: &str) -> String {
-    let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if let Some((cut, _)) = line.char_indices().nth(MESSAGE_CHARS_MAX) {
-        line.truncate(cut);
-        line.push('…');
-    }
-    line
+    one_line(text, MESSAGE_CHARS_MAX)
 }
 
 #[cfg(test)]

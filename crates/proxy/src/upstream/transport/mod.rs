@@ -21,6 +21,7 @@ use kube_client::{
     client::{AuthError, ConfigExt},
     config::KubeconfigError,
 };
+use kubefan_common::text::innermost;
 use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
@@ -243,10 +244,7 @@ fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a 
 /// The text of the innermost error. The outer ones would repeat the URL, and with it the user info
 /// of a proxy or server.
 pub(in crate::upstream) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let mut root = error;
-    while let Some(source) = root.source() {
-        root = source;
-    }
+    let root = innermost(error);
     match root.downcast_ref::<reqwest::Error>() {
         // A reqwest error without a source would print its URL.
         Some(error) if error.is_timeout() => "timed out".to_owned(),

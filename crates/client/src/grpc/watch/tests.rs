@@ -67,7 +67,7 @@ impl WatchService for Scripted {
     }
 }
 
-async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, ListWatch) {
+async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, Client) {
     let server = Scripted { scripts: Arc::new(Mutex::new(scripts.into())), ..Scripted::default() };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -75,7 +75,7 @@ async fn serve(scripts: Vec<Vec<Step>>) -> (Scripted, ListWatch) {
     tokio::spawn(
         tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
     );
-    (server, ListWatch::connect(&address, &ClientOptions::default()).await.unwrap())
+    (server, Client::connect(&address, &ClientOptions::default()).await.unwrap())
 }
 
 fn options() -> WatchOptions {
@@ -240,8 +240,8 @@ async fn a_certificate_is_trusted_only_if_the_given_ca_signed_it() {
     let ca_file = dir.path().join("ca.crt");
     std::fs::write(&ca_file, key.cert.pem()).unwrap();
     let trusting = ClientOptions { ca_file: Some(ca_file), ..ClientOptions::default() };
-    let client = ListWatch::connect(&address, &trusting).await.unwrap();
+    let client = Client::connect(&address, &trusting).await.unwrap();
     assert_eq!(client.list(Target::default(), "").await.unwrap().objects.len(), 3);
-    let error = ListWatch::connect(&address, &ClientOptions::default()).await.unwrap_err();
+    let error = Client::connect(&address, &ClientOptions::default()).await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
 }

@@ -13,16 +13,16 @@
 use std::{collections::VecDeque, time::Duration};
 
 use futures::Stream;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::rngs::SmallRng;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Streaming;
 
 use super::{
+    client::Client,
     delta_base::{DeltaBase, DeltaBaseError},
-    error::ClientError,
-    list_watch::ListWatch,
     projection::Projection,
 };
+use crate::{error::ClientError, random::generator};
 use kubefan_common::encoding::Encoding;
 use kubefan_common::{
     backoff::{Backoff, BackoffOptions},
@@ -187,7 +187,7 @@ pub enum WatchItem {
 /// A running watch. Drop it to end the watch.
 #[derive(Debug)]
 pub struct WatchStream {
-    client: ListWatch,
+    client: Client,
     target: Target,
     options: WatchOptions,
     resume_version: String,
@@ -216,7 +216,7 @@ enum State {
     Ended,
 }
 
-impl ListWatch {
+impl Client {
     /// Starts a watch: first the current state (unless [`WatchOptions::resource_version`] is set),
     /// then every change, for as long as the stream is read. Nothing is sent before the first read.
     pub fn watch(&self, target: Target, options: WatchOptions) -> WatchStream {
@@ -225,7 +225,7 @@ impl ListWatch {
 }
 
 impl WatchStream {
-    fn new(client: ListWatch, target: Target, options: WatchOptions) -> Self {
+    fn new(client: Client, target: Target, options: WatchOptions) -> Self {
         Self {
             client,
             target,
@@ -234,7 +234,7 @@ impl WatchStream {
             next_cluster: None,
             deadline: None,
             backoff: Backoff::new(options.backoff.clone()),
-            rng: options.seed.map_or_else(generator, SmallRng::seed_from_u64),
+            rng: generator(options.seed),
             broken: false,
             delta_base: (options.encoding == Encoding::ZstdDelta)
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
@@ -456,12 +456,6 @@ async fn message_before(
         None => stream.message().await,
         Some(deadline) => timeout_at(deadline + TIMEOUT_GRACE, stream.message()).await.unwrap_or(Ok(None)),
     }
-}
-
-/// A random generator for the jitter if the caller gave no seed.
-#[expect(clippy::disallowed_methods, reason = "a program that uses the client need not bring a generator")]
-fn generator() -> SmallRng {
-    SmallRng::from_rng(&mut rand::rng())
 }
 
 #[cfg(test)]

@@ -1,0 +1,302 @@
+//! A watch of kubefan, with a watch of the apiserver in its place while kubefan is gone.
+
+use std::{
+    future::pending,
+    ops::ControlFlow::{self, Break, Continue},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
+use kubefan_common::backoff::Backoff;
+use rand::{SeedableRng, rngs::SmallRng};
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    pace::{Outage, Verdict, ends_fallback, hash},
+    servers::Servers,
+};
+use crate::{
+    error::ClientError,
+    lister_watcher::{ListOptions, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents},
+};
+
+/// The apiserver's watch is asked to live this much longer than until the next moment, when a new
+/// one takes its place.
+const OVERLAP: Duration = Duration::from_secs(60);
+
+/// A watch, or the way to one.
+enum Watch {
+    Starting(BoxFuture<'static, Result<WatchEvents, ClientError>>),
+    Open(WatchEvents),
+    Waiting(Instant),
+}
+
+enum Step {
+    /// The wait is over.
+    Due,
+    Started,
+    Event(WatchEvent),
+    Ended(Option<ClientError>),
+}
+
+impl Watch {
+    fn start(source: &Arc<dyn ListerWatcher>, options: ListOptions) -> Self {
+        let source = source.clone();
+        Self::Starting(async move { source.watch(options).await }.boxed())
+    }
+
+    /// Cancel-safe. After [`Step::Ended`] it must be replaced.
+    async fn step(&mut self) -> Step {
+        match self {
+            Self::Waiting(until) => {
+                sleep_until(*until).await;
+                Step::Due
+            }
+            Self::Starting(watch) => match watch.await {
+                Ok(events) => {
+                    *self = Self::Open(events);
+                    Step::Started
+                }
+                Err(error) => Step::Ended(Some(error)),
+            },
+            Self::Open(events) => match events.next().await {
+                Some(Ok(event)) => Step::Event(event),
+                Some(Err(error)) => Step::Ended(Some(error)),
+                None => Step::Ended(None),
+            },
+        }
+    }
+}
+
+type Item = Option<Result<WatchEvent, ClientError>>;
+
+pub(super) struct Follow {
+    servers: Arc<Servers>,
+    deadline: Option<Instant>,
+    /// Everything up to here was returned. Empty before the first state is complete.
+    version: String,
+    kubefan: Watch,
+    /// Where kubefan's watch continues. Behind `version` if the apiserver's was read meanwhile.
+    kubefan_version: String,
+    apiserver: Option<Watch>,
+    /// When this client may turn to the apiserver. `None` without an outage.
+    moment: Option<Instant>,
+    backoff: Backoff,
+    random: SmallRng,
+    ended: bool,
+}
+
+impl Follow {
+    /// Returns a watch that starts with kubefan's state: `events` begin with a snapshot.
+    pub(super) fn with_state(servers: Arc<Servers>, events: WatchEvents, timeout: Option<Duration>) -> Self {
+        Self::new(servers, Watch::Open(events), String::new(), timeout)
+    }
+
+    /// Returns a watch from a version.
+    pub(super) fn resume(servers: Arc<Servers>, options: ListOptions) -> Self {
+        let (version, timeout) = (options.resource_version.clone(), options.timeout);
+        let kubefan = Watch::start(&servers.kubefan, options);
+        Self::new(servers, kubefan, version, timeout)
+    }
+
+    fn new(servers: Arc<Servers>, kubefan: Watch, version: String, timeout: Option<Duration>) -> Self {
+        let now = Instant::now();
+        let options = servers.outage.as_ref().map(|outage| outage.options.clone());
+        let (backoff, seed) = options.map(|options| (options.backoff, hash(&options.client_id))).unwrap_or_default();
+        let moment = servers.outage.as_ref().and_then(|outage| outage.next_moment(now));
+        Self {
+            servers,
+            deadline: timeout.map(|timeout| now + timeout),
+            kubefan_version: version.clone(),
+            version,
+            kubefan,
+            apiserver: None,
+            moment,
+            backoff: Backoff::new(backoff),
+            // Different for each client, which is all that the jitter needs.
+            random: SmallRng::seed_from_u64(seed),
+            ended: false,
+        }
+    }
+
+    pub(super) fn into_events(self) -> WatchEvents {
+        stream::unfold(self, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()
+    }
+
+    async fn next(&mut self) -> Item {
+        if self.ended {
+            return None;
+        }
+        loop {
+            let flow = tokio::select! {
+                biased;
+                step = self.kubefan.step() => self.on_kubefan(step),
+                step = step_of(&mut self.apiserver) => self.on_apiserver(step),
+                () = until(self.moment) => self.on_moment(),
+                () = until(self.deadline) => Break(None),
+            };
+            if let Break(item) = flow {
+                self.ended = !matches!(item, Some(Ok(_)));
+                return item;
+            }
+        }
+    }
+
+    fn on_kubefan(&mut self, step: Step) -> ControlFlow<Item> {
+        match step {
+            Step::Due => {
+                self.start_kubefan();
+                Continue(())
+            }
+            Step::Started if self.servers.kubefan.watch_reconnects() => Continue(()),
+            Step::Started if self.is_away() && self.kubefan_is_back() => {
+                Break(Some(Ok(WatchEventKind::Reconnected.into())))
+            }
+            Step::Started => Continue(()),
+            Step::Event(event) => self.on_kubefan_event(event),
+            Step::Ended(None) => Break(None),
+            Step::Ended(Some(error)) => self.on_kubefan_error(error),
+        }
+    }
+
+    fn on_kubefan_event(&mut self, event: WatchEvent) -> ControlFlow<Item> {
+        if let WatchEventKind::Disconnected(error) = &event.kind {
+            let verdict = Verdict::of(error);
+            self.note(verdict);
+            // An answer such as "expired": a snapshot follows, unless a later version is known.
+            if (verdict == Verdict::Answered && !self.kubefan_is_back()) || self.apiserver.is_some() {
+                return Continue(());
+            }
+            return Break(Some(Ok(event)));
+        }
+        if self.is_away() && !self.kubefan_is_back() {
+            return Continue(());
+        }
+        if let Some(version) = &event.resume_version {
+            self.version.clone_from(version);
+            self.kubefan_version.clone_from(version);
+        }
+        Break(Some(Ok(event)))
+    }
+
+    fn on_kubefan_error(&mut self, error: ClientError) -> ControlFlow<Item> {
+        let verdict = Verdict::of(&error);
+        self.note(verdict);
+        if verdict == Verdict::Answered || self.version.is_empty() {
+            // The caller decides, and lists if the version is expired.
+            return Break(Some(Err(error)));
+        }
+        let delay = self.backoff.next_delay(Instant::now(), error.retry_after(), &mut self.random);
+        self.kubefan = Watch::Waiting(Instant::now() + delay);
+        match self.apiserver {
+            Some(_) => Continue(()),
+            None => Break(Some(Ok(WatchEventKind::Disconnected(error).into()))),
+        }
+    }
+
+    fn on_apiserver(&mut self, step: Step) -> ControlFlow<Item> {
+        let error = match step {
+            Step::Due => return Continue(()),
+            Step::Started => return Break(Some(Ok(WatchEventKind::Reconnected.into()))),
+            Step::Ended(None) => {
+                self.apiserver = None;
+                return Continue(());
+            }
+            Step::Ended(Some(error)) | Step::Event(WatchEvent { kind: WatchEventKind::Disconnected(error), .. }) => {
+                error
+            }
+            Step::Event(WatchEvent { kind: WatchEventKind::SnapshotBegin | WatchEventKind::BatchBegin, .. }) => {
+                let address = self.servers.apiserver.describe();
+                ClientError::Protocol { address, message: "a fallback must continue from the version".to_owned() }
+            }
+            Step::Event(event) => {
+                if let Some(version) = &event.resume_version {
+                    self.version.clone_from(version);
+                }
+                return Break(Some(Ok(event)));
+            }
+        };
+        self.apiserver = None;
+        if ends_fallback(&error) {
+            self.servers.outage.iter().for_each(Outage::stop);
+            self.moment = None;
+        }
+        Break(Some(Ok(WatchEventKind::Disconnected(error).into())))
+    }
+
+    fn on_moment(&mut self) -> ControlFlow<Item> {
+        let (Some(outage), Some(moment)) = (&self.servers.outage, self.moment) else { return Continue(()) };
+        let now = Instant::now();
+        self.moment = outage.next_moment(now);
+        if outage.admits(moment, now) && !self.version.is_empty() {
+            let options = ListOptions {
+                resource_version: self.version.clone(),
+                timeout: Some(outage.options.spread() + OVERLAP),
+                ..ListOptions::default()
+            };
+            self.apiserver = Some(Watch::start(&self.servers.apiserver, options));
+            self.servers.apiserver_watches.fetch_add(1, Ordering::Relaxed);
+        }
+        Continue(())
+    }
+
+    /// Whether kubefan was gone, or this watch has continued without it. Another watch of the same
+    /// source may have ended the outage already.
+    fn is_away(&self) -> bool {
+        self.apiserver.is_some() || self.kubefan_version != self.version || self.is_out()
+    }
+
+    fn is_out(&self) -> bool {
+        self.servers.outage.as_ref().is_some_and(|outage| outage.since().is_some())
+    }
+
+    fn note(&mut self, verdict: Verdict) {
+        let Some(outage) = &self.servers.outage else { return };
+        match verdict {
+            Verdict::Gone => {
+                outage.gone();
+                // A moment that is set has not been used yet.
+                self.moment = self.moment.or_else(|| outage.next_moment(Instant::now()));
+            }
+            Verdict::Refused => outage.refused(),
+            Verdict::Answered => outage.end(),
+        }
+    }
+
+    /// Ends the outage and the apiserver's watch. Returns whether kubefan's watch is at the last
+    /// version. If not, it starts again from there.
+    fn kubefan_is_back(&mut self) -> bool {
+        if let Some(outage) = &self.servers.outage {
+            outage.end();
+        }
+        self.moment = None;
+        self.apiserver = None;
+        let continues = self.kubefan_version == self.version;
+        if !continues {
+            self.start_kubefan();
+        }
+        continues
+    }
+
+    fn start_kubefan(&mut self) {
+        let timeout = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let options = ListOptions { resource_version: self.version.clone(), timeout, ..ListOptions::default() };
+        self.kubefan_version.clone_from(&self.version);
+        self.kubefan = Watch::start(&self.servers.kubefan, options);
+    }
+}
+
+async fn step_of(watch: &mut Option<Watch>) -> Step {
+    match watch {
+        Some(watch) => watch.step().await,
+        None => pending().await,
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,15 @@
+//! What the watches of one source share.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use super::pace::Outage;
+use crate::lister_watcher::ListerWatcher;
+
+pub(super) struct Servers {
+    pub(super) kubefan: Arc<dyn ListerWatcher>,
+    pub(super) apiserver: Arc<dyn ListerWatcher>,
+    /// `None`: never falls back.
+    pub(super) outage: Option<Outage>,
+    /// Requests to the apiserver.
+    pub(super) apiserver_watches: AtomicU64,
+}

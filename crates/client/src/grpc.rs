@@ -1,0 +1,14 @@
+//! kubefan's gRPC API: calls that end by themselves, and a watch that reconnects and resumes.
+
+mod client;
+mod delta_base;
+mod grpc_list_watch;
+mod projection;
+mod watch;
+
+pub use client::{Client, ClientOptions, ObjectList, ReadOptions};
+pub use grpc_list_watch::GrpcListWatch;
+pub use projection::{Parts, Projection};
+pub use watch::{DELTA_BASE_BYTES_MAX, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
+
+pub use kubefan_common::proto::v1alpha1::Object;

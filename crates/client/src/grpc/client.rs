@@ -1,0 +1,295 @@
+//! A client of one kubefan: the connection, and the calls that end by themselves (list, get,
+//! list_resources).
+
+use std::{path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+use super::projection::Projection;
+use crate::error::{ClientError, root_cause};
+use kubefan_common::proto::v1alpha1::{
+    GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
+    Target, watch_service_client::WatchServiceClient,
+};
+
+/// With HTTP/2's default of 64 KiB a snapshot arrives at a quarter of the speed.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// More than one stream's window, so that a stream that is not read does not block the others.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Large frames need fewer system calls on both sides.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
+
+/// Connection settings.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// PEM file with the CA that signed kubefan's certificate. Replaces the system's CAs. Only for
+    /// `https://` addresses.
+    pub ca_file: Option<PathBuf>,
+    /// Limit for establishing a connection. Default: 10 s.
+    pub connect_timeout: Duration,
+    /// Longest message accepted, in bytes. Default: 64 MiB. An event carries one object, and etcd
+    /// limits a write to 1.5 MiB by default.
+    pub message_bytes_max: usize,
+    /// A silent connection gets an HTTP/2 PING after this. Default: 30 s.
+    pub keepalive_interval: Duration,
+    /// A PING without an answer for this long means that the connection is dead; a watch then
+    /// reconnects. Default: 15 s.
+    pub keepalive_timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            ca_file: None,
+            connect_timeout: Duration::from_secs(10),
+            message_bytes_max: 64 << 20,
+            keepalive_interval: Duration::from_secs(30),
+            keepalive_timeout: Duration::from_secs(15),
+        }
+    }
+}
+
+/// A complete list.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ObjectList {
+    /// The resource version of the state. A watch may start from it.
+    pub resource_version: String,
+    /// The objects, in key order (namespace, then name).
+    pub objects: Vec<Object>,
+    /// The resource as kubefan resolved it.
+    pub resource: Option<ResolvedResource>,
+    /// The cluster that the resource version belongs to; pass it on as
+    /// [`WatchOptions::cluster`](crate::WatchOptions::cluster). Empty if it is unknown.
+    pub cluster: String,
+}
+
+/// Options of a list or get. Converts from a string: the resource version.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReadOptions {
+    /// The state must not be older than this resource version. Empty accepts any state. kubefan
+    /// waits up to 3 s for the version and then answers `UNAVAILABLE`.
+    pub resource_version: String,
+    /// The parts of each object to send.
+    pub projection: Projection,
+}
+
+impl<T: AsRef<str> + ?Sized> From<&T> for ReadOptions {
+    fn from(resource_version: &T) -> Self {
+        Self { resource_version: resource_version.as_ref().to_owned(), ..Self::default() }
+    }
+}
+
+/// A client of one kubefan. Clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(super) service: WatchServiceClient<Channel>,
+    pub(super) address: String,
+}
+
+impl Client {
+    /// Connects to `host:port`, `http://…`, `https://…`, `unix:/path` or `dns:host:port`.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`] if the address or the CA file is invalid,
+    /// [`ClientError::Unreachable`] if there is no connection within
+    /// [`ClientOptions::connect_timeout`].
+    pub async fn connect(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
+        let endpoint = endpoint(address, options).await?;
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| ClientError::Unreachable { address: address.to_owned(), message: root_cause(&error) })?;
+        Ok(Self::from_channel(channel, address, options))
+    }
+
+    /// Like [`Self::connect`], but connects on the first call. The server may start later: a watch
+    /// waits for it.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`] if the address or the CA file is invalid.
+    pub async fn connect_lazy(address: &str, options: &ClientOptions) -> Result<Self, ClientError> {
+        Ok(Self::from_channel(endpoint(address, options).await?.connect_lazy(), address, options))
+    }
+
+    /// Returns a client over an existing channel. `address` is only used in error messages. Of the
+    /// options, only [`ClientOptions::message_bytes_max`] applies.
+    pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
+        let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
+        Self { service, address: address.to_owned() }
+    }
+
+    /// The address, as the caller gave it.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Lists, and returns the chunks as they arrive: about 256 KiB each, all at the same resource
+    /// version, in key order. Only the first chunk has the resource and the cluster.
+    ///
+    /// # Errors
+    /// The error status of the call. The stream can also end with an error.
+    pub async fn list_chunks(
+        &self,
+        target: Target,
+        options: ReadOptions,
+    ) -> Result<impl Stream<Item = Result<ListResponse, ClientError>> + use<>, ClientError> {
+        let ReadOptions { resource_version, projection } = options;
+        let request = ListRequest { target: Some(target), resource_version, projection: projection.message(false) };
+        let stream = self.service.clone().list(request).await.map_err(|status| self.error(&status))?.into_inner();
+        let address = self.address.clone();
+        Ok(stream.map(move |chunk| chunk.map_err(|status| ClientError::from_status(&status, &address))))
+    }
+
+    /// Lists, and returns all objects at once.
+    ///
+    /// # Errors
+    /// The error status of the call, or [`ClientError::Protocol`] for a response without a resource
+    /// version.
+    pub async fn list(&self, target: Target, options: impl Into<ReadOptions>) -> Result<ObjectList, ClientError> {
+        let mut chunks = self.list_chunks(target, options.into()).await?;
+        let mut list = ObjectList::default();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk?;
+            if list.resource_version.is_empty() {
+                list.cluster = chunk.cluster;
+            }
+            list.resource_version = chunk.resource_version;
+            list.objects.extend(chunk.objects);
+            list.resource = list.resource.or(chunk.resource);
+        }
+        if list.resource_version.is_empty() {
+            return Err(self.protocol("a list without a resource version"));
+        }
+        Ok(list)
+    }
+
+    /// Gets one object. `target.name` is required, and so is `target.namespace` for namespaced
+    /// resources. Selectors are not allowed.
+    ///
+    /// # Errors
+    /// The error status of the call: `NOT_FOUND` with the reason `OBJECT_NOT_FOUND` if the object
+    /// does not exist.
+    pub async fn get(&self, target: Target, options: impl Into<ReadOptions>) -> Result<GetResponse, ClientError> {
+        let ReadOptions { resource_version, projection } = options.into();
+        let projection = projection.message(false);
+        let request = GetRequest { target: Some(target), resource_version, projection, ..GetRequest::default() };
+        let response = self.service.clone().get(request).await.map_err(|status| self.error(&status))?.into_inner();
+        if response.object.is_none() {
+            return Err(self.protocol("a get without an object"));
+        }
+        Ok(response)
+    }
+
+    /// Returns the state of each cache, ordered by name.
+    ///
+    /// # Errors
+    /// The error status of the call.
+    pub async fn list_resources(&self) -> Result<Vec<ResourceStatus>, ClientError> {
+        let response = self.service.clone().list_resources(ListResourcesRequest {}).await;
+        Ok(response.map_err(|status| self.error(&status))?.into_inner().resources)
+    }
+
+    pub(super) fn error(&self, status: &tonic::Status) -> ClientError {
+        ClientError::from_status(status, &self.address)
+    }
+
+    pub(super) fn protocol(&self, message: &str) -> ClientError {
+        ClientError::Protocol { address: self.address.clone(), message: message.to_owned() }
+    }
+}
+
+async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, ClientError> {
+    let wrong = |problem: String| ClientError::Address { address: address.to_owned(), problem };
+    let uri = endpoint_uri(address);
+    let endpoint = Endpoint::from_shared(Bytes::from(uri.clone().into_bytes())).map_err(|_| {
+        wrong(
+            "not an address of kubefan; write it like 127.0.0.1:7443, https://host:port, dns:host:port or unix:/path"
+                .to_owned(),
+        )
+    })?;
+    // Without this check an unreadable port would mean the scheme's default port, where another
+    // server may listen.
+    if let Some(authority) = endpoint.uri().authority()
+        && authority.port().is_none()
+        && authority.as_str().len() > authority.host().len()
+    {
+        return Err(wrong("the part after the host is not a port; write it like 127.0.0.1:7443".to_owned()));
+    }
+    let mut endpoint = endpoint
+        .user_agent(concat!("kubefan/", env!("CARGO_PKG_VERSION")))
+        .map_err(|error| wrong(root_cause(&error)))?
+        .connect_timeout(options.connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(options.keepalive_interval)
+        .keep_alive_timeout(options.keepalive_timeout)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES_MAX);
+    if uri.starts_with("https:") {
+        let mut tls = ClientTlsConfig::new();
+        tls = match &options.ca_file {
+            Some(file) => {
+                let pem = tokio::fs::read(file).await;
+                tls.ca_certificate(Certificate::from_pem(
+                    pem.map_err(|error| wrong(format!("CA file {}: {error}", file.display())))?,
+                ))
+            }
+            None => tls.with_enabled_roots(),
+        };
+        endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;
+    } else if options.ca_file.is_some() {
+        return Err(wrong("a CA file needs an https:// address".to_owned()));
+    }
+    Ok(endpoint)
+}
+
+/// Converts a gRPC address to a URI. The system resolves a `dns:` name at every connect.
+fn endpoint_uri(address: &str) -> String {
+    if address.starts_with("unix:") || address.contains("://") && !address.starts_with("dns:") {
+        return address.to_owned();
+    }
+    let host = address.strip_prefix("dns:").map_or(address, |name| name.trim_start_matches('/'));
+    format!("http://{host}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_documented_form_of_address_is_accepted() {
+        let cases = [
+            ("127.0.0.1:7443", "http://127.0.0.1:7443"),
+            ("[::1]:7443", "http://[::1]:7443"),
+            ("dns:kubefan.svc:7443", "http://kubefan.svc:7443"),
+            ("dns:///kubefan.svc:7443", "http://kubefan.svc:7443"),
+            ("https://h:1", "https://h:1"),
+            ("unix:/run/k.sock", "unix:/run/k.sock"),
+        ];
+        for (address, uri) in cases {
+            assert_eq!(endpoint_uri(address), uri);
+            assert!(Client::connect_lazy(address, &ClientOptions::default()).await.is_ok(), "{address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_error_names_an_invalid_address_and_an_unreachable_server() {
+        let error = Client::connect("a b:c", &ClientOptions::default()).await.unwrap_err();
+        assert!(error.to_string().starts_with("\"a b:c\": not an address of kubefan"), "{error}");
+        for address in ["localhost:notaport", "https://h:99999", "dns:h:x"] {
+            let error = Client::connect_lazy(address, &ClientOptions::default()).await.unwrap_err();
+            assert!(error.to_string().contains("is not a port"), "{error}");
+        }
+        // Bound but not listening: no other process can take the port meanwhile.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let error = Client::connect(&address, &ClientOptions::default()).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot reach kubefan at {address}: Connection refused"));
+        let options = ClientOptions { ca_file: Some("/does/not/exist.pem".into()), ..ClientOptions::default() };
+        let error = Client::connect("https://127.0.0.1:1", &options).await.unwrap_err();
+        assert!(error.to_string().contains("CA file /does/not/exist.pem"), "{error}");
+    }
+}

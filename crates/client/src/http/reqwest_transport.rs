@@ -1,0 +1,144 @@
+//! The transport of programs: reqwest, over TLS or in plain text.
+//!
+//! A half-open connection must not look like a quiet resource, so HTTP/2 PINGs and TCP keepalive
+//! are on.
+
+use std::{error::Error, time::Duration};
+
+use futures::{StreamExt, future::BoxFuture};
+use reqwest::{
+    ClientBuilder, Response,
+    header::{self, HeaderValue},
+    redirect,
+};
+
+use super::{
+    token::Token,
+    transport::{HttpResponse, HttpTransport},
+};
+use crate::error::{ClientError, root_cause};
+
+/// The window of one stream. With HTTP/2's default of 64 KiB, lists are many times slower.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// More than one stream's window, so that a stream that is not read does not block the others.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// A connection that is silent for this long gets an HTTP/2 PING, or a TCP keepalive probe.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// A PING without an answer for this long means that the connection is dead.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Executes a request that is complete except for credentials that a kubeconfig adds.
+pub(super) type Execute = Box<dyn Fn(reqwest::Request) -> BoxFuture<'static, Result<Response, String>> + Send + Sync>;
+
+/// Sends requests with reqwest.
+pub(super) struct ReqwestTransport {
+    client: reqwest::Client,
+    /// Replaces `client`'s own way to execute a request.
+    execute: Option<Execute>,
+    /// Scheme, authority and path prefix, without a trailing slash.
+    base: String,
+    address: String,
+    token: Token,
+}
+
+impl ReqwestTransport {
+    /// `base` is the URL of the server with an optional path, and without user info.
+    pub(super) fn new(client: reqwest::Client, base: &reqwest::Url, token: Token) -> Self {
+        let address = base.origin().ascii_serialization();
+        let base = format!("{address}{}", base.path().trim_end_matches('/'));
+        Self { client, execute: None, base, address, token }
+    }
+
+    /// Executes requests in another way.
+    #[cfg(feature = "kubeconfig")]
+    pub(super) fn with_execute(mut self, address: String, execute: Execute) -> Self {
+        self.execute = Some(execute);
+        self.address = address;
+        self
+    }
+
+    async fn send(
+        &self,
+        path_and_query: &str,
+        accept: &'static str,
+        token: Option<HeaderValue>,
+    ) -> Result<Response, ClientError> {
+        let mut request = self
+            .client
+            .get(format!("{}{path_and_query}", self.base))
+            .header(header::ACCEPT, accept)
+            .header(header::ACCEPT_ENCODING, "identity");
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, token);
+        }
+        let request = request.build().map_err(|error| self.unreachable(describe(&error)))?;
+        match &self.execute {
+            Some(execute) => execute(request).await.map_err(|message| self.unreachable(message)),
+            None => self.client.execute(request).await.map_err(|error| self.unreachable(describe(&error))),
+        }
+    }
+
+    fn unreachable(&self, message: String) -> ClientError {
+        ClientError::HttpUnreachable { address: self.address.clone(), message }
+    }
+}
+
+impl HttpTransport for ReqwestTransport {
+    fn get(&self, path_and_query: String, accept: &'static str) -> BoxFuture<'_, Result<HttpResponse, ClientError>> {
+        Box::pin(async move {
+            let token = self.token.header().await.map_err(|message| self.unreachable(message))?;
+            let mut response = self.send(&path_and_query, accept, token.clone()).await?;
+            if response.status() == reqwest::StatusCode::UNAUTHORIZED
+                && let Some(token) = self.token.replacement(token.as_ref()).await
+            {
+                response = self.send(&path_and_query, accept, Some(token)).await?;
+            }
+            if let Some(encoding) = response.headers().get(header::CONTENT_ENCODING).filter(|it| *it != "identity") {
+                let message = format!("it sends the content encoding {encoding:?}, which was not requested");
+                return Err(ClientError::HttpProtocol { address: self.address.clone(), message });
+            }
+            let retry_after = response.headers().get(header::RETRY_AFTER);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+            let (status, address) = (response.status().as_u16(), self.address.clone());
+            let body = response.bytes_stream().map(move |chunk| {
+                chunk.map_err(|error| ClientError::HttpUnreachable {
+                    address: address.clone(),
+                    message: describe(&error),
+                })
+            });
+            Ok(HttpResponse { status, retry_after: retry_after.map(Duration::from_secs), body: body.boxed() })
+        })
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+/// A builder with the settings that do not depend on the server.
+pub(super) fn builder(mut tls: rustls::ClientConfig, connect_timeout: Duration, user_agent: &str) -> ClientBuilder {
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(tls)
+        .user_agent(user_agent)
+        .connect_timeout(connect_timeout)
+        .tcp_nodelay(true)
+        .tcp_keepalive(KEEPALIVE_INTERVAL)
+        .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .http2_keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .http2_keep_alive_while_idle(true)
+        // A redirect would send the credentials to another host.
+        .redirect(redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .no_proxy()
+}
+
+/// The text of the innermost error. The outer ones would repeat the URL.
+pub(super) fn describe(error: &reqwest::Error) -> String {
+    if error.source().is_some() {
+        return root_cause(error);
+    }
+    if error.is_timeout() { "timed out".to_owned() } else { "the request could not be sent".to_owned() }
+}

@@ -1,0 +1,147 @@
+//! A bearer token: fixed, or in a file that is replaced before the token expires, like a pod's
+//! service account token.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use reqwest::header::HeaderValue;
+use tokio::time::Instant;
+
+/// The time after which the file is read again.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The source of the `Authorization` header.
+pub(super) enum Token {
+    /// No header.
+    None,
+    /// Always this header.
+    Fixed(HeaderValue),
+    /// The token in a file.
+    File(TokenFile),
+}
+
+/// A token file, with the header from its last reading.
+pub(super) struct TokenFile {
+    path: PathBuf,
+    cached: Mutex<Option<(HeaderValue, Instant)>>,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::None => "None",
+            Self::Fixed(_) => "Fixed",
+            Self::File(_) => "File",
+        })
+    }
+}
+
+impl Token {
+    /// A token that does not change.
+    pub(super) fn fixed(token: &str) -> Result<Self, String> {
+        header(token).map(Self::Fixed)
+    }
+
+    /// The token in a file. The file is read with the first request.
+    pub(super) fn file(path: PathBuf) -> Self {
+        Self::File(TokenFile { path, cached: Mutex::default() })
+    }
+
+    /// The header for the next request.
+    ///
+    /// If the file can no longer be read, the last token stays in use, because some setups delete
+    /// the file after it was read.
+    pub(super) async fn header(&self) -> Result<Option<HeaderValue>, String> {
+        match self {
+            Self::None => Ok(None),
+            Self::Fixed(header) => Ok(Some(header.clone())),
+            Self::File(file) => file.header().await.map(Some),
+        }
+    }
+
+    /// Reads the file again after the server refused `refused`. `None` if there is no other token.
+    pub(super) async fn replacement(&self, refused: Option<&HeaderValue>) -> Option<HeaderValue> {
+        let Self::File(file) = self else { return None };
+        let header = file.read().await.ok()?;
+        file.store(&header);
+        (Some(&header) != refused).then_some(header)
+    }
+}
+
+impl TokenFile {
+    async fn header(&self) -> Result<HeaderValue, String> {
+        let last = self.cached.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match last {
+            Some((header, read)) if read.elapsed() < READ_INTERVAL => Ok(header),
+            last => {
+                let header = match (self.read().await, last) {
+                    (Ok(header), _) => header,
+                    (Err(_), Some((header, _))) => header,
+                    (Err(error), None) => return Err(error),
+                };
+                self.store(&header);
+                Ok(header)
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<HeaderValue, String> {
+        let failed = |problem: String| format!("token file {}: {problem}", self.path.display());
+        let text = tokio::fs::read_to_string(&self.path).await.map_err(|error| failed(error.to_string()))?;
+        header(&text).map_err(failed)
+    }
+
+    fn store(&self, header: &HeaderValue) {
+        *self.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some((header.clone(), Instant::now()));
+    }
+}
+
+fn header(token: &str) -> Result<HeaderValue, String> {
+    let token = token.trim();
+    if token.is_empty() {
+        return Err("the token is empty".to_owned());
+    }
+    let mut header = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token has characters that a header cannot contain".to_owned())?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replaced_token_file_is_read_within_ten_seconds_and_at_once_after_a_refusal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let token = Token::file(path.clone());
+        assert!(token.header().await.unwrap_err().contains("token: No such file"));
+        std::fs::write(&path, "first\n").unwrap();
+        assert_eq!(token.header().await.unwrap().unwrap(), "Bearer first");
+        std::fs::write(&path, "second").unwrap();
+        let first = token.header().await.unwrap().unwrap();
+        assert_eq!(first, "Bearer first");
+        assert_eq!(token.replacement(Some(&first)).await.unwrap(), "Bearer second");
+        let second = token.header().await.unwrap();
+        assert_eq!(token.replacement(second.as_ref()).await, None, "the file has no other token");
+        std::fs::write(&path, "third").unwrap();
+        tokio::time::advance(READ_INTERVAL).await;
+        assert_eq!(token.header().await.unwrap().unwrap(), "Bearer third");
+        std::fs::remove_file(&path).unwrap();
+        tokio::time::advance(READ_INTERVAL).await;
+        let last = token.header().await.unwrap().unwrap();
+        assert_eq!(last, "Bearer third", "the last token stays in use");
+        assert!(!format!("{last:?} {token:?}").contains("third"));
+    }
+
+    #[test]
+    fn the_error_for_an_invalid_token_does_not_quote_it() {
+        assert!(!Token::fixed("very\nsecret").unwrap_err().contains("secret"));
+        assert!(Token::fixed(" \n").is_err());
+    }
+}

@@ -1,0 +1,342 @@
+//! Judges an informer: what its handlers were called with, and what its store said.
+//!
+//! For each handler and object the calls must be a conflation of the true history: states that
+//! existed, in their order, each continuing from the one that the handler had before. The
+//! store must at every moment be the state of one version, not below the version that it names.
+
+mod stores;
+
+use std::collections::{BTreeMap, HashSet};
+
+use kubefan_client::Deleted;
+
+use super::{Breach, Guarantee, Violation};
+use crate::{
+    informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, SLOW, Stored},
+    truth::{Epoch, Object, Truth, Write},
+};
+
+/// What a handler knows of one object.
+#[derive(Default)]
+struct Known {
+    /// The last state that it got, unless the object is deleted.
+    told: Option<Stored>,
+    /// No later call may be about a state before this version.
+    floor: u64,
+    /// The time of the last call.
+    at: std::time::Duration,
+    /// The calls that repeated the same version.
+    repeated: usize,
+}
+
+struct Walk<'a> {
+    truth: &'a Truth,
+    spec: &'a InformerSpec,
+    /// By handler, then by key.
+    handlers: BTreeMap<usize, BTreeMap<String, Known>>,
+    /// The time of the last complete state, gap or catch-up.
+    conflated: Option<std::time::Duration>,
+    /// The complete states since the start of the program.
+    complete: usize,
+    /// The entry of the last complete state.
+    complete_at: Option<&'a InformerEntry>,
+    /// The version that the store named last.
+    version: Option<u64>,
+    /// The highest version that the informer has reached since the start of the program.
+    highest: u64,
+    /// The first epoch whose start the program may have seen.
+    first_epoch: usize,
+    /// Objects, by address, that are true states.
+    true_states: HashSet<usize>,
+    /// For each object, the versions in the first epoch at which the selection has an event.
+    events: BTreeMap<&'a str, Vec<u64>>,
+}
+
+/// Judges one history. `ended`: every fault has healed and there was enough time, so the last entry
+/// is a read of the complete store. `is_behind`: then the informer or a handler was still behind.
+pub(crate) fn judge_informer(
+    truth: &Truth,
+    history: &InformerHistory,
+    ended: bool,
+    is_behind: bool,
+) -> Result<(), Violation> {
+    let mut events: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for write in &truth.epochs[0].writes {
+        if let Some((_, object)) = write.seen_by(history.spec.selection) {
+            events.entry(&object.key).or_default().push(write.version);
+        }
+    }
+    let mut walk = Walk {
+        truth,
+        spec: &history.spec,
+        handlers: BTreeMap::new(),
+        conflated: None,
+        complete: 0,
+        complete_at: None,
+        version: None,
+        highest: 0,
+        first_epoch: 0,
+        true_states: HashSet::new(),
+        events,
+    };
+    let violation = |(guarantee, text): Breach, entry, at_end| {
+        let text = format!("{} {text}", history.spec);
+        Violation { guarantee, text, entry, at_end }
+    };
+    for (i, entry) in history.entries.iter().enumerate() {
+        walk.step(entry).map_err(|broken| violation(broken, i, false))?;
+    }
+    let last = history.entries.len().saturating_sub(1);
+    if ended {
+        walk.end(history.entries.last(), is_behind).map_err(|broken| violation(broken, last, true))
+    } else {
+        Ok(())
+    }
+}
+
+fn version_of(object: &Stored) -> u64 {
+    object.resource_version().parse().unwrap_or(0)
+}
+
+impl<'a> Walk<'a> {
+    fn step(&mut self, entry: &'a InformerEntry) -> Result<(), Breach> {
+        self.highest = self.highest.max(entry.given.unwrap_or(0));
+        match &entry.what {
+            Observed::Started => {
+                self.handlers.clear();
+                (self.conflated, self.complete, self.complete_at, self.version) = (None, 0, None, None);
+                // Right after a restore a replica may still be in the previous history.
+                let is_settled = entry.revision > self.truth.epochs[entry.epoch].base;
+                self.first_epoch = if is_settled { entry.epoch } else { entry.epoch.saturating_sub(1) };
+                self.highest = 0;
+                Ok(())
+            }
+            Observed::HandlerAdded(handler) => {
+                self.handlers.insert(*handler, BTreeMap::new());
+                Ok(())
+            }
+            Observed::Complete => {
+                self.conflated = Some(entry.at);
+                self.complete += 1;
+                self.complete_at = Some(entry);
+                Ok(())
+            }
+            Observed::Batch => {
+                self.conflated = Some(entry.at);
+                Ok(())
+            }
+            Observed::Failed(_) => Ok(()),
+            Observed::Call { handler, call, stored } => {
+                if let Call::Add(object) | Call::Update(_, object) = call {
+                    self.highest = self.highest.max(version_of(object));
+                }
+                let mut known = self.handlers.entry(*handler).or_default().remove(call.key()).unwrap_or_default();
+                let result = self.call(*handler, call, &mut known, entry);
+                known.at = entry.at;
+                let result = result.and_then(|()| self.is_in_store(call, stored.as_ref(), entry));
+                self.handlers.entry(*handler).or_default().insert(call.key().to_owned(), known);
+                result.map_err(|(guarantee, text)| (guarantee, format!("called handler {handler}: {text}")))
+            }
+            Observed::Read { snapshot, index } => {
+                index.clone().map_err(|why| (Guarantee::Reliable, format!("has a wrong index: {why}")))?;
+                self.read(snapshot, entry)
+            }
+        }
+    }
+
+    /// Whether a restore has undone this version, or another one that the informer reached.
+    fn is_undone(&self, version: u64, entry: &InformerEntry) -> bool {
+        let version = version.max(self.highest);
+        self.truth.epochs.iter().take(entry.epoch + 1).skip(self.first_epoch + 1).any(|epoch| epoch.base < version)
+    }
+
+    /// The writes at this version, one for each epoch that has one.
+    fn writes_at(&self, version: u64, entry: &InformerEntry) -> impl Iterator<Item = &'a Write> + use<'a> {
+        let truth: &'a Truth = self.truth;
+        let epochs = &truth.epochs[..=entry.epoch];
+        epochs.iter().filter_map(move |epoch| {
+            let at = epoch.writes.partition_point(|write| write.version < version);
+            epoch.writes.get(at).filter(|write| write.version == version)
+        })
+    }
+
+    /// Checks that an object is as it was at its version, and selected there.
+    fn is_true_state(&mut self, object: &Stored, entry: &InformerEntry) -> Result<(), Breach> {
+        let address = std::sync::Arc::as_ptr(object) as usize;
+        if self.true_states.contains(&address) {
+            return Ok(());
+        }
+        let (key, version) = (object.key().as_str(), version_of(object));
+        let mut why = (Guarantee::Reliable, format!("got {key} at {version}, and nothing was written there"));
+        for write in self.writes_at(version, entry) {
+            let Some(right) = write.after.as_ref().filter(|right| right.key == key) else { continue };
+            if !self.spec.selection.has(right) {
+                why = (Guarantee::Filtered, format!("got {key} at {version}, which it does not select"));
+            } else if right.uid != object.uid() || !self.has_bytes(right, version, object.as_bytes()) {
+                let bytes = String::from_utf8_lossy(object.as_bytes());
+                why = (Guarantee::Reliable, format!("got {key} at {version} as it never was:\n    {bytes}"));
+            } else {
+                self.true_states.insert(address);
+                return Ok(());
+            }
+        }
+        Err(why)
+    }
+
+    fn has_bytes(&self, right: &Object, version: u64, bytes: &[u8]) -> bool {
+        let (right, whole) = (right.bytes_at(version, self.spec.canonical()), right.bytes_at(version, false));
+        // The items of a list do not name their type. kubefan's own lists have no canonical form.
+        let untyped = || String::from_utf8_lossy(&right).replacen(r#""apiVersion":"v1","kind":"Pod","#, "", 1);
+        right == bytes
+            || (self.spec.lists && (untyped().as_bytes() == bytes || self.spec.canonical() && whole == bytes))
+    }
+
+    fn call(&mut self, handler: usize, call: &Call, known: &mut Known, entry: &InformerEntry) -> Result<(), Breach> {
+        let key = call.key();
+        match call {
+            Call::Add(new) => {
+                if let Some(told) = &known.told {
+                    let text = format!("added {key} at {}, which it had at {}", version_of(new), version_of(told));
+                    return Err((Guarantee::Unique, text));
+                }
+                self.is_true_state(new, entry)?;
+                self.is_next(handler, key, version_of(new), false, known, entry)?;
+                (known.floor, known.told) = (version_of(new), Some(new.clone()));
+            }
+            Call::Update(old, new) => {
+                let Some(told) = &known.told else {
+                    return Err((Guarantee::Reliable, format!("updated {key}, which was not added before")));
+                };
+                if version_of(told) != version_of(old) || told.uid() != old.uid() || told.as_bytes() != old.as_bytes() {
+                    let (told, old) = (version_of(told), version_of(old));
+                    let text = format!("updated {key} from {old}, and its last state was at {told}");
+                    return Err((Guarantee::Reliable, text));
+                }
+                if self.spec.recreated_as_two_calls && old.uid() != new.uid() {
+                    return Err((Guarantee::Reliable, format!("updated {key} to an object with another uid")));
+                }
+                self.is_true_state(new, entry)?;
+                if version_of(new) == version_of(old) {
+                    // A complete state reports again what has not changed.
+                    known.repeated += 1;
+                    if known.repeated >= self.complete && !self.is_undone(version_of(old), entry) {
+                        let version = version_of(new);
+                        let text = format!("updated {key} at {version} to the same version once more");
+                        return Err((Guarantee::Unique, text));
+                    }
+                } else {
+                    self.is_next(handler, key, version_of(new), false, known, entry)?;
+                }
+                (known.floor, known.told) = (version_of(new), Some(new.clone()));
+            }
+            Call::Delete(deleted) => {
+                let Some(told) = known.told.take() else {
+                    if self.is_undone(0, entry) {
+                        return Ok(());
+                    }
+                    return Err((Guarantee::Reliable, format!("deleted {key}, which was not added before")));
+                };
+                known.floor = self.deleted(handler, &told, deleted, known, entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a deletion. Returns the version that the next call must exceed.
+    fn deleted(
+        &self,
+        handler: usize,
+        told: &Stored,
+        deleted: &Deleted<kubefan_client::RawJson>,
+        known: &Known,
+        entry: &InformerEntry,
+    ) -> Result<u64, Breach> {
+        let (key, last) = (told.key().as_str(), version_of(told));
+        let is_undone = self.is_undone(last, entry);
+        let was_gone = |epoch: &Epoch| {
+            let later = &epoch.writes[epoch.after(last)..];
+            let removes = |write: &&Write| {
+                write.seen_by(self.spec.selection).is_some_and(|(kind, object)| object.key == key && kind.removes())
+            };
+            later.iter().find(removes).is_some_and(|write| write.version <= entry.revision || entry.epoch > 0)
+        };
+        if !is_undone && !self.truth.epochs[..=entry.epoch].iter().any(was_gone) {
+            let text = format!("deleted {key}, which has existed ever since its last state at {last}");
+            return Err((Guarantee::Reliable, text));
+        }
+        match deleted {
+            Deleted::FinalStateUnknown(unknown) => {
+                let last_known = unknown.last_known.as_ref().map(version_of);
+                if handler != SLOW && last_known != Some(last) {
+                    let text = format!("deleted {key} with the last state at {last_known:?}, and it got {last}");
+                    return Err((Guarantee::Reliable, text));
+                }
+                Ok(last)
+            }
+            Deleted::Known(object) => {
+                let version = version_of(object);
+                self.is_next(handler, key, version, true, known, entry)?;
+                let bytes = object.as_bytes();
+                let was = |write: &&Write| {
+                    let before = write.before.iter().chain(&write.after).filter(|state| state.key == key);
+                    let mut before = before.filter(|state| state.uid == object.uid());
+                    before.any(|state| self.has_bytes(state, version, bytes) || state.has_attributes_in(bytes))
+                };
+                if !self.truth.epochs.iter().any(|epoch| epoch.writes.iter().rev().any(|write| was(&write))) {
+                    let bytes = String::from_utf8_lossy(bytes);
+                    return Err((Guarantee::Reliable, format!("deleted {key} as it never was:\n    {bytes}")));
+                }
+                Ok(version)
+            }
+        }
+    }
+
+    /// Checks that a state is after the last one, and that a handler that gets every call has
+    /// missed nothing in between.
+    fn is_next(
+        &self,
+        handler: usize,
+        key: &str,
+        version: u64,
+        is_deletion: bool,
+        known: &Known,
+        entry: &InformerEntry,
+    ) -> Result<(), Breach> {
+        let last = known.floor;
+        if self.is_undone(last, entry) {
+            return Ok(());
+        }
+        let is_conflated = handler == SLOW || self.conflated.is_some_and(|at| at >= known.at);
+        // A gap or a catch-up deletes an object with its last state.
+        if is_deletion && is_conflated && version == last {
+            return Ok(());
+        }
+        let verb = if is_deletion { "deleted" } else { "told of" };
+        if version <= last {
+            let same = if version == last { Guarantee::Unique } else { Guarantee::Ordered };
+            return Err((same, format!("{verb} {key} at {version}, after its state at {last}")));
+        }
+        if is_conflated || last == 0 || entry.epoch > 0 {
+            return Ok(());
+        }
+        let events = self.events.get(key).map_or(&[][..], Vec::as_slice);
+        match events.iter().find(|event| **event > last && **event < version) {
+            Some(missed) => {
+                Err((Guarantee::Reliable, format!("{verb} {key} at {version} without its event at {missed}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The store must not be behind a handler.
+    fn is_in_store(&self, call: &Call, stored: Option<&Stored>, entry: &InformerEntry) -> Result<(), Breach> {
+        let (Call::Add(new) | Call::Update(_, new)) = call else { return Ok(()) };
+        match stored {
+            Some(stored) if version_of(stored) < version_of(new) && !self.is_undone(version_of(new), entry) => {
+                let (new, stored, key) = (version_of(new), version_of(stored), call.key());
+                Err((Guarantee::Reliable, format!("told of {key} at {new}, and the store has it at {stored}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
