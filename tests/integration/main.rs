@@ -35,6 +35,7 @@ mod recovery;
 mod relists;
 mod restarts;
 mod resume;
+mod schema_changes;
 mod scopes;
 mod self_check;
 mod serve;
@@ -89,6 +90,7 @@ fn main() -> std::process::ExitCode {
         relists::TESTS,
         restarts::TESTS,
         resume::TESTS,
+        schema_changes::TESTS,
         scopes::TESTS,
         self_check::TESTS,
         serve::TESTS,

@@ -27,7 +27,8 @@ macro_rules! bugs {
             /// The bugs that do harm in ordinary operation under faults, even on a single thread.
             pub const ALL: &[Self] = &[$(Self::$bug,)+];
 
-            /// The bugs that need two threads at an exact moment.
+            /// The bugs that the tests of thread interleavings find. Most need two threads at an exact
+            /// moment.
             pub const AMONG_THREADS: &[Self] = &[$(Self::$thread_bug,)+];
 
             /// The name in `KUBEFAN_PLANTED_BUG`.
@@ -74,6 +75,10 @@ bugs! {
     /// object and not before the oldest. Needs: a selector whose members leave and return (or the
     /// other way round) in history older than the ring.
     NewestChangeCounts = "newest-change-counts" breaks "Filtered, Reliable, Convergent",
+
+    /// `cache/gap.rs`: a view sends every event of the gap that all views share, and not only those
+    /// that its selection sees. Needs: a relist with changes, a selector.
+    GapNotFiltered = "gap-not-filtered" breaks "Filtered, Reliable, Convergent, Unique",
 
     /// `cache/ring.rs`: a start inside a gap gets the difference found by the relist, which is
     /// correct only from the start of the gap. Needs: a relist on one replica only, a start with
@@ -258,6 +263,14 @@ bugs! {
     /// `fanout/subscribe/try_subscribe.rs`: a subscription gets its position in one critical
     /// section, and its view is registered in another.
     SubscribedInTwoSections = "subscribed-in-two-sections" breaks "Reliable",
+
+    /// `fanout/views/view_gap.rs`: a watch over HTTP continues after objects that it selects got
+    /// other bytes without an event. Needs: a schema change while the upstream watch is whole, a
+    /// watch over HTTP.
+    ReencodedPasses = "reencoded-passes" breaks "Reliable, Convergent",
+
+    /// `fanout/views/set.rs`: watches over HTTP are not woken for a gap, which ends them.
+    EndNotAnnounced = "end-not-announced" breaks "a wake-up is lost",
 
     /// `fanout/hub/core.rs`: waiting streams are woken before the end of the stream is set.
     WokenBeforeTheEnd = "woken-before-the-end" breaks "a wake-up is lost",

@@ -1,11 +1,12 @@
 //! The watch cache: the current objects, the recent events, and the one writer of both.
 //!
-//! Everything here is plain data without locks, clocks or I/O. [`crate::fanout::Hub`] owns the lock
-//! and publishes it to readers.
+//! Everything here is plain data without clocks or I/O, and without locks but for the index that a
+//! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
 
 pub mod backfill;
 pub mod comparison;
 pub mod conflated;
+pub mod gap;
 pub mod history;
 pub mod published;
 pub mod refusal;
@@ -17,10 +18,11 @@ pub mod writer;
 
 pub use backfill::Backfill;
 pub use conflated::{ConflatedHistory, PriorState};
+pub use gap::Gap;
 pub use history::{History, HistoryCopy};
 pub use published::{CachedState, Phase, PublishedCache};
 pub use refusal::Refusal;
 pub use resume::{HistorySource, OnExpired, OnLag};
-pub use ring::{EventRing, Expired, Gap, Record, RingLimits};
+pub use ring::{EventRing, Expired, Record, RingLimits};
 pub use store::Store;
 pub use writer::{CacheWriter, Commit, Update, UpdateError};

@@ -275,7 +275,7 @@ impl PublishedCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::ring::Gap;
+    use crate::cache::Gap;
     use kubefan_model::fields::FieldTable;
 
     fn version(number: u64) -> ResourceVersion {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     fn gap(from: u64, to: u64) -> Change {
-        let gap = Gap { from: version(from), to: version(to), reason: "test", events: Vec::new() };
+        let gap = Gap::new(version(from), version(to), "test", Vec::new());
         Change::Record(Record::Gap(Arc::new(gap)))
     }
 

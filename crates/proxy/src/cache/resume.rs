@@ -61,7 +61,7 @@ pub struct Coverage {
     /// The oldest version, at or after `version`, after which the conflated history knows every
     /// change.
     pub conflated_from: ResourceVersion,
-    /// The oldest version after which the log has events and no gap.
+    /// The oldest version after which no event is missing in the log.
     pub exact_from: ResourceVersion,
     /// Whether the subscriber's format can express gaps and catch-ups. Watches over HTTP cannot.
     pub gap_markers: bool,

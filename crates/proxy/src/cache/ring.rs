@@ -23,6 +23,7 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::gap::Gap;
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
@@ -36,20 +37,6 @@ pub enum Record {
     Event(Arc<WatchEvent>),
     /// The difference between two lists: the changes between them are not known one by one.
     Gap(Arc<Gap>),
-}
-
-/// A span of history between two exact states.
-#[derive(Debug)]
-pub struct Gap {
-    /// History is exact up to here.
-    pub from: ResourceVersion,
-    /// History is exact again from here.
-    pub to: ResourceVersion,
-    /// Why upstream was listed again; also a metric label.
-    pub reason: &'static str,
-    /// The difference between the two states: deletes, then adds and changes in the order of their
-    /// versions.
-    pub events: Vec<Arc<WatchEvent>>,
 }
 
 impl Record {
@@ -139,7 +126,7 @@ pub struct EventRing {
     limits: RingLimits,
     floor: ResourceVersion,
     records: VecDeque<Entry>,
-    /// The end of the last gap.
+    /// The end of the last gap in which events may be missing.
     last_gap: Option<ResourceVersion>,
     bytes: usize,
     /// The objects of its events are in no other cache.
@@ -173,7 +160,9 @@ impl EventRing {
     pub fn push(&mut self, record: Record, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows || planted::is(Bug::OutOfOrderPassedOn));
-        if let Record::Gap(gap) = &record {
+        if let Record::Gap(gap) = &record
+            && gap.is_lossy
+        {
             self.last_gap = Some(gap.to);
         }
         let cost_bytes = record.cost_bytes(self.alone);
@@ -292,7 +281,7 @@ impl EventRing {
         self.floor
     }
 
-    /// The oldest version after which there are events and no gap.
+    /// The oldest version after which no event is missing.
     pub fn exact_from(&self) -> ResourceVersion {
         self.last_gap.map_or(self.floor, |gap| gap.max(self.floor))
     }

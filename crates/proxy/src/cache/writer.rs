@@ -6,14 +6,14 @@
 //! costs little more than its network buffers. Replaced objects are packed here too, before the
 //! commit is published. The hazard is a list or event that contradicts what was sent before: it
 //! starts a new history, and is never passed on.
+//!
+//! A list at the version that the cache has reached can differ from it only in bytes: the schema
+//! has changed. History is ordered by versions, so such a difference has no place at its own
+//! version. It waits for the next one and becomes the step to it.
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::cache::{
-    history::History,
-    ring::{Gap, Record},
-    store::Store,
-};
+use crate::cache::{gap::Gap, history::History, ring::Record, store::Store};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -25,6 +25,8 @@ use kubefan_model::{
 
 /// The reason of a list that a self-check asked for.
 pub const SELF_CHECK: &str = "self_check";
+/// The reason of a list after the schema or the server's version has changed.
+pub const SCHEMA_CHANGED: &str = "schema_changed";
 
 /// What the reflector read, in upstream's order.
 #[derive(Debug)]
@@ -102,6 +104,16 @@ pub struct CacheWriter {
     packing: Packing,
     /// Why the next complete list starts a new history.
     rewritten: Option<String>,
+    /// Waits for the next version.
+    reencoded: Option<Reencoded>,
+}
+
+/// The state at the version reached, with the bytes of another schema.
+struct Reencoded {
+    store: Store,
+    reason: &'static str,
+    /// The objects that differ, in the order of their versions.
+    events: Vec<Arc<WatchEvent>>,
 }
 
 struct Listing {
@@ -202,6 +214,11 @@ impl CacheWriter {
         self.version
     }
 
+    /// Whether a new encoding of the objects waits for the next version.
+    pub fn awaits_version(&self) -> bool {
+        self.reencoded.is_some()
+    }
+
     /// What objects are packed with.
     pub fn packer(&self) -> &Arc<Packer> {
         &self.packing.packer
@@ -246,7 +263,7 @@ impl CacheWriter {
             Update::ListEnd(version) => {
                 let mut listing = self.listing.take().ok_or(UpdateError::NotListed)?;
                 self.packing.list_end(&mut listing.store);
-                Ok(Some(self.replace(listing, version)))
+                Ok(self.replace(listing, version))
             }
             Update::Event(kind, object) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
@@ -254,7 +271,10 @@ impl CacheWriter {
                 if version <= reached && !planted::is(Bug::OutOfOrderPassedOn) {
                     return Err(UpdateError::OutOfOrder { key: object.key().clone(), version, reached });
                 }
-                Ok(Some(self.change(kind, object)))
+                Ok(Some(match self.reencoded.take() {
+                    None => self.change(kind, object),
+                    Some(reencoded) => self.reencode(reencoded, version, Some((kind, object))),
+                }))
             }
             Update::WentBack { reached } => {
                 let was = self.version.ok_or(UpdateError::NotListed)?;
@@ -264,7 +284,10 @@ impl CacheWriter {
             Update::Bookmark(version) => {
                 let reached = self.version.ok_or(UpdateError::NotListed)?;
                 // A bookmark at an older version says nothing new.
-                Ok((version > reached).then(|| self.commit(version, Change::Version)))
+                Ok((version > reached).then(|| match self.reencoded.take() {
+                    None => self.commit(version, Change::Version),
+                    Some(reencoded) => self.reencode(reencoded, version, None),
+                }))
             }
         }
     }
@@ -289,6 +312,12 @@ impl CacheWriter {
     }
 
     fn change(&mut self, kind: EventType, object: Object) -> Commit {
+        let event = self.event(kind, object);
+        self.commit(event.version(), Change::Record(Record::Event(event)))
+    }
+
+    /// Applies a change to the state.
+    fn event(&mut self, kind: EventType, object: Object) -> Arc<WatchEvent> {
         let version = object.version();
         let cached = self.store.get(object.key().as_str());
         let object = new_object(object, cached);
@@ -305,12 +334,40 @@ impl CacheWriter {
             (_, Some(_)) => EventType::Modified,
             (_, None) => EventType::Added,
         };
-        let event = WatchEvent::new(kind, version, object, previous).packing(&self.packing.packer, current);
-        self.commit(version, Change::Record(Record::Event(Arc::new(event))))
+        Arc::new(WatchEvent::new(kind, version, object, previous).packing(&self.packing.packer, current))
     }
 
-    fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Commit {
+    /// The step to `version` that brings the new encoding, and the change at that version if there
+    /// is one.
+    fn reencode(
+        &mut self,
+        reencoded: Reencoded,
+        version: ResourceVersion,
+        change: Option<(EventType, Object)>,
+    ) -> Commit {
+        let Reencoded { mut store, reason, mut events } = reencoded;
+        if let Some((kind, object)) = change {
+            // Subscribers have the old bytes, so those come before the change.
+            let event = self.event(kind, object);
+            let (key, place) = (event.object().key().clone(), events.len());
+            match self.store.get(key.as_str()) {
+                Some(current) => store.insert(current.clone()),
+                None => store.remove(key.as_str()),
+            };
+            events.insert(if event.kind() == EventType::Deleted { 0 } else { place }, event.clone());
+            events.retain(|other| Arc::ptr_eq(other, &event) || *other.object().key() != key);
+            if events.len() == 1 {
+                self.store = store;
+                return self.commit(version, Change::Record(Record::Event(event)));
+            }
+        }
+        self.store = store;
+        self.commit(version, Change::Record(Record::Gap(Arc::new(Gap::reencoded(version, reason, events)))))
+    }
+
+    fn replace(&mut self, listing: Listing, version: ResourceVersion) -> Option<Commit> {
         let Listing { store, reason, contradiction, mut history, .. } = listing;
+        self.reencoded = None;
         let before = std::mem::replace(&mut self.store, store);
         let start = |because: String| Change::Start { because };
         let rewritten = self.rewritten.take().or(contradiction);
@@ -322,18 +379,20 @@ impl CacheWriter {
             (Some(_), Some(because)) => start(because),
             (Some(from), None) => {
                 let events = difference(&before, &self.store, &mut history, &self.packing.packer);
-                if events.is_empty() && from == version {
+                if from != version {
+                    Change::Record(Record::Gap(Arc::new(Gap::new(from, version, reason, events))))
+                } else if events.is_empty() {
                     Change::Version
-                } else if from == version {
-                    // The same version with other bytes: the schema has changed. History is ordered
-                    // by versions, so such a change has no place in it.
-                    start(format!("a list at version {version} differs from the one before at that version"))
+                } else if events.iter().all(|event| is_reencoded(event)) {
+                    let store = std::mem::replace(&mut self.store, before);
+                    self.reencoded = Some(Reencoded { store, reason, events });
+                    return None;
                 } else {
-                    Change::Record(Record::Gap(Arc::new(Gap { from, to: version, reason, events })))
+                    start(format!("a list at version {version} differs from the state at that version"))
                 }
             }
         };
-        self.commit(version, change)
+        Some(self.commit(version, change))
     }
 
     fn commit(&mut self, version: ResourceVersion, change: Change) -> Commit {
@@ -346,6 +405,11 @@ impl CacheWriter {
 /// changed.
 fn same(cached: &Object, object: &Object) -> bool {
     cached.version() == object.version() && cached.json_len() == object.json_len() && cached.bytes() == object.bytes()
+}
+
+/// Whether an object differs only in its bytes, because its schema has changed.
+fn is_reencoded(event: &WatchEvent) -> bool {
+    event.kind() == EventType::Modified && event.previous().is_some_and(|old| old.version() == event.version())
 }
 
 /// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in

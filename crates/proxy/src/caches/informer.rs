@@ -29,7 +29,7 @@ use super::{
     warm_start::warm_start,
 };
 use crate::{
-    cache::{CacheWriter, Update},
+    cache::{CacheWriter, Commit, Update, UpdateError, writer::SCHEMA_CHANGED},
     fanout::{CommitBatch, Phase, Served, StreamEnd},
     peer::ReceivedCache,
     telemetry::metrics::WatchPurpose,
@@ -83,8 +83,9 @@ pub(super) struct Informer {
     forbidden_since: Option<Instant>,
     /// Whether the first run may start with the state of a peer.
     warm: bool,
-    /// The reason of the list in progress, and the time of its request.
-    listing: Option<(&'static str, Instant)>,
+    /// The reason of the list in progress, and the time of its request; no time if its state is of
+    /// the past and proves nothing about now.
+    listing: Option<(&'static str, Option<Instant>)>,
     /// Set if a connection may have broken. Later updates count only after upstream has confirmed
     /// that it is still the same cluster.
     doubt: Option<Doubt>,
@@ -134,9 +135,14 @@ impl Informer {
         }
     }
 
-    /// Lists again at the next step and compares bytes. Subscribers see a marked gap.
+    /// Lists again at the next step and compares bytes. A list for the schema is one at the version
+    /// reached, because no event is missing: only objects with other bytes concern subscribers. Any
+    /// other list is of now, and subscribers see a marked gap.
     pub(super) fn relist(&mut self, reason: &'static str) {
-        self.reflector.relist(reason);
+        match self.writer.version() {
+            Some(version) if reason == SCHEMA_CHANGED => self.reflector.list_again_at(version, reason),
+            _ => self.reflector.relist(reason),
+        }
     }
 
     /// Runs until the informer stops by itself. The future may be dropped at any time, but then
@@ -227,7 +233,7 @@ impl Informer {
             };
             let hub = &self.served.hub;
             let Some(version) = range.target_for(hub) else { continue };
-            if let Ok(Some(commit)) = self.writer.apply(Update::Bookmark(version)) {
+            if let Ok(Some(commit)) = write(&mut self.writer, &self.schema, Update::Bookmark(version)) {
                 hub.proved(range.received);
                 unannounced.batch.commit(commit, range.received);
                 *advanced_to = Some(version);
@@ -251,7 +257,7 @@ impl Informer {
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
             (None, Some(version)) => self.reflector.resume_from(version),
-            (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
+            (reason, _) => self.relist(reason.unwrap_or("initial")),
         }
         self.wait(error.retry_after()).await;
         self.doubt = Some(self.context.upstream.doubt());
@@ -267,7 +273,7 @@ impl Informer {
         match &update {
             Update::ListBegin { reason } => {
                 hub.listing(reason);
-                self.listing = Some((reason, received));
+                self.listing = Some((reason, (!self.reflector.lists_the_past()).then_some(received)));
                 // Pages may come over several connections, so the end of the list needs a new
                 // confirmation.
                 self.doubt = Some(self.context.upstream.doubt());
@@ -294,17 +300,14 @@ impl Informer {
         let proven_at = match &update {
             Update::Event(..) | Update::Bookmark(_) => Some(received),
             // A list is consistent as of its request. It may have taken long.
-            Update::ListEnd(_) => self.listing.take().map(|(_, started)| started),
+            Update::ListEnd(_) => self.listing.take().and_then(|(_, started)| started),
             Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
         };
         let listed = matches!(update, Update::ListEnd(_));
         if listed {
             hub.warn(self.reflector.warnings());
         }
-        let applied = self.writer.apply(update);
-        if listed && applied.is_ok() {
-            self.schema.list_completed();
-        }
+        let applied = write(&mut self.writer, &self.schema, update);
         if let (Some(at), Ok(_)) = (proven_at, &applied) {
             hub.proved(at);
         }
@@ -399,6 +402,16 @@ impl Informer {
     async fn wait(&mut self, retry_after: Option<Duration>) {
         sleep(self.backoff.next_delay(Instant::now(), retry_after, &mut self.random)).await;
     }
+}
+
+/// Applies an update, and notes when the cached objects are those of a new schema.
+fn write(writer: &mut CacheWriter, schema: &CachedSchema, update: Update) -> Result<Option<Commit>, UpdateError> {
+    let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
+    let applied = writer.apply(update);
+    if ends_encoding && applied.is_ok() && !writer.awaits_version() {
+        schema.list_completed();
+    }
+    applied
 }
 
 /// Whether discovery confirms that the resource is gone. A 404 alone may come from an apiserver

@@ -28,7 +28,10 @@ use super::{
     version_lookup::ClusterVersion,
 };
 use crate::{
-    cache::{RingLimits, writer::SELF_CHECK},
+    cache::{
+        RingLimits,
+        writer::{SCHEMA_CHANGED, SELF_CHECK},
+    },
     fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::discovery::{DiscoveryError, SchemaFingerprint},
@@ -248,12 +251,12 @@ impl Registry {
                     if upstream.confirm(upstream.doubt()).await.is_err() {
                         // Another cluster answers, or none. The list retries until this one
                         // answers.
-                        informer.relist("schema_changed");
+                        informer.relist(SCHEMA_CHANGED);
                         continue;
                     }
                     if self.still_matches(served).await {
                         info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
-                        informer.relist("schema_changed");
+                        informer.relist(SCHEMA_CHANGED);
                         continue;
                     }
                     let message = format!("{} is served with another schema", served.gvr);

@@ -385,7 +385,7 @@ impl HistoryBuilder {
 
     fn close_gap(&mut self, now: Instant) {
         if let Some(OpenGap { from, to, reason, at, events, .. }) = self.gap.take_if(|gap| gap.missing == 0) {
-            self.record(Record::Gap(Arc::new(Gap { from, to, reason, events })), at, now);
+            self.record(Record::Gap(Arc::new(Gap::new(from, to, reason, events))), at, now);
         }
     }
 

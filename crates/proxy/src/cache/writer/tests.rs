@@ -145,6 +145,87 @@ fn a_relist_without_differences_is_a_gap_too() {
     assert!(matches!(list(&mut writer, vec![], 12).change, Change::Version), "nothing can have happened");
 }
 
+/// Other bytes at the version of an object.
+fn reencoded(name: &str, uid: &str, number: u64) -> Object {
+    let json =
+        format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","resourceVersion":"{number}"}},"spec":{{"new":1}}}}"#);
+    ObjectParser::new(&FieldTable::default()).parse(json.as_bytes()).unwrap()
+}
+
+/// A writer at version 10, after a list that shows new bytes of `a` and `b`.
+fn awaiting() -> CacheWriter {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
+    writer.apply(Update::ListBegin { reason: SCHEMA_CHANGED }).unwrap();
+    for object in [reencoded("a", "1", 5), reencoded("b", "2", 6), object("c", "3", 7)] {
+        writer.apply(Update::ListItem(object)).unwrap();
+    }
+    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none() && writer.awaits_version());
+    writer
+}
+
+fn span(commit: &Commit) -> Option<(u64, u64, bool)> {
+    match &commit.change {
+        Change::Record(Record::Gap(gap)) => Some((gap.from.get(), gap.to.get(), gap.is_lossy)),
+        _ => None,
+    }
+}
+
+fn is_new(commit: &Commit, name: &str) -> bool {
+    String::from_utf8_lossy(&commit.store.get(name).unwrap().bytes()).contains("new")
+}
+
+#[test]
+fn other_bytes_at_the_version_reached_become_the_step_to_the_next_version() {
+    let mut writer = awaiting();
+    assert!(writer.apply(Update::Bookmark(version(10))).unwrap().is_none(), "no new version");
+    let commit = writer.apply(Update::Bookmark(version(20))).unwrap().unwrap();
+    assert_eq!(span(&commit), Some((19, 20, false)));
+    assert_eq!(told(&commit), [(Modified, "a".into(), 5), (Modified, "b".into(), 6)]);
+    assert!(is_new(&commit, "a") && is_new(&commit, "b") && !is_new(&commit, "c") && !writer.awaits_version());
+}
+
+#[test]
+fn a_change_before_the_next_version_is_part_of_that_step() {
+    let commit = awaiting().apply(Update::Event(Modified, object("b", "2", 11))).unwrap().unwrap();
+    assert_eq!(span(&commit), Some((10, 11, false)));
+    assert_eq!(told(&commit), [(Modified, "a".into(), 5), (Modified, "b".into(), 11)]);
+    let previous = events(&commit)[1].previous().unwrap();
+    assert_eq!(previous.bytes(), object("b", "2", 6).bytes(), "what subscribers have");
+    assert!(is_new(&commit, "a") && commit.store.get("b").unwrap().version() == version(11));
+    let commit = awaiting().apply(Update::Event(Deleted, object("b", "2", 11))).unwrap().unwrap();
+    assert_eq!(told(&commit), [(Deleted, "b".into(), 11), (Modified, "a".into(), 5)]);
+    assert!(commit.store.get("b").is_none() && commit.store.len() == 2);
+}
+
+#[test]
+fn a_change_of_the_only_object_with_other_bytes_is_an_event() {
+    let mut writer = CacheWriter::default();
+    list(&mut writer, vec![object("a", "1", 5)], 10);
+    writer.apply(Update::ListBegin { reason: SCHEMA_CHANGED }).unwrap();
+    writer.apply(Update::ListItem(reencoded("a", "1", 5))).unwrap();
+    assert!(writer.apply(Update::ListEnd(version(10))).unwrap().is_none());
+    let commit = writer.apply(Update::Event(Modified, reencoded("a", "1", 11))).unwrap().unwrap();
+    assert_eq!((span(&commit), told(&commit)), (None, vec![(Modified, "a".into(), 11)]));
+}
+
+#[test]
+fn a_list_of_now_replaces_an_encoding_that_waits() {
+    let mut writer = awaiting();
+    let commit = list(&mut writer, vec![reencoded("a", "1", 5), object("c", "3", 7)], 15);
+    assert_eq!(span(&commit), Some((10, 15, true)));
+    assert_eq!(told(&commit), [(Deleted, "b".into(), 6), (Modified, "a".into(), 5)]);
+    assert!(!writer.awaits_version());
+    let commit = list(&mut awaiting(), vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
+    assert!(matches!(commit.change, Change::Version), "the schema is the old one again");
+}
+
+#[test]
+fn another_state_at_the_version_reached_starts_a_new_history() {
+    let commit = list(&mut awaiting(), vec![reencoded("a", "1", 5)], 10);
+    assert!(matches!(commit.change, Change::Start { .. }));
+}
+
 #[test]
 fn a_list_at_an_older_version_starts_a_new_history() {
     let mut writer = CacheWriter::default();

@@ -9,7 +9,10 @@ use crate::{
     cache::{CachedState, Expired, PriorState},
     fanout::{
         stream_end::StreamEnd,
-        views::view::{LogReadError, View},
+        views::{
+            log::Cursor,
+            view::{LogReadError, View},
+        },
     },
 };
 use kubefan_model::ResourceVersion;
@@ -42,7 +45,7 @@ impl Hub {
         &self,
         view: &View,
         floor: ResourceVersion,
-    ) -> Result<(u64, bool), LogReadError> {
+    ) -> Result<(Cursor, bool), LogReadError> {
         let state = self.lock();
         let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
         if cached.version < floor {
@@ -67,7 +70,7 @@ impl Hub {
     }
 
     /// Unregisters a subscription. A view without subscriptions is dropped.
-    pub(in crate::fanout) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<u64>) {
+    pub(in crate::fanout) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<Cursor>) {
         let mut state = self.lock();
         state.subscribers -= 1;
         state.used_at = Instant::now();

@@ -185,16 +185,12 @@ impl Encoder {
     /// Writes an entry for a client that has these bases.
     pub fn entry(&self, entry: &LogEntry, bases: DeltaBases, sink: &mut impl Sink) -> Written {
         match &entry.kind {
-            // A view without gap markers ends before a gap.
-            EntryKind::GapBegin(_) | EntryKind::GapEnd(_) | EntryKind::GapEvent(..) if !self.format.has_markers() => {
-                return Written::default();
-            }
             EntryKind::GapBegin(gap) => sink.message(&control::gap_begin(gap)),
             EntryKind::GapEnd(gap) => sink.message(&control::gap_end(gap)),
             EntryKind::Event(event, seen) if !self.tells(event, *seen) => return Written::default(),
             EntryKind::Event(event, seen) => return self.event(event, *seen, Some(event.version()), bases, sink),
             // Inside a gap the bytes that a client has are not exact, so there are no deltas.
-            EntryKind::GapEvent(event, seen) => {
+            EntryKind::GapEvent(event, seen, _) => {
                 let resume = planted::is(Bug::ResumeInsideGap).then(|| event.version());
                 return self.full_event(event, *seen, resume, sink);
             }

@@ -1,4 +1,4 @@
-//! The entries of a view's log: what a view sends for a record of history.
+//! The entries of a view's log: what a view sends for an event, or for a part of a gap.
 //!
 //! An entry names the event that the ring holds and how it changes the view's membership. Its bytes
 //! are made when it is sent.
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::cache::{Gap, Record};
+use crate::cache::Gap;
 use kubefan_model::{
     ResourceVersion,
     event::{Transition, WatchEvent},
@@ -21,8 +21,8 @@ pub enum EntryKind {
     Event(Arc<WatchEvent>, Transition),
     /// The start of a gap.
     GapBegin(Arc<Gap>),
-    /// An event inside a gap.
-    GapEvent(Arc<WatchEvent>, Transition),
+    /// An event inside a gap, at this position among the events of the gap.
+    GapEvent(Arc<WatchEvent>, Transition, usize),
     /// The end of a gap.
     GapEnd(Arc<Gap>),
 }
@@ -39,46 +39,22 @@ pub struct LogEntry {
 }
 
 impl LogEntry {
+    /// The entry of an event that a selection sees.
+    pub fn of(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> Self {
+        Self { version: event.version(), kind: EntryKind::Event(event.clone(), seen), received }
+    }
+
+    /// The entry of an event in history; `None` if the selection does not see it.
+    pub fn replayed(event: &Arc<WatchEvent>, selection: &Selection) -> Option<Self> {
+        event.transition(selection).map(|seen| Self::of(event, seen, None))
+    }
+
     /// The approximate length of its message, in bytes.
     pub fn estimate_bytes(&self) -> usize {
         const HEAD: usize = 128;
         match &self.kind {
-            EntryKind::Event(event, _) | EntryKind::GapEvent(event, _) => HEAD + event.object().json_len(),
+            EntryKind::Event(event, _) | EntryKind::GapEvent(event, ..) => HEAD + event.object().json_len(),
             EntryKind::GapBegin(_) | EntryKind::GapEnd(_) => HEAD,
         }
     }
-}
-
-/// An event inside a gap, and how it changes the membership of a selection.
-pub type GapTransition = (Arc<WatchEvent>, Transition);
-
-/// The entries of a record for a selection.
-pub fn entries(record: &Record, selection: &Selection, received: Option<Instant>) -> Vec<LogEntry> {
-    match record {
-        Record::Event(event) => {
-            event.transition(selection).map(|seen| entry(event, seen, received)).into_iter().collect()
-        }
-        Record::Gap(gap) => {
-            let seen = gap.events.iter().filter_map(|event| Some((event.clone(), event.transition(selection)?)));
-            gap_entries(gap, seen, received).collect()
-        }
-    }
-}
-
-/// The entry of an event.
-pub fn entry(event: &Arc<WatchEvent>, seen: Transition, received: Option<Instant>) -> LogEntry {
-    LogEntry { version: event.version(), kind: EntryKind::Event(event.clone(), seen), received }
-}
-
-/// The entries of a gap and the events inside it.
-pub fn gap_entries(
-    gap: &Arc<Gap>,
-    inside: impl IntoIterator<Item = GapTransition>,
-    received: Option<Instant>,
-) -> impl Iterator<Item = LogEntry> {
-    let version = gap.to;
-    let inside = inside.into_iter().map(|(event, seen)| EntryKind::GapEvent(event, seen));
-    let begin = std::iter::once(EntryKind::GapBegin(gap.clone()));
-    let all = begin.chain(inside).chain(std::iter::once(EntryKind::GapEnd(gap.clone())));
-    all.map(move |kind| LogEntry { version, kind, received })
 }

@@ -15,7 +15,7 @@ use crate::{
             encoder::DeltaBases,
             frame::{FrameWriter, Sink},
             frame_buf::FrameBuf,
-            log_entry::entries,
+            log_entry::LogEntry,
         },
         views::{shared_snapshot::SharedSnapshotReader, view::View},
     },
@@ -211,7 +211,8 @@ fn take_backfill(
             is_complete = false;
             break;
         }
-        for entry in entries(record, view.selection(), None) {
+        // A backfill is one unbroken watch, so it has no gaps.
+        for entry in record.events().iter().filter_map(|event| LogEntry::replayed(event, view.selection())) {
             if encoder.entry(&entry, bases, &mut frames).messages > 0 {
                 *sent_up_to = entry.version;
             }

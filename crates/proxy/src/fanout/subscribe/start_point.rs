@@ -21,7 +21,7 @@ use crate::{
             backlog::{Backlog, BacklogPart, SnapshotHeader},
             catch_up::CatchUp,
         },
-        views::view::View,
+        views::{log::Cursor, view::View},
     },
     telemetry::metrics::Lag,
 };
@@ -31,7 +31,7 @@ use kubefan_model::ResourceVersion;
 /// Where a subscription starts or continues.
 pub(super) struct StartPoint {
     /// The place in the view's log.
-    pub(super) cursor: u64,
+    pub(super) cursor: Cursor,
     /// What is sent before the log is read.
     pub(super) backlog: Option<Backlog>,
     /// Everything at or below this version was sent.

@@ -23,7 +23,10 @@ use crate::{
             log_entry::{EntryKind, LogEntry},
         },
         stream_end::StreamEnd,
-        views::view::{LogReadError, LogRun, View},
+        views::{
+            log::Cursor,
+            view::{LogReadError, LogRun, View},
+        },
         wake::{ReadyStreams, StreamWaker},
     },
 };
@@ -41,12 +44,12 @@ pub struct Subscription {
     /// Its place among the wakers of the view.
     waker_id: usize,
     waker: Arc<StreamWaker>,
-    cursor: u64,
+    cursor: Cursor,
     /// Events up to this version are skipped: the client has them from elsewhere.
     floor: Option<ResourceVersion>,
     /// The cursor at which it last found nothing. The view counts each waiting subscription once
     /// per cursor, and frees a segment when all of them wait behind it.
-    waited: Option<u64>,
+    waited: Option<Cursor>,
     bases: DeltaBases,
     /// Boxed, because a subscription has none for most of its life.
     backlog: Option<Box<Backlog>>,
@@ -151,6 +154,7 @@ impl Subscription {
             match self.take_from_log(bytes_max) {
                 Ok(frames) => return Ok(frames),
                 Err(LogReadError::Ended(end)) => return Err(end),
+                Err(LogReadError::Gap(expired)) => return Err(expired.into()),
                 Err(LogReadError::Behind { oldest }) => {
                     self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;
                 }
@@ -225,7 +229,8 @@ impl Subscription {
             match view.read(self.cursor, room, &self.waker, &mut self.waited) {
                 Ok(LogRun::Empty) => break,
                 // The floor was reached since: read again from there.
-                Ok(_) if self.floor.is_some() => {}
+                Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
+                Ok(LogRun::Passed) => self.cursor = self.cursor.past_item(),
                 Ok(LogRun::Shared(segment)) => {
                     let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     received = received.or(self.advance(taken));
@@ -261,7 +266,7 @@ impl Subscription {
 
     /// Moves past entries. Returns when the first of them was received.
     fn advance(&mut self, entries: &[LogEntry]) -> Option<Instant> {
-        self.cursor += entries.len() as u64;
+        self.cursor = self.cursor.past(entries);
         let is_inside = |entry: &LogEntry| matches!(entry.kind, EntryKind::GapBegin(_) | EntryKind::GapEvent(..));
         self.inside_gap = is_inside(entries.last()?);
         let boundary = entries.iter().rfind(|entry| !is_inside(entry));

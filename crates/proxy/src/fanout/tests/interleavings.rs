@@ -23,6 +23,7 @@ use shuttle::{
 
 use super::*;
 use kubefan_common::planted::{Bug, plant};
+use kubefan_model::projection::Projection;
 
 /// The orders that are tried by each of two schedulers, unless `KUBEFAN_SHUTTLE_ITERATIONS` says
 /// more.
@@ -206,6 +207,31 @@ fn waiting_streams_end() {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
+/// Reads a watch over HTTP until it ends.
+fn reads_to_the_end(cache: &Cache) -> thread::JoinHandle<()> {
+    let format = Format::http(Media::Json, Projection::default());
+    let waker = StreamWaker::new(&ConnectionWaker::new(), 0);
+    let mut watch = cache.hub.subscribe(cache.select(""), format, Start::Snapshot, waker).unwrap();
+    thread::spawn(move || while block_on(watch.next()).is_ok() {})
+}
+
+/// A gap ends a watch over HTTP, whether it waits or not.
+fn a_gap_ends_a_watch() {
+    let mut cache = started();
+    let reader = reads_to_the_end(&cache);
+    cache.list(&[("a", "db", LAST)], LAST);
+    reader.join().unwrap();
+}
+
+/// Other bytes at the same version end a watch over HTTP.
+fn a_new_encoding_ends_a_watch() {
+    let mut cache = started();
+    let reader = reads_to_the_end(&cache);
+    cache.list(&[("a", "db", 5)], FIRST);
+    cache.apply(Update::Bookmark(version(LAST)));
+    reader.join().unwrap();
+}
+
 #[test]
 fn a_subscription_during_commits_misses_and_repeats_nothing() {
     holds(each_event_comes_once);
@@ -235,4 +261,12 @@ fn no_bookmark_overtakes_an_event() {
 fn waiting_streams_end_when_the_hub_closes() {
     holds(waiting_streams_end);
     finds(Bug::WokenBeforeTheEnd, waiting_streams_end);
+}
+
+#[test]
+fn watches_that_cannot_express_a_gap_end_there() {
+    holds(a_gap_ends_a_watch);
+    finds(Bug::EndNotAnnounced, a_gap_ends_a_watch);
+    holds(a_new_encoding_ends_a_watch);
+    finds(Bug::ReencodedPasses, a_new_encoding_ends_a_watch);
 }

@@ -31,6 +31,7 @@ use kubefan_model::{
 
 mod catch_ups;
 mod formats;
+mod gaps;
 #[cfg(shuttle)]
 mod interleavings;
 mod watch_http;

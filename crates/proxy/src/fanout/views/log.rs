@@ -1,4 +1,5 @@
-//! A view's log: its entries in order, each with a sequence number that cursors point at.
+//! A view's log: its items in order, each with a sequence number that cursors point at. An item is
+//! an event or a gap.
 //!
 //! A subscriber needs only a cursor, so a thousand subscribers of one view cost one log and a
 //! thousand integers. A queue per subscriber would cost an append per delivery and memory that slow
@@ -17,18 +18,96 @@ use std::{
     },
 };
 
-use crate::fanout::send::log_entry::LogEntry;
-use kubefan_model::ResourceVersion;
+use super::view_gap::ViewGap;
+use crate::{
+    cache::Record,
+    fanout::send::log_entry::{EntryKind, LogEntry},
+};
+use kubefan_model::{ResourceVersion, selection::Selection};
 
 /// The size of the logs of all views of one cache, in bytes.
 pub type LogBytes = Arc<AtomicUsize>;
 
-/// The entries after `floor`.
+/// One item of the log.
+#[derive(Debug)]
+pub enum LogItem {
+    /// An event.
+    Event(LogEntry),
+    /// A gap, of which a subscriber takes what the view selects.
+    Gap(Arc<ViewGap>),
+}
+
+impl LogItem {
+    /// The item of a record in history; `None` if the selection does not see it.
+    pub fn replayed(record: &Record, selection: &Selection) -> Option<Self> {
+        match record {
+            Record::Event(event) => LogEntry::replayed(event, selection).map(Self::Event),
+            Record::Gap(gap) => Some(Self::Gap(Arc::new(ViewGap::new(gap.clone(), None)))),
+        }
+    }
+
+    fn version(&self) -> ResourceVersion {
+        match self {
+            Self::Event(entry) => entry.version,
+            Self::Gap(gap) => gap.version(),
+        }
+    }
+}
+
+/// A place in a view's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// The sequence number of the next item.
+    item: u64,
+    /// The place inside it, if it is a gap: see [`ViewGap::part`].
+    place: usize,
+}
+
+impl Cursor {
+    fn at(item: u64) -> Self {
+        Self { item, place: 0 }
+    }
+
+    /// The place inside the item, if it is a gap.
+    pub fn place(self) -> usize {
+        self.place
+    }
+
+    /// The place after the item at this place.
+    pub fn past_item(self) -> Self {
+        Self::at(self.item + 1)
+    }
+
+    /// The place after entries that were read here: of events, or of one gap.
+    pub fn past(self, entries: &[LogEntry]) -> Self {
+        match entries.last().map(|last| &last.kind) {
+            None | Some(EntryKind::Event(..)) => Self::at(self.item + entries.len() as u64),
+            Some(EntryKind::GapBegin(_)) => Self { place: 1, ..self },
+            Some(EntryKind::GapEvent(_, _, position)) => Self { place: position + 2, ..self },
+            Some(EntryKind::GapEnd(_)) => self.past_item(),
+        }
+    }
+
+    /// How many of the entries that were read here lie before `cursor`.
+    pub fn skipped(self, entries: &[LogEntry], cursor: Self) -> usize {
+        match cursor.place > self.place {
+            true => entries.partition_point(|entry| self.past(std::slice::from_ref(entry)) <= cursor),
+            false => usize::try_from(cursor.item - self.item).unwrap_or(usize::MAX).min(entries.len()),
+        }
+    }
+
+    /// The number of items from here to `end`.
+    pub fn items_before(self, end: Self) -> usize {
+        usize::try_from(end.item - self.item).unwrap_or(usize::MAX)
+    }
+}
+
+/// The items after `floor`.
 #[derive(Debug)]
 pub struct ViewLog {
     floor: ResourceVersion,
     first: u64,
-    entries: VecDeque<LogEntry>,
+    items: VecDeque<LogItem>,
     bytes: LogBytes,
 }
 
@@ -38,7 +117,7 @@ const MIDDLE: u64 = 1 << 62;
 impl ViewLog {
     /// An empty log after `floor`; its size is counted in `bytes`.
     pub fn new(floor: ResourceVersion, bytes: LogBytes) -> Self {
-        Self { floor, first: MIDDLE, entries: VecDeque::new(), bytes }
+        Self { floor, first: MIDDLE, items: VecDeque::new(), bytes }
     }
 
     /// The version after which the log is complete.
@@ -46,88 +125,96 @@ impl ViewLog {
         self.floor
     }
 
-    /// Appends an entry.
-    pub fn push(&mut self, entry: LogEntry) {
-        self.bytes.fetch_add(size_of::<LogEntry>(), Ordering::Relaxed);
-        self.entries.push_back(entry);
+    /// Appends an item.
+    pub fn push(&mut self, item: LogItem) {
+        self.bytes.fetch_add(size_of::<LogItem>(), Ordering::Relaxed);
+        self.items.push_back(item);
     }
 
     /// Prepends older history, oldest first. The log then covers history after `floor`.
-    pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogEntry>) {
+    pub fn extend_back(&mut self, floor: ResourceVersion, older: Vec<LogItem>) {
         self.first -= older.len() as u64;
-        self.bytes.fetch_add(older.len() * size_of::<LogEntry>(), Ordering::Relaxed);
-        older.into_iter().rev().for_each(|entry| self.entries.push_front(entry));
+        self.bytes.fetch_add(older.len() * size_of::<LogItem>(), Ordering::Relaxed);
+        older.into_iter().rev().for_each(|item| self.items.push_front(item));
         self.floor = floor;
     }
 
-    /// Drops every entry at or below `floor`.
+    /// Drops every item at or below `floor`.
     pub fn trim(&mut self, floor: ResourceVersion) {
         if floor <= self.floor {
             return;
         }
         self.floor = floor;
-        let trimmed = self.entries.partition_point(|entry| entry.version <= floor);
-        self.entries.drain(..trimmed);
+        let trimmed = self.items.partition_point(|item| item.version() <= floor);
+        self.items.drain(..trimmed);
         self.first += trimmed as u64;
-        self.bytes.fetch_sub(trimmed * size_of::<LogEntry>(), Ordering::Relaxed);
+        self.bytes.fetch_sub(trimmed * size_of::<LogItem>(), Ordering::Relaxed);
         // After a burst the capacity is far too large.
-        if self.entries.capacity() > 4 * self.entries.len().max(4) {
-            self.entries.shrink_to(2 * self.entries.len());
+        if self.items.capacity() > 4 * self.items.len().max(4) {
+            self.items.shrink_to(2 * self.items.len());
         }
     }
 
-    /// The sequence number of the first entry.
-    pub fn first(&self) -> u64 {
-        self.first
+    /// The place of the first item.
+    pub fn first(&self) -> Cursor {
+        Cursor::at(self.first)
     }
 
-    /// The sequence number after the last entry.
-    pub fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+    /// The place after the last item.
+    pub fn end(&self) -> Cursor {
+        Cursor::at(self.first + self.items.len() as u64)
     }
 
-    /// The sequence number of the first entry after `version`, which is at or above the floor.
-    pub fn after(&self, version: ResourceVersion) -> u64 {
-        self.first + self.entries.partition_point(|entry| entry.version <= version) as u64
+    /// The place of the first item after `version`, which is at or above the floor.
+    pub fn after(&self, version: ResourceVersion) -> Cursor {
+        Cursor::at(self.first + self.items.partition_point(|item| item.version() <= version) as u64)
     }
 
-    /// The entries from a sequence number on; `None` if it was trimmed.
-    pub fn from(&self, sequence: u64) -> Option<impl Iterator<Item = &LogEntry>> {
-        let skip = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
-        Some(self.entries.range(skip.min(self.entries.len())..))
+    /// The items from a place on; `None` if the first of them was trimmed.
+    pub fn from(&self, cursor: Cursor) -> Option<impl Iterator<Item = &LogItem>> {
+        let skip = usize::try_from(cursor.item.checked_sub(self.first)?).ok()?;
+        Some(self.items.range(skip.min(self.items.len())..))
+    }
+
+    /// The gap at a place.
+    pub fn gap_at(&self, cursor: Cursor) -> Option<&Arc<ViewGap>> {
+        match self.from(cursor)?.next()? {
+            LogItem::Gap(gap) => Some(gap),
+            LogItem::Event(_) => None,
+        }
     }
 }
 
 impl Drop for ViewLog {
     fn drop(&mut self) {
-        self.bytes.fetch_sub(self.entries.len() * size_of::<LogEntry>(), Ordering::Relaxed);
+        self.bytes.fetch_sub(self.items.len() * size_of::<LogItem>(), Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cache::Gap, fanout::send::log_entry::EntryKind};
+    use crate::cache::Gap;
 
     fn version(number: u64) -> ResourceVersion {
         ResourceVersion::new(number).unwrap()
     }
 
-    fn entry(number: u64) -> LogEntry {
-        let gap = Gap { from: version(1), to: version(number), reason: "test", events: vec![] };
-        LogEntry { version: version(number), kind: EntryKind::GapEnd(Arc::new(gap)), received: None }
+    fn item(number: u64) -> LogItem {
+        let gap = Gap::new(version(1), version(number), "test", vec![]);
+        LogItem::Gap(Arc::new(ViewGap::new(Arc::new(gap), None)))
     }
 
-    fn from(log: &ViewLog, sequence: u64) -> Option<Vec<u64>> {
-        log.from(sequence).map(|entries| entries.map(|entry| entry.version.get()).collect())
+    fn from(log: &ViewLog, cursor: Cursor) -> Option<Vec<u64>> {
+        log.from(cursor).map(|items| items.map(|item| item.version().get()).collect())
     }
 
     #[test]
     fn a_cursor_points_at_the_same_entry_while_the_log_grows_at_both_ends() {
         let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
-        log.push(entry(12));
-        log.extend_back(version(5), vec![entry(7), entry(9)]);
+        log.push(item(12));
+        log.extend_back(version(5), vec![item(7), item(9)]);
         assert_eq!(from(&log, cursor), Some(vec![12]));
         assert_eq!(from(&log, log.after(version(5))), Some(vec![7, 9, 12]));
         assert_eq!(from(&log, log.after(version(8))), Some(vec![9, 12]));
@@ -137,11 +224,11 @@ mod tests {
     fn a_cursor_below_the_floor_is_an_error() {
         let mut log = ViewLog::new(version(10), LogBytes::default());
         let cursor = log.end();
-        log.push(entry(12));
-        log.push(entry(13));
+        log.push(item(12));
+        log.push(item(13));
         log.trim(version(12));
         assert_eq!(from(&log, cursor), None);
-        assert_eq!(from(&log, cursor + 1), Some(vec![13]));
+        assert_eq!(from(&log, cursor.past_item()), Some(vec![13]));
     }
 
     #[test]
@@ -149,12 +236,12 @@ mod tests {
         let bytes = LogBytes::default();
         let mut one = ViewLog::new(version(10), bytes.clone());
         let mut other = ViewLog::new(version(10), bytes.clone());
-        one.push(entry(11));
-        other.push(entry(11));
-        other.push(entry(12));
-        assert_eq!(bytes.load(Ordering::Relaxed), 3 * size_of::<LogEntry>());
+        one.push(item(11));
+        other.push(item(11));
+        other.push(item(12));
+        assert_eq!(bytes.load(Ordering::Relaxed), 3 * size_of::<LogItem>());
         other.trim(version(11));
         drop(one);
-        assert_eq!(bytes.load(Ordering::Relaxed), size_of::<LogEntry>());
+        assert_eq!(bytes.load(Ordering::Relaxed), size_of::<LogItem>());
     }
 }

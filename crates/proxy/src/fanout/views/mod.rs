@@ -6,3 +6,4 @@ pub mod segment;
 pub(in crate::fanout) mod set;
 pub mod shared_snapshot;
 pub mod view;
+pub mod view_gap;

@@ -20,7 +20,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::log::ViewLog;
+use super::log::{Cursor, LogItem, ViewLog};
 use crate::fanout::send::{
     encoder::{DeltaBases, Encoder},
     frame_buf::FrameBuf,
@@ -29,7 +29,7 @@ use crate::fanout::send::{
 use kubefan_model::{ResourceVersion, format::Encoding};
 
 /// The approximate size of one segment, in bytes; a larger message is a segment of its own.
-const SEGMENT_BYTES: usize = 64 << 10;
+pub const SEGMENT_BYTES: usize = 64 << 10;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 /// The segments that all views of one cache retain, in bytes.
@@ -38,9 +38,10 @@ const SEGMENT_BYTES_MAX: usize = 32 << 20;
 /// The size of the segments of all views of one cache, in bytes.
 pub type SegmentBytes = Arc<AtomicUsize>;
 
-/// A run of entries, encoded once.
+/// A run of entries, encoded once: of events, or of one gap.
 pub struct Segment {
-    first: u64,
+    first: Cursor,
+    end: Cursor,
     entries: Vec<LogEntry>,
     estimate_bytes: usize,
     content: OnceLock<Content>,
@@ -97,12 +98,9 @@ impl Content {
 }
 
 impl Segment {
-    fn new(first: u64, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
-        Self { first, entries, estimate_bytes, content: OnceLock::new(), without_deltas: OnceLock::new() }
-    }
-
-    fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+    fn new(first: Cursor, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
+        let (end, content, without_deltas) = (first.past(&entries), OnceLock::new(), OnceLock::new());
+        Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
     /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
@@ -110,7 +108,7 @@ impl Segment {
     /// Encodes the segment if that was not done yet. Never called under a view's lock.
     pub fn take(
         &self,
-        cursor: u64,
+        cursor: Cursor,
         bytes_max: usize,
         encoder: &Encoder,
         client: DeltaBases,
@@ -121,7 +119,7 @@ impl Segment {
             let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
             Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, DeltaBases::All)
         });
-        let skip = usize::try_from(cursor - self.first).unwrap_or(usize::MAX).min(self.entries.len());
+        let skip = self.first.skipped(&self.entries, cursor);
         let (mut index, had) = (skip, frames.len());
         // A run of entries that the client can read, then a run that it must be sent in full, and
         // so on.
@@ -148,7 +146,7 @@ impl Segment {
 
 /// The segments of one view.
 pub struct Segments {
-    segments: BTreeMap<u64, Arc<Segment>>,
+    segments: BTreeMap<Cursor, Arc<Segment>>,
     bytes: usize,
     /// Of all views.
     total: SegmentBytes,
@@ -160,29 +158,40 @@ impl Segments {
         Self { segments: BTreeMap::new(), bytes: 0, total }
     }
 
-    /// The segment that contains `cursor`, which points at an entry of the log. It is cut from the
-    /// log if there is none.
-    pub fn at(&mut self, cursor: u64, log: &ViewLog) -> Option<Arc<Segment>> {
+    /// The segment that contains `cursor`, which points at an item of the log. It is cut from the
+    /// log if there is none. `None` if the item is a gap of which no part from there on is known:
+    /// see [`Self::share`].
+    pub fn at(&mut self, cursor: Cursor, log: &ViewLog) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
-        if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end()) {
+        if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
             return Some(segment.clone());
         }
         let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
-        let segment = Arc::new(Segment::new(cursor, entries, estimate_bytes));
-        self.retain(segment.clone());
-        Some(segment)
+        Some(self.retain(Segment::new(cursor, entries, estimate_bytes)))
     }
 
-    fn retain(&mut self, segment: Arc<Segment>) {
+    /// The segment of a part of a gap, which was read at `cursor`. If another subscriber was
+    /// faster, its segment is taken.
+    pub fn share(&mut self, cursor: Cursor, entries: Vec<LogEntry>) -> Arc<Segment> {
+        if let Some(segment) = self.segments.get(&cursor) {
+            return segment.clone();
+        }
+        let estimate_bytes = entries.iter().map(LogEntry::estimate_bytes).sum();
+        self.retain(Segment::new(cursor, entries, estimate_bytes))
+    }
+
+    fn retain(&mut self, segment: Segment) -> Arc<Segment> {
+        let segment = Arc::new(segment);
         self.bytes += segment.estimate_bytes;
         self.total.fetch_add(segment.estimate_bytes, Ordering::Relaxed);
-        self.segments.insert(segment.first, segment);
+        self.segments.insert(segment.first, segment.clone());
         while self.bytes > VIEW_SEGMENT_BYTES_MAX || self.total.load(Ordering::Relaxed) > SEGMENT_BYTES_MAX {
             if !self.drop_oldest() {
                 break;
             }
         }
+        segment
     }
 
     fn drop_oldest(&mut self) -> bool {
@@ -193,8 +202,8 @@ impl Segments {
     }
 
     /// Drops the segments before `first`, where the log was trimmed.
-    pub fn trim(&mut self, first: u64) {
-        while self.segments.first_key_value().is_some_and(|(_, segment)| segment.end() <= first) {
+    pub fn trim(&mut self, first: Cursor) {
+        while self.segments.first_key_value().is_some_and(|(_, segment)| segment.end <= first) {
             self.drop_oldest();
         }
     }
@@ -213,11 +222,12 @@ impl Drop for Segments {
     }
 }
 
-/// The entries in `cursor..next`, at least one and at most about `bytes_max` bytes, with their
-/// estimated length.
-pub fn cut(log: &ViewLog, cursor: u64, next: u64, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
+/// The events in `cursor..next` up to the first gap, at least one and at most about `bytes_max`
+/// bytes, with their estimated length. `None` if there is a gap at `cursor`.
+pub fn cut(log: &ViewLog, cursor: Cursor, next: Cursor, bytes_max: usize) -> Option<(Vec<LogEntry>, usize)> {
     let (mut entries, mut bytes) = (Vec::new(), 0);
-    for entry in log.from(cursor)?.take(usize::try_from(next - cursor).unwrap_or(usize::MAX)) {
+    for item in log.from(cursor)?.take(cursor.items_before(next)) {
+        let LogItem::Event(entry) = item else { break };
         let estimate = entry.estimate_bytes();
         if bytes + estimate > bytes_max && !entries.is_empty() {
             break;

@@ -7,18 +7,15 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    log::{LogBytes, ViewLog},
-    segment::{Segment, SegmentBytes, Segments, cut},
+    log::{Cursor, LogBytes, LogItem, ViewLog},
+    segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
+    view_gap::ViewGap,
 };
 use crate::{
     cache::{EventRing, Expired, Gap, Store},
     fanout::{
-        send::{
-            budget::Budgets,
-            encoder::Encoder,
-            log_entry::{GapTransition, LogEntry, entries, entry, gap_entries},
-        },
+        send::{budget::Budgets, encoder::Encoder, log_entry::LogEntry},
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},
@@ -69,6 +66,8 @@ struct ViewState {
 pub enum LogRun {
     /// Nothing yet; the waker is armed.
     Empty,
+    /// A gap that concerns no object of the view.
+    Passed,
     /// A segment that several subscribers take.
     Shared(Arc<Segment>),
     /// Entries for the only subscriber of the view.
@@ -82,6 +81,8 @@ pub enum LogReadError {
         /// The oldest version that the log covers.
         oldest: ResourceVersion,
     },
+    /// The view's format cannot express the gap at the cursor.
+    Gap(Expired),
     /// The view has ended.
     Ended(StreamEnd),
 }
@@ -136,30 +137,28 @@ impl View {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an event if this view sends it. Returns the number of messages.
-    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> usize {
+    /// Appends an event if this view sends it. Returns whether it does.
+    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
         let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
-        self.extend(seen.map(|seen| entry(event, seen, Some(received))))
+        let Some(seen) = seen else { return false };
+        self.push(&mut self.state(), LogItem::Event(LogEntry::of(event, seen, Some(received))));
+        true
     }
 
-    /// Appends a gap and this view's events inside it. Returns the number of messages.
-    pub fn append_gap(&self, gap: &Arc<Gap>, inside: Vec<GapTransition>, received: Instant) -> usize {
-        self.extend(gap_entries(gap, inside, Some(received)))
-    }
-
-    fn extend(&self, entries: impl IntoIterator<Item = LogEntry>) -> usize {
-        let mut entries = entries.into_iter().peekable();
-        if entries.peek().is_none() {
-            return 0;
-        }
+    /// Appends a gap. What the view sends of it is found when a subscriber takes it.
+    pub fn append_gap(&self, gap: &Arc<Gap>, received: Instant) {
         let mut state = self.state();
-        state.waiting = 0;
-        let before = state.log.end();
-        entries.for_each(|entry| state.log.push(entry));
-        (state.log.end() - before) as usize
+        // With a new schema an object may have other bytes at the same version.
+        state.snapshot = None;
+        self.push(&mut state, LogItem::Gap(Arc::new(ViewGap::new(gap.clone(), Some(received)))));
     }
 
-    /// Drops its compressed snapshot: objects may have changed without their versions.
+    fn push(&self, state: &mut ViewState, item: LogItem) {
+        state.waiting = 0;
+        state.log.push(item);
+    }
+
+    /// Drops its compressed snapshot.
     pub fn forget(&self) {
         self.state().snapshot = None;
     }
@@ -196,12 +195,12 @@ impl View {
     }
 
     /// The end of the log.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> Cursor {
         self.state().log.end()
     }
 
     /// The end of the log; `None` if the view has ended.
-    pub fn open_end(&self) -> Option<u64> {
+    pub fn open_end(&self) -> Option<Cursor> {
         let state = self.state();
         state.end.is_none().then(|| state.log.end())
     }
@@ -210,10 +209,10 @@ impl View {
     /// waker. `waited` is the caller's memory of the cursor at which it last found nothing.
     pub fn read(
         &self,
-        cursor: u64,
+        cursor: Cursor,
         bytes_max: usize,
         waker: &StreamWaker,
-        waited: &mut Option<u64>,
+        waited: &mut Option<Cursor>,
     ) -> Result<LogRun, LogReadError> {
         let mut state = self.state();
         let ViewState { log, segments, end, subscribers, waiting, .. } = &mut *state;
@@ -222,11 +221,19 @@ impl View {
         }
         if cursor < log.end() {
             // A segment pays only if several subscribers take it.
-            return Ok(match *subscribers {
-                ..=1 => cut(log, cursor, log.end(), bytes_max)
-                    .map_or(LogRun::Empty, |(entries, _)| LogRun::Unshared(entries)),
-                _ => segments.at(cursor, log).map_or(LogRun::Empty, LogRun::Shared),
-            });
+            let is_shared = *subscribers > 1;
+            let run = match is_shared {
+                false => cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::Unshared(entries)),
+                true => segments.at(cursor, log).map(LogRun::Shared),
+            };
+            return match run {
+                Some(run) => Ok(run),
+                None => {
+                    let gap = log.gap_at(cursor).cloned();
+                    drop(state);
+                    gap.map_or(Ok(LogRun::Empty), |gap| self.read_gap(&gap, cursor, bytes_max, is_shared))
+                }
+            };
         }
         if let Some(end) = end {
             return Err(LogReadError::Ended(end.clone()));
@@ -244,6 +251,26 @@ impl View {
         Ok(LogRun::Empty)
     }
 
+    /// What comes after `cursor`, which points into a gap. The selection is tested without a lock.
+    fn read_gap(
+        &self,
+        gap: &ViewGap,
+        cursor: Cursor,
+        bytes_max: usize,
+        is_shared: bool,
+    ) -> Result<LogRun, LogReadError> {
+        if !self.encoder.format().has_markers() {
+            let crossing = gap.crossing(&self.selection).map_err(LogReadError::Gap)?;
+            return Ok(crossing.map_or(LogRun::Passed, |entry| LogRun::Unshared(vec![entry])));
+        }
+        let bytes_max = if is_shared { SEGMENT_BYTES } else { bytes_max };
+        let entries = gap.part(cursor.place(), &self.selection, bytes_max);
+        match is_shared {
+            false => Ok(LogRun::Unshared(entries)),
+            true => Ok(LogRun::Shared(self.state().segments.share(cursor, entries))),
+        }
+    }
+
     /// The compressed snapshot for a subscriber that starts now, with the cache at `version`; its
     /// version, and the place in the log after it. It is at least as new as `not_older_than`.
     pub fn shared_snapshot(
@@ -253,7 +280,7 @@ impl View {
         ring: &EventRing,
         not_older_than: Option<ResourceVersion>,
         now: Instant,
-    ) -> (SharedSnapshotReader, ResourceVersion, u64) {
+    ) -> (SharedSnapshotReader, ResourceVersion, Cursor) {
         let known = self.state().snapshot.clone();
         if let Some(snapshot) = &known
             && not_older_than.is_none_or(|least| snapshot.version() >= least)
@@ -272,13 +299,13 @@ impl View {
 
     /// The place in the log after `version`. If the log starts later, it is completed from the
     /// ring.
-    pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<u64, Expired> {
+    pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<Cursor, Expired> {
         let records = ring.since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
             let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
-            let older = older.flat_map(|record| entries(record, &self.selection, None)).collect();
+            let older = older.filter_map(|record| LogItem::replayed(record, &self.selection)).collect();
             state.log.extend_back(version, older);
         }
         Ok(state.log.after(version))
@@ -291,7 +318,7 @@ impl View {
     }
 
     /// Removes a subscription. Returns how many are left.
-    pub fn leave(&self, waker_id: usize, waited: Option<u64>) -> usize {
+    pub fn leave(&self, waker_id: usize, waited: Option<Cursor>) -> usize {
         self.wakers().remove(waker_id);
         let mut state = self.state();
         state.subscribers -= 1;
@@ -308,7 +335,7 @@ impl View {
 /// What the planted bug [`Bug::ArmedAfterTheRead`] does.
 fn arm_after_the_lock(
     state: MutexGuard<'_, ViewState>,
-    (cursor, waited): (u64, &mut Option<u64>),
+    (cursor, waited): (Cursor, &mut Option<Cursor>),
     waker: &StreamWaker,
 ) -> LogRun {
     drop(state);

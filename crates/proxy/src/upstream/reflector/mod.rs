@@ -74,6 +74,7 @@
 mod cluster_version;
 pub(super) mod codec;
 mod error;
+mod exact_list;
 mod state;
 mod target;
 
@@ -137,6 +138,8 @@ pub struct Reflector<R> {
     version_query_refused: bool,
     /// A continue token expired, so the next list has no pages.
     unpaged: bool,
+    /// The next list is one at exactly this version.
+    lists_at: Option<ResourceVersion>,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
 }
@@ -165,6 +168,7 @@ impl<R: Rng> Reflector<R> {
             next_is_paged: false,
             version_query_refused: false,
             unpaged: false,
+            lists_at: None,
             backfills_from: None,
         }
     }
@@ -176,21 +180,21 @@ impl<R: Rng> Reflector<R> {
             true => State::Empty { reason: "backfill" },
             false => State::Listed { version, in_doubt: false },
         };
-        // Only a list can return the state at an older version.
-        self.watch_list_refused = true;
-        self.backfills_from = Some(version);
+        (self.lists_at, self.backfills_from) = (Some(version), Some(version));
         self
     }
 
     /// Discards the known state. The next step lists, for `reason`.
     pub fn relist(&mut self, reason: &'static str) {
         self.ready.clear();
+        self.lists_at = None;
         self.state = State::Empty { reason };
     }
 
     /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
+        self.lists_at = None;
         self.state = State::Listed { version, in_doubt: true };
     }
 
@@ -221,9 +225,7 @@ impl<R: Rng> Reflector<R> {
         }
         let lost = State::Empty { reason: self.state.relist_reason() };
         match std::mem::replace(&mut self.state, lost) {
-            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged => {
-                self.start_watch_list(reason).await
-            }
+            State::Empty { reason } if self.can_watch_list() => self.start_watch_list(reason).await,
             State::Empty { reason } => {
                 self.state = State::Paging { reason, next: None, version: None };
                 Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
@@ -319,7 +321,7 @@ impl<R: Rng> Reflector<R> {
                 return Err(ReflectorError::List(error));
             }
             if next.is_none() {
-                (self.unpaged, self.next_is_paged) = (false, false);
+                (self.unpaged, self.next_is_paged, self.lists_at) = (false, false, None);
                 self.ready.push_back((Update::ListEnd(list_version), received));
             }
             if let Some((update, received)) = self.ready.pop_front() {
@@ -336,7 +338,7 @@ impl<R: Rng> Reflector<R> {
         let limit = self.options.page_size.to_string();
         let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
         let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
-        let exact = self.backfills_from.filter(|_| next.is_none()).map(|version| version.to_string());
+        let exact = self.lists_at.filter(|_| next.is_none()).map(|version| version.to_string());
         if let Some(version) = &exact {
             query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
         }
@@ -353,6 +355,9 @@ impl<R: Rng> Reflector<R> {
             if expired {
                 self.unpaged = true;
                 self.state = State::Empty { reason: "continue_expired" };
+            }
+            if next.is_none() {
+                self.exact_list_failed(error);
             }
         }
         result

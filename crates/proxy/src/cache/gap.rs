@@ -1,0 +1,245 @@
+//! A gap of history: the difference between two states, of which the changes in between are not
+//! known one by one.
+//!
+//! A gap may contain every object of a cache, and it concerns every view. So it is never copied:
+//! the ring and all views share it, and each subscriber takes from it what its selection sees. The
+//! hazard is the cost of that: a thousand views of one node each would test every event. So the
+//! gap's events are indexed by the values of a label or field when the first view with such a term
+//! takes them, outside of every lock of the fan-out, and a view tests only its candidates.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::{
+    ResourceVersion,
+    event::{EventType, Transition, WatchEvent},
+    fields::FieldRef,
+    object::{Object, ObjectParser},
+    selection::{Equality, Selection},
+};
+
+/// With fewer events a test of each is as cheap as an index.
+const INDEXED_EVENTS_LEAST: usize = 64;
+/// How many labels and fields one gap is indexed by. An index costs some bytes per event.
+const COLUMNS_MAX: usize = 16;
+
+/// A span of history between two exact states.
+#[derive(Debug)]
+pub struct Gap {
+    /// History is exact up to here.
+    pub from: ResourceVersion,
+    /// History is exact again from here.
+    pub to: ResourceVersion,
+    /// Why upstream was listed again; also a metric label.
+    pub reason: &'static str,
+    /// The difference between the two states: deletes, then adds and changes in the order of their
+    /// versions.
+    pub events: Vec<Arc<WatchEvent>>,
+    /// Whether events between the two states may be missing. If not, all objects are unchanged but
+    /// for their bytes, and no version lies strictly inside the gap.
+    pub is_lossy: bool,
+    columns: Mutex<HashMap<Column, Arc<OnceLock<Positions>>>>,
+}
+
+/// What the events are indexed by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Column {
+    Name,
+    Namespace,
+    Label(Box<str>),
+    Field(FieldRef),
+}
+
+/// For each value of a column, the events whose object has it, or had it before.
+type Positions = HashMap<Box<str>, Vec<u32>>;
+
+impl Gap {
+    /// The difference between two lists: changes in between may be missing.
+    pub fn new(from: ResourceVersion, to: ResourceVersion, reason: &'static str, events: Vec<Arc<WatchEvent>>) -> Self {
+        Self { from, to, reason, events, is_lossy: true, columns: Mutex::default() }
+    }
+
+    /// Objects that have other bytes at the versions that they had, as of the version `to`. An
+    /// event at that version itself may be among them.
+    pub fn reencoded(to: ResourceVersion, reason: &'static str, events: Vec<Arc<WatchEvent>>) -> Self {
+        Self { is_lossy: false, ..Self::new(to.below().unwrap_or(to), to, reason, events) }
+    }
+
+    /// Whether one of its events says only what happened at one version, as outside of a gap.
+    pub fn is_exact(&self, event: &WatchEvent) -> bool {
+        !self.is_lossy && event.version() == self.to
+    }
+
+    /// What a selection sees of the events at `start` and after it: their positions, the events,
+    /// and how they change the membership.
+    pub fn select<'a>(
+        &'a self,
+        selection: &'a Selection,
+        start: usize,
+    ) -> impl Iterator<Item = (usize, &'a Arc<WatchEvent>, Transition)> + 'a {
+        let (candidates, mut next) = (self.candidates(selection), start);
+        std::iter::from_fn(move || {
+            loop {
+                let position = candidates.next(next)?;
+                let event = self.events.get(position)?;
+                next = position + 1;
+                if let Some(seen) = event.transition(selection).or_else(|| unfiltered(event)) {
+                    return Some((position, event, seen));
+                }
+            }
+        })
+    }
+
+    fn candidates<'a>(&self, selection: &'a Selection) -> Candidates<'a> {
+        // The one that is likely to have the most values.
+        let narrowness = |term: &Equality<'_>| match term {
+            Equality::Name(_) => 0,
+            Equality::Field(..) => 1,
+            Equality::Label(..) => 2,
+            Equality::Namespace(_) => 3,
+        };
+        let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST && !planted::is(Bug::GapNotFiltered);
+        let term = selection.equalities().min_by_key(narrowness).filter(|_| is_indexed);
+        let (column, values) = match term {
+            None => return Candidates::All,
+            Some(Equality::Name(name)) => (Column::Name, Values::One(name)),
+            Some(Equality::Namespace(namespace)) => (Column::Namespace, Values::One(namespace)),
+            Some(Equality::Label(key, values)) => (Column::Label(key.into()), Values::Any(values)),
+            Some(Equality::Field(field, value)) => (Column::Field(field), Values::One(value)),
+        };
+        let cell = {
+            let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
+            if columns.len() == COLUMNS_MAX && !columns.contains_key(&column) {
+                return Candidates::All;
+            }
+            columns.entry(column.clone()).or_default().clone()
+        };
+        cell.get_or_init(|| self.index(&column, selection.parser()));
+        Candidates::Indexed(cell, values)
+    }
+
+    fn index(&self, column: &Column, parser: &ObjectParser) -> Positions {
+        let mut positions = Positions::new();
+        for (position, event) in (0u32..).zip(&self.events) {
+            // A selection that the object leaves is found by the object before the event.
+            for object in [Some(event.object()), event.previous()].into_iter().flatten() {
+                let Some(value) = column.value(&object, parser) else { continue };
+                match positions.get_mut(&*value) {
+                    Some(known) if known.last() == Some(&position) => {}
+                    Some(known) => known.push(position),
+                    None => drop(positions.insert(value.into(), vec![position])),
+                }
+            }
+        }
+        positions
+    }
+}
+
+/// What the planted bug [`Bug::GapNotFiltered`] does.
+fn unfiltered(event: &WatchEvent) -> Option<Transition> {
+    let seen = match event.kind() {
+        EventType::Added => Transition::Enter,
+        EventType::Modified => Transition::Change,
+        EventType::Deleted => Transition::Delete,
+    };
+    planted::is(Bug::GapNotFiltered).then_some(seen)
+}
+
+impl Column {
+    fn value<'a>(&self, object: &'a Object, parser: &ObjectParser) -> Option<Cow<'a, str>> {
+        match self {
+            Self::Name => Some(object.key().name().into()),
+            Self::Namespace => Some(object.key().namespace().into()),
+            Self::Label(key) => object.label(key).map(Cow::from),
+            Self::Field(field) => Some(parser.field(object, *field)),
+        }
+    }
+}
+
+/// The values of a column that a selection allows.
+enum Values<'a> {
+    One(&'a str),
+    Any(&'a [Box<str>]),
+}
+
+/// The events that a selection may see.
+enum Candidates<'a> {
+    All,
+    Indexed(Arc<OnceLock<Positions>>, Values<'a>),
+}
+
+impl Candidates<'_> {
+    /// The position of the first candidate at or after `start`.
+    fn next(&self, start: usize) -> Option<usize> {
+        let Self::Indexed(positions, values) = self else { return Some(start) };
+        let first = |value: &str| {
+            let positions = positions.get()?.get(value)?;
+            let at = positions.partition_point(|position| (*position as usize) < start);
+            positions.get(at).map(|position| *position as usize)
+        };
+        match values {
+            Values::One(value) => first(value),
+            Values::Any(values) => values.iter().filter_map(|value| first(value)).min(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use kubefan_model::{
+        GroupVersionResource,
+        fields::FieldTable,
+        selector::{FieldSelector, LabelSelector},
+    };
+
+    const LABELS: [&str; 6] = ["", "app=web", "app!=web", "app in (web,db)", "app", "!app"];
+    const FIELDS: [&str; 3] = ["", "spec.nodeName=n1", "metadata.name=p7"];
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_selection_sees_the_same_events_with_an_index_and_without(
+            changes in prop::collection::vec((0..3usize, 0..3usize, 0..2usize, 0..2usize, any::<bool>()), 0..200),
+            start in 0..220usize,
+        ) {
+            let gvr = GroupVersionResource::new("", "v1", "pods");
+            let table = FieldTable::new(&gvr, true, &[]);
+            let parser = Arc::new(ObjectParser::new(&table));
+            let object = |number: usize, app: usize, node: usize| {
+                let labels = ["", r#""app":"web""#, r#""app":"db""#][app];
+                let json = format!(
+                    r#"{{"metadata":{{"namespace":"ns{}","name":"p{number}","uid":"u","resourceVersion":"5","labels":{{{labels}}}}},"spec":{{"nodeName":"n{node}"}}}}"#,
+                    number % 2
+                );
+                Arc::new(parser.parse(json.as_bytes()).unwrap())
+            };
+            let events = changes.iter().enumerate().map(|(number, (before, after, was, is, deletes))| {
+                let kind = if *deletes { EventType::Deleted } else { EventType::Modified };
+                let version = ResourceVersion::new(number as u64 + 1).unwrap();
+                let previous = object(number, *before, *was);
+                Arc::new(WatchEvent::new(kind, version, object(number, *after, *is), Some(previous)))
+            });
+            let version = |number| ResourceVersion::new(number).unwrap();
+            let gap = Gap::new(version(1), version(1000), "test", events.collect());
+            for (labels, fields) in LABELS.into_iter().flat_map(|labels| FIELDS.map(|fields| (labels, fields))) {
+                for namespace in ["", "ns1"] {
+                    let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+                    let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
+                    let all = gap.events.iter().enumerate().skip(start);
+                    let expected: Vec<_> =
+                        all.filter_map(|(at, event)| Some((at, event.transition(&selection)?))).collect();
+                    let found: Vec<_> = gap.select(&selection, start).map(|(at, _, seen)| (at, seen)).collect();
+                    prop_assert_eq!(found, expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A gap in the log of one view: which part of the shared gap the view sends.
+//!
+//! A view's log has one entry for a gap, whatever the size of the gap. A subscriber that reaches it
+//! takes the gap in parts and remembers its place in it. The tests of the selection are made then,
+//! and never under a lock, because one gap can hold every object.
+
+use std::sync::{Arc, OnceLock};
+
+use tokio::time::Instant;
+
+use crate::{
+    cache::{Expired, Gap},
+    fanout::send::log_entry::{EntryKind, LogEntry},
+};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::{ResourceVersion, selection::Selection};
+
+/// A gap as one view sends it.
+#[derive(Debug)]
+pub struct ViewGap {
+    gap: Arc<Gap>,
+    received: Option<Instant>,
+    /// For a format that cannot express a gap. Made once for all subscribers of the view.
+    crossing: OnceLock<Crossing>,
+}
+
+/// How a view whose format cannot express a gap continues after it.
+#[derive(Debug, Clone)]
+enum Crossing {
+    /// Not at all: it would miss something.
+    Ends,
+    /// The gap concerns no object of the view, but for this exact event.
+    Passes(Option<LogEntry>),
+}
+
+impl ViewGap {
+    /// A gap that was read from upstream at `received`; `None` if it comes from history.
+    pub fn new(gap: Arc<Gap>, received: Option<Instant>) -> Self {
+        Self { gap, received, crossing: OnceLock::new() }
+    }
+
+    /// The version that history reaches with it.
+    pub fn version(&self) -> ResourceVersion {
+        self.gap.to
+    }
+
+    /// What is sent from `place` on, about `bytes_max` bytes of it. Place 0 is the start of the gap,
+    /// and place n + 1 the event at position n.
+    pub fn part(&self, place: usize, selection: &Selection, bytes_max: usize) -> Vec<LogEntry> {
+        let inside = self.gap.select(selection, place.saturating_sub(1));
+        let inside = inside.map(|(at, event, seen)| EntryKind::GapEvent(event.clone(), seen, at));
+        let begin = (place == 0).then(|| EntryKind::GapBegin(self.gap.clone()));
+        let end = std::iter::once_with(|| EntryKind::GapEnd(self.gap.clone()));
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for kind in begin.into_iter().chain(inside).chain(end) {
+            let entry = self.entry(kind);
+            bytes += entry.estimate_bytes();
+            if bytes > bytes_max && !entries.is_empty() {
+                break;
+            }
+            entries.push(entry);
+        }
+        entries
+    }
+
+    /// How a subscriber whose format cannot express the gap continues after it: with this event, if
+    /// there is one.
+    ///
+    /// # Errors
+    /// If something is missing that the selection sees.
+    pub fn crossing(&self, selection: &Selection) -> Result<Option<LogEntry>, Expired> {
+        match self.crossing.get_or_init(|| self.find_crossing(selection)) {
+            Crossing::Ends => Err(Expired { requested: self.gap.from, oldest: self.gap.to }),
+            Crossing::Passes(entry) => Ok(entry.clone()),
+        }
+    }
+
+    fn find_crossing(&self, selection: &Selection) -> Crossing {
+        if self.gap.is_lossy {
+            return Crossing::Ends;
+        }
+        let mut exact = None;
+        for (_, event, seen) in self.gap.select(selection, 0) {
+            match self.gap.is_exact(event) {
+                true => exact = Some(self.entry(EntryKind::Event(event.clone(), seen))),
+                false if planted::is(Bug::ReencodedPasses) => {}
+                false => return Crossing::Ends,
+            }
+        }
+        Crossing::Passes(exact)
+    }
+
+    fn entry(&self, kind: EntryKind) -> LogEntry {
+        LogEntry { version: self.gap.to, kind, received: self.received }
+    }
+}
