@@ -51,16 +51,7 @@ pub(super) fn describe(error: &ClientError) -> String {
             if let Some(first) = message.get_mut(..1) {
                 first.make_ascii_lowercase();
             }
-            // A TLS server closes a connection that does not start with a TLS handshake.
-            let was_closed = ["stream closed", "reset", "frame", "http2"].iter().any(|text| message.contains(text));
-            let hint = if message.contains("certificate") {
-                "--ca-file must name the CA that signed kubefan's certificate, and that certificate must not itself be a CA".to_owned()
-            } else if was_closed && !address.contains("://") && !address.starts_with("unix:") {
-                format!("is it a TLS port? Then use https://{address}")
-            } else {
-                "is `kubefan serve` running?".to_owned()
-            };
-            return format!("error: cannot reach kubefan at {address}: {message}; {hint}");
+            return format!("error: cannot reach kubefan at {address}: {message}{}", hint(address, &message));
         }
         ClientError::Address { .. }
         | ClientError::Undecodable { .. }
@@ -84,6 +75,25 @@ pub(super) fn describe(error: &ClientError) -> String {
     format!("Error from server ({reason}): {error}")
 }
 
+/// What to do if kubefan at `address` cannot be reached because of `message`, as a part of a
+/// sentence. Nothing if the message says it.
+fn hint(address: &str, message: &str) -> String {
+    let is = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
+    if is(&["the CA file must contain"]) {
+        " (--ca-file)".to_owned()
+    } else if is(&["certificate", "TLS"]) {
+        String::new()
+    } else if is(&["stream closed", "reset", "frame", "http2"])
+        && !address.contains("://")
+        && !address.starts_with("unix:")
+    {
+        // A TLS server closes a connection that does not start with a TLS handshake.
+        format!("; is it a TLS port? Then use https://{address}")
+    } else {
+        "; is `kubefan serve` running?".to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,8 +109,14 @@ mod tests {
         let message = "stream closed because of a broken pipe".into();
         let closed = ClientError::Unreachable { address: "127.0.0.1:7443".into(), message };
         assert!(describe(&closed).ends_with("is it a TLS port? Then use https://127.0.0.1:7443"));
-        let message = "invalid peer certificate: UnknownIssuer".into();
-        let unknown = ClientError::Unreachable { address: "https://127.0.0.1:7443".into(), message };
-        assert!(describe(&unknown).contains("--ca-file"));
+        for (message, end) in [
+            ("no trusted CA has signed it; the CA file must contain the CA that has", "the CA that has (--ca-file)"),
+            ("the server's certificate expired 2 days ago; it must be renewed", "it must be renewed"),
+            ("the server does not speak TLS on this port; use http", "use http"),
+        ] {
+            let address = "https://127.0.0.1:7443".to_owned();
+            let text = describe(&ClientError::Unreachable { address, message: message.into() });
+            assert!(text.ends_with(end), "{text}");
+        }
     }
 }

@@ -3,11 +3,12 @@
 //!
 //! A kubeconfig that looks right but does not work is hard to debug. Therefore this command refuses
 //! settings that clients silently ignore, above all credentials without TLS, which client-go does
-//! not send.
+//! not send. Some clients also ignore `tokenFile`, so the token can be a part of the kubeconfig;
+//! then the kubeconfig itself is a secret, and this command says so.
 
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -23,8 +24,11 @@ use super::error::CliError;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Each client needs its own credentials, because kubefan forwards them to the apiserver (serve --passthrough=caller): a token \
-    file as here, or its present kubeconfig with other values of `server` and `certificate-authority-data`. Clients send credentials \
-    only over https."
+    file or a token as here, or its present kubeconfig with other values of `server` and `certificate-authority-data`. Clients send \
+    credentials only over https.\n\n\
+    With --token the output contains the secret: write it to a file that only its user can read (umask 077), and renew it before the \
+    token expires. Prefer --token-file, except for clients that ignore it, such as @kubernetes/client-node and kr8s, which are then \
+    anonymous."
 )]
 pub(super) struct KubeconfigArgs {
     /// The URL of kubefan, as clients reach it: https://HOST:PORT
@@ -38,6 +42,10 @@ pub(super) struct KubeconfigArgs {
     /// changes; this command does not read it
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// The client's bearer token, which is embedded in the kubeconfig; - reads it from stdin, so
+    /// that other users do not see it in the list of processes
+    #[arg(long, value_name = "TOKEN", conflicts_with = "token_file")]
+    token: Option<String>,
     /// The name of the cluster and of its user
     #[arg(long, default_value = "kubefan", value_name = "NAME")]
     cluster: String,
@@ -88,8 +96,9 @@ struct UserEntry {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct User {
-    token_file: PathBuf,
+enum User {
+    TokenFile(PathBuf),
+    Token(String),
 }
 
 #[derive(Serialize)]
@@ -107,16 +116,22 @@ struct Context {
 }
 
 pub(super) fn run(args: &KubeconfigArgs) -> Result<(), CliError> {
-    let text = serde_saphyr::to_string(&kubeconfig(args)?).map_err(CliError::plain)?;
-    if args.token_file.is_none() {
-        eprintln!(
-            "kubefan: without --token-file the kubeconfig has no user: add one, or kubectl asks for a user name and other clients are anonymous"
-        );
+    let config = kubeconfig(args, std::io::stdin())?;
+    let text = serde_saphyr::to_string(&config).map_err(CliError::plain)?;
+    match config.users.first().map(|user| &user.entry.user) {
+        Some(User::TokenFile(_)) => {}
+        Some(User::Token(_)) => eprintln!(
+            "kubefan: the kubeconfig contains the token: every user who can read it can act as its owner (chmod 600), until the token expires"
+        ),
+        None => eprintln!(
+            "kubefan: without --token-file or --token the kubeconfig has no user: add one, or kubectl asks for a user name and other \
+             clients are anonymous"
+        ),
     }
     Ok(writeln!(std::io::stdout(), "{}", text.trim_end())?)
 }
 
-fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
+fn kubeconfig(args: &KubeconfigArgs, stdin: impl Read) -> Result<Kubeconfig, CliError> {
     let is_https = match args.server.scheme() {
         Some(scheme) if *scheme == Scheme::HTTPS => true,
         Some(scheme) if *scheme == Scheme::HTTP => false,
@@ -124,6 +139,7 @@ fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
     };
     let needs_tls = [
         ("--token-file", args.token_file.is_some(), "clients send credentials only over https"),
+        ("--token", args.token.is_some(), "clients send credentials only over https"),
         ("--certificate-authority", args.certificate_authority.is_some(), "http has no certificate to check"),
     ];
     if let Some((flag, _, because)) = needs_tls.iter().find(|(_, given, _)| *given && !is_https) {
@@ -133,11 +149,13 @@ fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
         )));
     }
     let certificate_authority_data = args.certificate_authority.as_deref().map(authority).transpose()?;
-    let token_file = args.token_file.as_deref().map(std::path::absolute).transpose()?;
-    let users: Vec<_> = token_file
-        .into_iter()
-        .map(|token_file| Named { name: args.cluster.clone(), entry: UserEntry { user: User { token_file } } })
-        .collect();
+    let user = match (&args.token_file, &args.token) {
+        (Some(file), _) => Some(User::TokenFile(std::path::absolute(file)?)),
+        (None, Some(given)) => Some(User::Token(token(given, stdin)?)),
+        (None, None) => None,
+    };
+    let named = |user| Named { name: args.cluster.clone(), entry: UserEntry { user } };
+    let users: Vec<_> = user.into_iter().map(named).collect();
     let context = Context {
         cluster: args.cluster.clone(),
         user: users.first().map(|user| user.name.clone()),
@@ -154,6 +172,29 @@ fn kubeconfig(args: &KubeconfigArgs) -> Result<Kubeconfig, CliError> {
         contexts: [Named { name: current_context.clone(), entry: ContextEntry { context } }],
         current_context,
     })
+}
+
+/// The longest token that is read from stdin, in bytes. Tokens of service accounts have one or two
+/// thousand.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
+
+/// The token as given, or as read from stdin for `-`. The error does not quote it.
+fn token(given: &str, stdin: impl Read) -> Result<String, CliError> {
+    let mut token = given.to_owned();
+    if given == "-" {
+        token.clear();
+        stdin
+            .take(TOKEN_BYTES_MAX)
+            .read_to_string(&mut token)
+            .map_err(|error| CliError::Plain(format!("--token -: {error}")))?;
+    }
+    let token = token.trim();
+    // A header could not carry anything else.
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let problem = "--token is not a bearer token: it must be one word of printable ASCII characters";
+        return Err(CliError::Plain(problem.to_owned()));
+    }
+    Ok(token.to_owned())
 }
 
 /// The certificates of a PEM file, without anything else in it: a private key beside them must not
@@ -193,7 +234,8 @@ mod tests {
 
     fn print(words: &[&str]) -> Result<kube_client::config::Kubeconfig, String> {
         let args = Only::try_parse_from(["kubeconfig"].iter().chain(words)).map_err(|error| error.to_string())?.args;
-        let text = serde_saphyr::to_string(&kubeconfig(&args).map_err(|error| error.to_string())?).unwrap();
+        let config = kubeconfig(&args, &b"from-stdin\n"[..]).map_err(|error| error.to_string())?;
+        let text = serde_saphyr::to_string(&config).unwrap();
         Ok(kube_client::config::Kubeconfig::from_yaml(&text).unwrap())
     }
 
@@ -233,6 +275,10 @@ mod tests {
         for (words, says) in [
             (&["--server=http://kubefan:7443", "--token-file=t"][..], "credentials only over https"),
             (&["--server=http://kubefan:7443", "--certificate-authority=ca"], "http has no certificate to check"),
+            (&["--server=http://kubefan:7443", "--token=t"], "credentials only over https"),
+            (&["--server=https://kubefan:7443", "--token="], "not a bearer token"),
+            (&["--server=https://kubefan:7443", "--token=two words"], "not a bearer token"),
+            (&["--server=https://kubefan:7443", "--token=a", "--token-file=b"], "cannot be used with"),
             (&["--server=kubefan:7443"], "https://HOST:PORT"),
             (&["--server=https://kubefan", "--certificate-authority=/does/not/exist"], "No such file"),
             (&["--server=https://kubefan", "--certificate-authority=Cargo.toml"], "contains no PEM certificate"),
@@ -241,5 +287,15 @@ mod tests {
             assert!(error.contains(says), "{words:?}: {error}");
         }
         assert!(print(&["--server=http://127.0.0.1:7443"]).unwrap().auth_infos.is_empty());
+    }
+
+    #[test]
+    fn a_token_can_be_embedded_and_then_there_is_no_token_file() {
+        for (given, token) in [("--token=abc.def", "abc.def"), ("--token=-", "from-stdin")] {
+            let config = print(&["--server=https://kubefan:7443", given]).unwrap();
+            let user = config.auth_infos[0].auth_info.as_ref().unwrap();
+            let printed = serde_json::to_value(user).unwrap();
+            assert_eq!((&printed["token"], user.token_file.as_deref()), (&serde_json::json!(token), None));
+        }
     }
 }

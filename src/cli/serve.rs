@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 
-use super::{error::CliError, shutdown::shutdown};
+use super::{
+    error::CliError,
+    shutdown::{hangups, shutdown},
+};
 use kubefan_proxy::{
     app,
     config::{self, ServeConfig, ServeOptions},
@@ -45,7 +48,8 @@ pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
     runtime.block_on(async {
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
         let shutdown = shutdown(announce).map_err(CliError::plain)?;
-        app::run(config, shutdown).await.map_err(CliError::plain)
+        let hangups = hangups().map_err(CliError::plain)?;
+        app::run(config, shutdown, hangups).await.map_err(CliError::plain)
     })
 }
 

@@ -1,7 +1,8 @@
-//! Shutdown signals of a command that runs until it is stopped.
+//! Signals to a command that runs until it is stopped.
 
 use std::io;
 
+use futures::{Stream, stream};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns a future that resolves at the first SIGTERM or ctrl-C, after it has passed the signal's
@@ -19,4 +20,11 @@ pub(super) fn shutdown(announce: impl FnOnce(&'static str) + Send) -> io::Result
             std::process::exit(130);
         });
     })
+}
+
+/// Returns a stream with an item for each SIGHUP, which then no longer ends the process. Must be
+/// called in a Tokio runtime.
+pub(super) fn hangups() -> io::Result<impl Stream<Item = ()> + Send> {
+    let hangup = signal(SignalKind::hangup())?;
+    Ok(stream::unfold(hangup, async |mut hangup| hangup.recv().await.map(|()| ((), hangup))))
 }

@@ -20,6 +20,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     paused: after_a_restart_every_selection_gets_exactly_the_missed_events,
         one_backfill_serves_all_returning_subscribers, a_version_compacted_upstream_is_refused_or_restarted,
+        a_refusal_names_the_oldest_version_that_upstream_has,
         an_upstream_outage_causes_no_restart_of_a_stream, an_only_changes_watch_gets_exactly_the_missed_changes,
         a_quiet_resource_is_backfilled_up_to_a_bookmark, a_resume_inside_a_gap_gets_the_events_from_upstream,
         a_version_that_is_too_old_does_not_fail_another, many_versions_that_are_too_old_do_not_fail_others,
@@ -236,6 +237,24 @@ async fn a_resume_inside_a_gap_does_not_go_back_before_it() {
         assert!(watch.gaps.is_empty() && watch.catch_ups.is_empty() && watch.snapshot.is_empty());
     }
     assert_equal("inside the gap", &back.events, &witness.events);
+}
+
+async fn a_refusal_names_the_oldest_version_that_upstream_has() {
+    let sim = Setup::of(&["pods"]).sim();
+    let ancient = churn(&sim, 0, 10);
+    churn(&sim, 10, 10);
+    sim.compact();
+    let oldest = sim.revision();
+    churn(&sim, 20, 10);
+    // This cache starts after the oldest version that upstream still has.
+    let rig = Rig::synced(sim.clone(), Setup::of(&["pods"])).await;
+    for _ in 0..2 {
+        let refused = rig.watch(target("pods"), &ancient.to_string()).await.err().unwrap();
+        assert_eq!(refused.message(), format!("too old resource version: {ancient} ({oldest})"));
+    }
+    let mut back = rig.watch(target("pods"), &oldest.to_string()).await.unwrap();
+    back.until(sim.revision()).await;
+    assert!(back.snapshot.is_empty() && back.catch_ups.is_empty());
 }
 
 async fn a_version_that_is_too_old_does_not_fail_another() {

@@ -167,7 +167,8 @@ async fn an_address_in_use_is_named_with_its_flag() {
     let socket = format!("unix:{}", simulated.dir.path().join("socket").display());
     let first = simulated.kubefan_at(&socket).await;
     let ran = run(&[&serve[..], &["--listen", &socket, "--admin-listen", "127.0.0.1:0"]].concat()).await;
-    assert_line("a socket", &ran, 1, &[&socket, "another process uses it"]);
+    assert_line("a socket", &ran, 1, &[&socket, "another process listens there", "choose another path"]);
+    assert!(!ran.stderr.contains("port 0"), "{ran:?}");
     drop(first);
     // The killed process left its socket file behind, and no process uses it.
     simulated.kubefan_at(&socket).await;

@@ -4,15 +4,18 @@
 use std::{process::Command, time::Duration};
 
 use kubefan_common::proto::v1alpha1::{WatchRequest, watch_service_client::WatchServiceClient};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{
     Code, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-use tonic_reflection::pb::v1::{
-    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+use tonic_reflection::pb::{
+    v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    },
+    v1alpha,
 };
 use tonic_types::StatusExt;
 
@@ -23,14 +26,17 @@ use crate::harness::{
     record::{Watch, connect},
     rig::target,
     simulated::Simulated,
-    tests, wait,
+    tests, tools, wait,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: a_data_port_with_a_certificate_accepts_only_tls, a_unix_socket_is_served_and_removed,
+    python: grpcio_without_tls_gets_the_reason_and_does_not_retry;
+    local: a_data_port_with_a_certificate_accepts_only_tls, a_data_port_without_a_certificate_accepts_no_tls,
+        an_expired_certificate_is_reported_by_both_sides, a_hangup_reads_the_certificate_again_and_ends_nothing,
+        a_unix_socket_is_served_and_removed,
         a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
         a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
-        reflection_describes_the_service, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
+        reflection_describes_the_service, reflection_answers_clients_of_the_old_version, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
         ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file;
 };
 
@@ -62,17 +68,145 @@ async fn a_data_port_with_a_certificate_accepts_only_tls() {
     assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 4), "{got:?}");
     let stranger = run(&["get", "pods", "--server", &secure]).await;
     assert_eq!(stranger.code, Some(1), "an authority that is not trusted: {stranger:?}");
-    assert!(stranger.stderr.contains("certificate") && stranger.stderr.lines().count() == 1, "{stranger:?}");
+    assert_eq!(
+        stranger.stderr,
+        format!(
+            "error: cannot reach kubefan at {secure}: no trusted CA has signed the server's certificate; the CA file must contain the \
+             CA that has (--ca-file)\n"
+        )
+    );
+    let mistaken = run(&["get", "pods", "--server", &secure, "--ca-file", &key]).await;
+    assert_eq!(mistaken.code, Some(1), "a key: {mistaken:?}");
+    let says = format!("CA file {key}: it contains a private key and no certificate");
+    assert!(mistaken.stderr.contains(&says) && mistaken.stderr.lines().count() == 1, "{mistaken:?}");
     let plain = run(&["get", "pods", "--server", &address.to_string()]).await;
     assert_eq!(plain.code, Some(1), "no TLS: {plain:?}");
-    assert_eq!(plain.stderr.lines().count(), 1, "{plain:?}");
-    assert!(plain.stderr.contains("use https://"), "{plain:?}");
+    assert_eq!(
+        plain.stderr,
+        format!(
+            "error: cannot reach kubefan at {address}: the server needs TLS on this port; use an https:// address\n"
+        )
+    );
     let plain = reqwest::Client::builder().no_proxy().http1_only().build().unwrap();
     let refused = plain.get(format!("http://{address}/api")).send().await.unwrap();
     let (code, text) = (refused.status(), refused.text().await.unwrap());
     assert_eq!((code.as_u16(), text.lines().count()), (400, 1), "{text}");
     assert!(text.contains("use https://"), "{text}");
     let version = simulated.create("last");
+    watch.until(version).await;
+}
+
+/// grpcio sends a call again on a new connection, at once and for ever, if a GOAWAY says that it
+/// was not processed.
+async fn grpcio_without_tls_gets_the_reason_and_does_not_retry() {
+    const PROGRAM: &str = "import sys, grpc\n\
+        call = grpc.insecure_channel(sys.argv[1]).unary_unary('/kubefan.v1alpha1.WatchService/ListResources')\n\
+        try: call(b'', timeout=60)\n\
+        except grpc.RpcError as error: print(error.code().name, error.details())\n";
+    const CONNECTIONS_MAX: u64 = 3;
+    let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/python/requirements.txt");
+    let python = tools::python("example-python", requirements.as_ref());
+    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let files = Files::new(&simulated, &authority);
+    files.write(authority.server());
+    let kubefan = files.kubefan(&simulated).await;
+    let mut command = tokio::process::Command::new(python);
+    command.args(["-c", PROGRAM, &kubefan.grpc_addr.to_string()]).kill_on_drop(true);
+    let output = command.output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.starts_with("UNAVAILABLE a plaintext request was sent to an HTTPS port"), "{output:?}");
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let started = metrics.lines().find_map(|line| line.strip_prefix("kubefan_connections_started_total "));
+    assert!(started.unwrap().parse::<u64>().unwrap() <= CONNECTIONS_MAX, "{metrics}");
+}
+
+async fn a_data_port_without_a_certificate_accepts_no_tls() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let secure = format!("https://{}", kubefan.grpc_addr);
+    let got = run(&["get", "pods", "--server", &secure]).await;
+    assert_eq!(got.code, Some(1), "{got:?}");
+    assert_eq!(
+        got.stderr,
+        format!(
+            "error: cannot reach kubefan at {secure}: the server does not speak TLS on this port; use an address without https://\n"
+        )
+    );
+    // The start of a ClientHello.
+    let mut stream = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();
+    stream.write_all(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.0 400 Bad Request\r\n") && answer.contains("--tls-cert-file"), "{answer}");
+}
+
+/// Paths of the files of a certificate, its key and its CA.
+struct Files {
+    certificate: String,
+    key: String,
+    ca: String,
+}
+
+impl Files {
+    fn new(simulated: &Simulated, authority: &Authority) -> Files {
+        let path = |name: &str| simulated.dir.path().join(name).to_str().unwrap().to_owned();
+        let files = Files { certificate: path("tls.crt"), key: path("tls.key"), ca: path("ca.pem") };
+        std::fs::write(&files.ca, &authority.ca_pem).unwrap();
+        files
+    }
+
+    fn write(&self, (certificate, key): (String, String)) {
+        std::fs::write(&self.key, key).unwrap();
+        std::fs::write(&self.certificate, certificate).unwrap();
+    }
+
+    async fn kubefan(&self, simulated: &Simulated) -> Kubefan {
+        let tls = ["--tls-cert-file", &self.certificate, "--tls-private-key-file", &self.key];
+        simulated.kubefan(&[&["--resource=pods"], &tls[..]].concat()).await
+    }
+}
+
+const EXPIRATION: &str = "kubefan_serving_certificate_expiration_timestamp_seconds";
+
+async fn an_expired_certificate_is_reported_by_both_sides() {
+    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let files = Files::new(&simulated, &authority);
+    files.write(authority.expired_server());
+    let kubefan = files.kubefan(&simulated).await;
+    let log = kubefan.process.log();
+    assert!(log.contains("WARN") && log.contains("has expired: it was valid until 2002-01-01T00:00:00Z"), "{log}");
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    assert!(metrics.contains(&format!("{EXPIRATION} 1009843200\n")), "{metrics}");
+    let secure = format!("https://{}", kubefan.grpc_addr);
+    let got = run(&["get", "pods", "--server", &secure, "--ca-file", &files.ca]).await;
+    assert_eq!(got.code, Some(1), "{got:?}");
+    let says = ["the server's certificate expired ", " days ago; it must be renewed\n"];
+    assert!(says.iter().all(|text| got.stderr.contains(text)) && !got.stderr.contains("--ca-file"), "{got:?}");
+}
+
+async fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
+    let (simulated, authority) = (Simulated::start().await, Authority::new());
+    let files = Files::new(&simulated, &authority);
+    files.write(authority.expired_server());
+    let kubefan = files.kubefan(&simulated).await;
+    let logged = async |text: &str| {
+        wait::until(text, wait::SOON, || async { kubefan.process.log().contains(text).then_some(()) }).await;
+    };
+    kubefan.process.hang_up();
+    logged("the certificate of the data port was read again; it has not changed").await;
+    files.write(authority.server());
+    kubefan.process.hang_up();
+    logged("the certificate of the data port was renewed").await;
+    let secure = format!("https://{}", kubefan.grpc_addr);
+    let got = run(&["get", "pods", "-o", "name", "--server", &secure, "--ca-file", &files.ca]).await;
+    assert_eq!((got.code, got.stdout.lines().count()), (Some(0), 3), "{got:?}");
+
+    let plain = simulated.kubefan(&["--resource=pods"]).await;
+    let mut watch = Watch::start(&mut connect(plain.grpc_addr).await, target("pods"), "").await.unwrap();
+    plain.process.hang_up();
+    let has = || async { plain.process.log().contains("nothing to read again").then_some(()) };
+    wait::until("the log line", wait::SOON, has).await;
+    let version = simulated.create("later");
     watch.until(version).await;
 }
 
@@ -225,6 +359,7 @@ async fn reflection_describes_the_service() {
     let questions = [
         MessageRequest::ListServices(String::new()),
         MessageRequest::FileContainingSymbol("kubefan.v1alpha1.WatchService.Watch".into()),
+        MessageRequest::FileContainingSymbol("google.rpc.ErrorInfo".into()),
     ];
     let requests = futures::stream::iter(questions.map(ask));
     let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
@@ -236,14 +371,39 @@ async fn reflection_describes_the_service() {
     names.sort();
     assert_eq!(
         names,
-        ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "kubefan.v1alpha1.WatchService"]
+        [
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+            "kubefan.v1alpha1.WatchService"
+        ]
     );
-    let Some(MessageResponse::FileDescriptorResponse(files)) =
-        answers.message().await.unwrap().unwrap().message_response
-    else {
-        panic!("no file");
+    for _ in 0..2 {
+        let Some(MessageResponse::FileDescriptorResponse(files)) =
+            answers.message().await.unwrap().unwrap().message_response
+        else {
+            panic!("no file");
+        };
+        assert!(!files.file_descriptor_proto.is_empty());
+    }
+}
+
+async fn reflection_answers_clients_of_the_old_version() {
+    use v1alpha::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
     };
-    assert!(!files.file_descriptor_proto.is_empty());
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let mut client = ServerReflectionClient::new(channel_to(&kubefan));
+    for symbol in ["kubefan.v1alpha1.WatchService", "google.rpc.RetryInfo"] {
+        let question = MessageRequest::FileContainingSymbol(symbol.to_owned());
+        let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+        let requests = futures::stream::iter([request]);
+        let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
+        let answer = answers.message().await.unwrap().unwrap().message_response;
+        assert!(matches!(answer, Some(MessageResponse::FileDescriptorResponse(_))), "{symbol}: {answer:?}");
+    }
 }
 
 async fn the_number_of_streams_is_limited() {

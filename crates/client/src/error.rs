@@ -2,20 +2,25 @@
 //! machine-readable reason, or an error of the Kubernetes API.
 
 mod api_status;
+mod cause;
 
-use std::{collections::HashMap, error::Error, time::Duration};
+use std::{collections::HashMap, error::Error as _, time::Duration};
 
-use kubefan_common::text::innermost;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 pub use api_status::{ApiStatus, ApiStatusCause};
+use cause::NEEDS_TLS;
+pub(crate) use cause::root_cause;
 
 /// The `google.rpc.ErrorInfo` domain of kubefan's error reasons.
 pub const ERROR_DOMAIN: &str = "kubefan.dev";
 
 /// Part of tonic's error message for a response of an HTTP server that does not speak gRPC.
 const NO_GRPC_STATUS: &str = "grpc-status header missing";
+
+/// The reason of a kubefan that needs TLS and was called without.
+const TLS_REQUIRED: &str = "TLS_REQUIRED";
 
 /// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +38,7 @@ pub enum ClientError {
     Unreachable {
         /// The address, as the caller gave it.
         address: String,
-        /// The operating system's or TLS library's reason.
+        /// The operating system's reason, or what is wrong with TLS.
         message: String,
     },
     /// kubefan answered with a gRPC error status.
@@ -64,7 +69,7 @@ pub enum ClientError {
     HttpUnreachable {
         /// Scheme, host and port.
         address: String,
-        /// The operating system's, TLS library's or HTTP library's reason.
+        /// The operating system's or HTTP library's reason, or what is wrong with TLS.
         message: String,
     },
     /// The answer is not one of a Kubernetes API: broken JSON, a redirect, a web page.
@@ -112,6 +117,9 @@ impl ClientError {
             return Self::Protocol { address: address.to_owned(), message };
         }
         let info = info.filter(|info| info.domain == ERROR_DOMAIN);
+        if info.as_ref().is_some_and(|info| info.reason == TLS_REQUIRED) {
+            return Self::Unreachable { address: address.to_owned(), message: NEEDS_TLS.to_owned() };
+        }
         let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unwrap_or_default();
         Self::Status(Box::new(ServerStatus {
             code: status.code(),
@@ -248,13 +256,6 @@ fn code_of(status: &ApiStatus) -> Code {
     }
 }
 
-/// The text of the innermost error.
-pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let text = innermost(error).to_string();
-    // Cuts the error number off, as in "Connection refused (os error 111)".
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use tonic_types::ErrorDetails;
@@ -274,6 +275,16 @@ mod tests {
             (Code::OutOfRange, "EXPIRED", Some(Duration::from_secs(3)))
         );
         assert_eq!(error.to_string(), "too old resource version: 5 (7)");
+    }
+
+    #[test]
+    fn a_call_without_tls_to_a_port_that_needs_it_names_the_remedy() {
+        let details = ErrorDetails::with_error_info(TLS_REQUIRED, ERROR_DOMAIN, HashMap::new());
+        let error = ClientError::from_status(&Status::with_error_details(Code::Unavailable, "use TLS", details), "h:1");
+        assert_eq!(
+            error.to_string(),
+            "cannot reach kubefan at h:1: the server needs TLS on this port; use an https:// address"
+        );
     }
 
     #[test]

@@ -75,6 +75,7 @@
 //! | `prometheus` | metrics of informers |
 //! | `clap` | the enums as values of command-line flags |
 
+mod authorities;
 pub mod error;
 mod fake;
 mod fallback;

@@ -6,12 +6,21 @@ use std::{fs, process::Command};
 use serde_json::json;
 
 use super::{Both, SMALL_LISTS, Server, assert_equal};
-use crate::harness::{Test, apiserver::ApiServer, assets, objects::pod, process::Process, tests, wait};
+use crate::harness::{
+    Test,
+    apiserver::ApiServer,
+    assets,
+    kubefan::Kubefan,
+    objects::pod,
+    process::{Process, free_port},
+    simulated::kubeconfig,
+    tests, wait,
+};
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: kubectl_reads_are_the_same_through_kubefan, kubectl_reads_are_the_same_from_cached_tables,
         kubectl_writes_are_the_same_and_visible_to_its_next_read, kubectl_watches_are_the_same_through_kubefan,
-        kubectl_watches_are_the_same_from_cached_tables;
+        kubectl_watches_are_the_same_from_cached_tables, kubectl_reports_an_outage_as_soon_as_straight;
 };
 
 /// Commands that read. They follow `-n NAMESPACE`, and the namespace does not change meanwhile.
@@ -382,4 +391,33 @@ fn is_age(word: &str) -> bool {
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     };
     parts.peek().is_some() && parts.all(is_part)
+}
+
+/// kubectl asks five times which API groups there are. If the answers asked for retries, it would
+/// ask fifty times, over a minute.
+async fn kubectl_reports_an_outage_as_soon_as_straight() {
+    const ASKED: usize = 5;
+    let dir = tempfile::tempdir().unwrap();
+    let server = format!("http://127.0.0.1:{}", free_port());
+    let kubefan = Kubefan::spawn(&kubeconfig(&dir, &server, "{}"), &["--resource=pods"]).await;
+    let get = async |server: &str| {
+        let mut kubectl = tokio::process::Command::new(&assets::get().expect("kubectl is there").kubectl);
+        kubectl.args(["--server", server, "--cache-dir"]).arg(dir.path().join("cache")).args(["get", "pods"]);
+        let output = kubectl.kill_on_drop(true).output().await.expect("kubectl starts");
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let asked = |text: &str| text.matches("couldn't get current server API group list").count();
+    let straight = get(&server).await;
+    assert_eq!(asked(&straight), ASKED, "{straight}");
+    let through = get(&format!("http://{}", kubefan.grpc_addr)).await;
+    let warning = through.lines().next().unwrap_or_default();
+    assert!(
+        warning.starts_with(&format!("Warning: cannot reach the apiserver at {server}: Connection refused")),
+        "{through}"
+    );
+    assert_eq!(asked(&through), ASKED, "{through}");
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let requests = format!("kubefan_passthrough_requests_total{{code=\"error\",verb=\"get\"}} {ASKED}\n");
+    assert!(metrics.contains(&requests), "{metrics}");
 }

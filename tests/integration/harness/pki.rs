@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
 };
 
 /// A certificate authority that tests can issue certificates from.
@@ -31,6 +32,14 @@ impl Authority {
         let mut params =
             CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("names are valid");
         params.distinguished_name.push(DnType::CommonName, "localhost");
+        self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth])
+    }
+
+    /// Issues a server certificate for loopback that expired years ago.
+    pub(crate) fn expired_server(&self) -> (String, String) {
+        let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("names are valid");
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
         self.issue(params, &[ExtendedKeyUsagePurpose::ServerAuth])
     }
 

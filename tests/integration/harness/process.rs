@@ -69,7 +69,17 @@ impl Process {
 
     /// Asks the process to exit, like `kill -TERM`.
     pub(crate) fn terminate(&self) {
-        let status = Command::new("sh").args(["-c", r#"kill -TERM "$0""#, &self.pid().to_string()]).status();
+        self.signal("TERM");
+    }
+
+    /// Asks the process to read its files again, like `kill -HUP`.
+    pub(crate) fn hang_up(&self) {
+        self.signal("HUP");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!(r#"kill -{name} "$0""#);
+        let status = Command::new("sh").args(["-c", &kill, &self.pid().to_string()]).status();
         assert!(status.is_ok_and(|status| status.success()), "cannot send a signal to {}", self.name);
     }
 

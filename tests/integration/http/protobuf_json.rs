@@ -34,11 +34,15 @@ fn events(mut body: &[u8]) -> Result<String, Malformed> {
 }
 
 fn whole(body: &[u8]) -> Result<Value, Malformed> {
-    if let Some(Status { status, message, reason, details, code }) = Status::read(body) {
+    if let Some(read) = Status::read(body) {
+        // Its bytes vary with the masked parts. They match if both servers write every field.
+        let is_complete = read.to_bytes() == body;
+        let Status { status, message, reason, details, code, .. } = read;
         let details = format!("{details:?}");
-        return Ok(
-            json!({ "kind": "Status", "status": status, "message": message, "reason": reason, "details": details, "code": code }),
-        );
+        return Ok(json!({
+            "kind": "Status", "status": status, "message": message, "reason": reason, "details": details, "code": code,
+            "complete": is_complete,
+        }));
     }
     let opened = protobuf::open(body)?;
     let mut value = object(opened.message)?;

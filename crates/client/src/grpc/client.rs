@@ -8,7 +8,10 @@ use futures::{Stream, StreamExt};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 use super::projection::Projection;
-use crate::error::{ClientError, root_cause};
+use crate::{
+    authorities,
+    error::{ClientError, root_cause},
+};
 use kubefan_common::proto::v1alpha1::{
     GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResponse, Object, ResolvedResource, ResourceStatus,
     Target, watch_service_client::WatchServiceClient,
@@ -230,12 +233,7 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
     if uri.starts_with("https:") {
         let mut tls = ClientTlsConfig::new();
         tls = match &options.ca_file {
-            Some(file) => {
-                let pem = tokio::fs::read(file).await;
-                tls.ca_certificate(Certificate::from_pem(
-                    pem.map_err(|error| wrong(format!("CA file {}: {error}", file.display())))?,
-                ))
-            }
+            Some(file) => tls.ca_certificate(Certificate::from_pem(authorities::read(file).await.map_err(wrong)?.pem)),
             None => tls.with_enabled_roots(),
         };
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;

@@ -8,28 +8,25 @@ use std::{path::Path, sync::Arc};
 use rustls::{
     ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier,
     crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{PrivateKeyDer, pem::PemObject},
 };
+
+use crate::authorities::{self, certificates};
 
 /// Returns the configuration. The errors name the file and quote nothing from it.
 pub(super) async fn config(
     ca_file: Option<&Path>,
     client_certificate: Option<(&Path, &Path)>,
 ) -> Result<ClientConfig, String> {
-    let mut roots = RootCertStore::empty();
-    match ca_file {
-        Some(file) => {
-            let failed = |problem: &str| format!("CA file {}: {problem}", file.display());
-            let certificates = certificates(&read("CA file", file).await?).map_err(failed)?;
-            if roots.add_parsable_certificates(certificates).0 == 0 {
-                return Err(failed("it contains no usable certificate"));
-            }
-        }
+    let roots = match ca_file {
+        Some(file) => authorities::read(file).await?.roots,
         None => {
             let system = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
+            let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(system.map_err(|error| error.to_string())?.certs);
+            roots
         }
-    }
+    };
     let builder = builder()?.with_root_certificates(roots);
     let Some((certificate_file, key_file)) = client_certificate else { return Ok(builder.with_no_client_auth()) };
     let chain = certificates(&read("client certificate", certificate_file).await?)
@@ -54,10 +51,4 @@ fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
 
 async fn read(what: &str, file: &Path) -> Result<Vec<u8>, String> {
     tokio::fs::read(file).await.map_err(|error| format!("{what} {}: {error}", file.display()))
-}
-
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
-    let certificates: Vec<_> =
-        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| "it is not valid PEM")?;
-    if certificates.is_empty() { Err("it contains no PEM certificate") } else { Ok(certificates) }
 }

@@ -13,7 +13,7 @@ pub mod kinds;
 mod status;
 pub mod wire;
 
-pub use status::{Status, StatusCause, StatusDetails};
+pub use status::{Status, StatusCause, StatusDetails, StatusMeta};
 pub use wire::Malformed;
 
 use self::wire::{Fields, Value, bytes_field, put_bytes, put_head, put_number, replaced, varint_len};

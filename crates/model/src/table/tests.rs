@@ -59,6 +59,18 @@ fn ages_are_current_and_the_stored_row_does_not_depend_on_the_time() {
     );
 }
 
+/// `HumanDuration` cuts the fraction off, also below zero. An age from kubefan can differ from one of
+/// the apiserver only by the time between the two answers.
+#[test]
+fn the_fraction_of_a_second_is_cut_off() {
+    let late = now() + Duration::from_millis(999);
+    for (created, age) in
+        [("2026-01-01T00:59:55Z", "5s"), ("2026-01-01T01:00:01Z", "0s"), ("2026-01-01T01:00:02Z", "0s")]
+    {
+        assert_eq!(rendered(&since("", created, ""), late), format!("\"{age}\""), "{created}");
+    }
+}
+
 #[test]
 fn cells_that_are_not_ages_are_unchanged() {
     let tables = tables("configmaps", &[AGE]).unwrap();

@@ -4,8 +4,15 @@
 mod peers;
 mod server_options;
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    io,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
+use futures::{FutureExt, Stream, StreamExt};
 use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
@@ -25,8 +32,9 @@ use crate::{
         grpc::health,
         kube::forward::Forwarder,
         transport::{
+            certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
-            tls::{self, TlsError},
+            tls,
         },
     },
     telemetry::metrics::Metrics,
@@ -83,11 +91,16 @@ pub struct App {
     admin: Listener,
     peer: Option<Listener>,
     tls: Option<TlsAcceptor>,
+    certificate: Option<Arc<Certificate>>,
 }
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
-/// has ended, or the drain timeout has passed.
-pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+/// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate again.
+pub async fn run(
+    config: ServeConfig,
+    shutdown: impl Future<Output = ()> + Send,
+    reloads: impl Stream<Item = ()> + Send,
+) -> Result<(), AppError> {
     let app = App::bind(config).await?;
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
@@ -95,7 +108,16 @@ pub async fn run(config: ServeConfig, shutdown: impl Future<Output = ()> + Send)
     if let Some(peers) = app.bound_for_peers()? {
         eprintln!("kubefan: serving peers on {peers}");
     }
-    app.serve(shutdown).await
+    let certificate = app.certificate.clone();
+    let reloading = reloads.for_each(async |()| match &certificate {
+        Some(certificate) => certificate.reload(),
+        None => info!("nothing to read again: the data port has no certificate"),
+    });
+    let reloading = reloading.then(|()| std::future::pending::<Infallible>());
+    tokio::select! {
+        served = app.serve(shutdown) => served,
+        never = reloading => match never {},
+    }
 }
 
 impl App {
@@ -132,7 +154,10 @@ impl App {
         // so that it can explain to their owners why a certificate cannot be forwarded.
         let asks_for_certificates =
             passthrough.as_ref().is_some_and(|passthrough| passthrough.credentials() == Credentials::Caller);
-        let tls = config.serving.tls.as_ref().map(|files| tls::read(files, asks_for_certificates)).transpose()?;
+        let read = |files| Certificate::read(files, wall_clock, metrics.certificate_expiration());
+        let certificate = config.serving.tls.as_ref().map(read).transpose()?;
+        let tls =
+            certificate.clone().map(|certificate| tls::acceptor(certificate, asks_for_certificates)).transpose()?;
         let upgrades = config.passthrough.upgrades;
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
@@ -153,7 +178,7 @@ impl App {
             Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
             None => None,
         };
-        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls })
+        Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate })
     }
 
     /// The metrics that `/metrics` serves.
@@ -177,7 +202,7 @@ impl App {
     /// reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
-        let Self { config, upstream, proxy, metrics, data, admin, peer, tls } = self;
+        let Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate: _ } = self;
         let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
@@ -217,6 +242,12 @@ impl App {
         admin.abort();
         ended
     }
+}
+
+/// The clock that the time of a certificate is compared with.
+#[expect(clippy::disallowed_methods, reason = "the time enters here; code below takes it as a parameter")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }
 
 fn registry(
@@ -309,12 +340,20 @@ fn serve_data(
 ) -> Result<ServerTask, AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(|error| failed(&error))?;
-    let others = Routes::new(health_service).add_service(reflection);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // The types of the details of a status.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+            .include_reflection_service(false)
+    };
+    let v1 = reflection().build_v1().map_err(|error| failed(&error))?;
+    // grpcio and older releases of grpcurl ask for this version only.
+    let v1alpha = reflection().build_v1alpha().map_err(|error| failed(&error))?;
+    let others = Routes::new(health_service).add_service(v1).add_service(v1alpha);
     let catalog = Arc::new(registry.clone());
     let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());

@@ -34,6 +34,20 @@ impl Warnings {
         Self(stored.cloned().collect())
     }
 
+    /// A warning of kubefan's own, as apimachinery's `NewWarningHeader` writes it.
+    pub fn own(text: &str) -> Self {
+        let mut value = String::from("299 kubefan \"");
+        for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+            if matches!(character, '"' | '\\') {
+                value.push('\\');
+            }
+            value.push(character);
+        }
+        value.push('"');
+        // Cannot fail: there are no control characters.
+        Self(HeaderValue::from_str(&value).into_iter().collect())
+    }
+
     /// The warnings that are not in `others`.
     pub fn without(self, others: &Self) -> Self {
         if !self.0.iter().any(|warning| others.0.contains(warning)) {
@@ -75,6 +89,11 @@ mod tests {
             "a warning about kubefan itself is left out"
         );
         assert_eq!(Warnings::of(&HeaderMap::new()), Warnings::default());
+    }
+
+    #[test]
+    fn a_warning_of_our_own_is_quoted() {
+        assert_eq!(put(&Warnings::own("a \"b\" \\\n c")), [r#"299 kubefan "a \"b\" \\  c""#]);
     }
 
     #[test]

@@ -109,6 +109,8 @@ struct ExpiredVersions {
     events: Option<ResourceVersion>,
     /// Upstream cannot list the state at this version or any older one.
     state: Option<ResourceVersion>,
+    /// The oldest version that upstream named: it has all events after it.
+    oldest: Option<ResourceVersion>,
 }
 
 impl ExpiredVersions {
@@ -117,10 +119,11 @@ impl ExpiredVersions {
         version <= self.events || request.needs_state && version <= self.state
     }
 
-    fn add(&mut self, epoch: u64, expired: &UpstreamExpired) {
+    fn add(&mut self, epoch: u64, expired: &UpstreamExpired, oldest: Option<ResourceVersion>) {
         if self.epoch != epoch {
             *self = Self { epoch, ..Self::default() };
         }
+        self.oldest = oldest.or(self.oldest);
         match expired {
             UpstreamExpired::Events(version) => self.events = self.events.max(Some(*version)),
             UpstreamExpired::State(version) => self.state = self.state.max(Some(*version)),
@@ -138,8 +141,8 @@ enum UpstreamExpired {
 enum ReadError {
     Expired {
         expired: UpstreamExpired,
-        /// Whether upstream named its oldest version.
-        is_exact: bool,
+        /// The oldest version that upstream still has, if it named that.
+        oldest: Option<ResourceVersion>,
     },
     Refused(Refusal),
 }
@@ -185,9 +188,12 @@ impl Backfiller {
         }
     }
 
-    fn expired(&self, requested: ResourceVersion) -> Expired {
+    /// The refusal of a version. It names the oldest version that history or a backfill can resume
+    /// from.
+    fn expired(&self, epoch: u64, requested: ResourceVersion) -> Expired {
         let oldest = self.served.hub.status().oldest.unwrap_or(requested);
-        Expired { requested, oldest }
+        let upstreams = Some(&self.inner().expired).filter(|expired| expired.epoch == epoch).and_then(|it| it.oldest);
+        Expired { requested, oldest: upstreams.map_or(oldest, |upstreams| oldest.min(upstreams)) }
     }
 
     fn failed(&self, version: ResourceVersion) -> Refusal {
@@ -200,7 +206,7 @@ impl Backfiller {
 
     fn join(self: &Arc<Self>, request: Request) -> Result<Joined, Refusal> {
         let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
-        let expired = self.expired(request.version);
+        let expired = self.expired(epoch, request.version);
         let mut inner = self.inner();
         if inner.expired.epoch == epoch && inner.expired.contain(request) {
             return Err(expired.into());
@@ -269,23 +275,25 @@ impl Backfiller {
         let oldest = requests.first().map(|request| request.version);
         while let Some(range) = ReadRange::of(&requests) {
             self.inner().running = Some((range, sender.clone()));
-            let (expired, is_exact) = match self.read_confirmed(range).await {
+            let (expired, named) = match self.read_confirmed(range).await {
                 Ok(backfill) => return Ok(Arc::new(backfill)),
-                Err(ReadError::Expired { expired, is_exact }) => (expired, is_exact),
+                Err(ReadError::Expired { expired, oldest }) => (expired, oldest),
                 Err(ReadError::Refused(refusal)) => return Err(refusal),
             };
             {
                 let mut inner = self.inner();
-                inner.expired.add(epoch, &expired);
+                inner.expired.add(epoch, &expired, named);
                 requests.retain(|request| !inner.expired.contain(*request));
             }
             if matches!(expired, UpstreamExpired::State(_)) && requests.iter().any(|request| !request.needs_state) {
                 requests.retain(|request| !request.needs_state);
-            } else if !is_exact && let Some(median) = requests.iter().nth(requests.len() / 2).copied() {
+            } else if named.is_none()
+                && let Some(median) = requests.iter().nth(requests.len() / 2).copied()
+            {
                 requests = requests.split_off(&median);
             }
         }
-        Err(oldest.map_or_else(|| self.unsynced(), |oldest| self.expired(oldest).into()))
+        Err(oldest.map_or_else(|| self.unsynced(), |oldest| self.expired(epoch, oldest).into()))
     }
 
     /// Drops the latest backfill, to save memory. Later requests read it again.
@@ -354,7 +362,7 @@ impl Backfiller {
                 }
                 // An eviction means that the backfill exceeds its limits.
                 if ring.floor() != from {
-                    return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), is_exact: false });
+                    return Err(ReadError::Expired { expired: UpstreamExpired::Events(from), oldest: None });
                 }
                 if leads_on && at >= to {
                     return Ok(Backfill { epoch, ring, reached: at, has_state: with_state });
@@ -378,13 +386,13 @@ fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
         return Refusal::Unavailable(error.to_string()).into();
     };
     // Upstream may name the oldest version that it still has.
-    let named = gone.oldest().and_then(ResourceVersion::below).filter(|below| *below >= from);
-    let version = named.unwrap_or(from);
+    let oldest = gone.oldest().filter(|oldest| *oldest > from);
+    let version = oldest.and_then(ResourceVersion::below).unwrap_or(from);
     let expired = match error {
         ReflectorError::List(_) => UpstreamExpired::State(version),
         _ => UpstreamExpired::Events(version),
     };
-    ReadError::Expired { expired, is_exact: named.is_some() }
+    ReadError::Expired { expired, oldest }
 }
 
 enum Joined {

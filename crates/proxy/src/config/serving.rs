@@ -9,7 +9,9 @@ use super::{
     rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, wait},
     section::{display_choice, section},
 };
-use crate::{caches::memory_pressure::MEMORY_BYTES_MIN, fanout::hub::COALESCE_MAX, server::transport::tls::TlsFiles};
+use crate::{
+    caches::memory_pressure::MEMORY_BYTES_MIN, fanout::hub::COALESCE_MAX, server::transport::certificate::TlsFiles,
+};
 
 /// How a read that must not be stale is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]

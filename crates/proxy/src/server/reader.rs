@@ -13,9 +13,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::select::{self, Selected};
-use crate::fanout::{
-    Catalog, Need, NotSubscribed, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
-    SubscribeOptions, Subscription,
+use crate::{
+    cache::{Backfill, Expired},
+    fanout::{
+        Catalog, Need, NotSubscribed, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
+        SubscribeOptions, Subscription,
+    },
 };
 use kubefan_common::{
     planted::{self, Bug},
@@ -145,10 +148,15 @@ impl<C: Catalog> Reader<C> {
         if let Start::Resume(version) | Start::ResumeWithObjects(version) = options.start {
             provided.other_history = self.other_history(served, &options.cluster, version).await;
         }
-        let mut backfills = 0;
+        let (mut backfills, mut oldest) = (0, None);
         loop {
             match hub.try_subscribe(&selection, &format, &options, &provided, &waker) {
                 Ok(subscription) => return Ok(subscription),
+                // The hub knows only its own history. A backfill may start at an older version.
+                Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {
+                    let oldest = oldest.map_or(expired.oldest, |oldest| expired.oldest.min(oldest));
+                    return Err(Expired { oldest, ..expired }.into());
+                }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {
                     provided.permit = Some(Arc::new(hub.gate().acquire().await?));
@@ -158,7 +166,14 @@ impl<C: Catalog> Reader<C> {
                     provided.permit = None;
                     backfills += 1;
                     provided.backfill = match backfills {
-                        ..=BACKFILLS_MAX => self.backfill(served, (&selection, &format), version).await?,
+                        ..=BACKFILLS_MAX => match self.backfill(served, (&selection, &format), version).await {
+                            Ok(backfill) => ProvidedBackfill::Read(backfill),
+                            Err(Refusal::Expired(expired)) => {
+                                oldest = Some(expired.oldest);
+                                ProvidedBackfill::Unavailable
+                            }
+                            Err(refusal) => return Err(refusal),
+                        },
                         _ => ProvidedBackfill::Unavailable,
                     };
                 }
@@ -172,16 +187,12 @@ impl<C: Catalog> Reader<C> {
         served: &Served,
         (selection, format): (&Selection, &Format),
         version: ResourceVersion,
-    ) -> Result<ProvidedBackfill, Refusal> {
+    ) -> Result<Arc<Backfill>, Refusal> {
         // The state before an event decides whether an object enters or leaves, and whether its
         // projection has changed.
         let compares = selection.membership_can_change() || format.only_changes();
         let needs_state = compares && !planted::is(Bug::BackfillWithoutMembership);
-        match self.catalog.backfill(served, version, needs_state).await {
-            Ok(backfill) => Ok(ProvidedBackfill::Read(backfill)),
-            Err(Refusal::Expired(_)) => Ok(ProvidedBackfill::Unavailable),
-            Err(other) => Err(other),
-        }
+        self.catalog.backfill(served, version, needs_state).await
     }
 
     /// Waits until the cache has reached `version`. Returns a refusal if the version belongs to

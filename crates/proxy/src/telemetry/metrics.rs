@@ -10,7 +10,7 @@ mod register;
 
 use std::sync::Arc;
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use self::{cache::CacheFamilies, register::Registrar};
 pub use self::{
@@ -34,6 +34,7 @@ pub struct Metrics {
     connections: IntGauge,
     connections_started: IntCounter,
     connections_finished: IntCounterVec,
+    certificate_expiration: Gauge,
     passthrough: IntCounterVec,
     passthrough_in_flight: IntGauge,
     passthrough_refused: IntCounterVec,
@@ -73,6 +74,11 @@ impl Metrics {
         for end in ConnectionEnd::ALL {
             connections_finished.with_label_values(&[end.as_str()]);
         }
+        let certificate_expiration = register.gauge(
+            "kubefan_serving_certificate_expiration_timestamp_seconds",
+            "End of the validity of the data port's certificate, in seconds since 1970; inf without TLS.",
+        )?;
+        certificate_expiration.set(f64::INFINITY);
         let passthrough_refused = register.counters(
             "kubefan_passthrough_refused_total",
             "Requests refused instead of forwarded upstream, by reason.",
@@ -106,6 +112,7 @@ impl Metrics {
             connections_started: register
                 .counter("kubefan_connections_started_total", "Connections accepted on the data port.")?,
             connections_finished,
+            certificate_expiration,
             passthrough: register.counters(
                 "kubefan_passthrough_requests_total",
                 "Requests forwarded upstream, by verb and HTTP status code; 'error' if there was no answer.",
@@ -130,6 +137,11 @@ impl Metrics {
         self.connections_started.inc();
         self.connections.inc();
         ConnectionGuard { all: self.clone(), end: ConnectionEnd::Draining }
+    }
+
+    /// The end of the data port's certificate, in seconds since 1970.
+    pub fn certificate_expiration(&self) -> Gauge {
+        self.certificate_expiration.clone()
     }
 
     /// Counts a connection to the peer port whose client did not prove to be a peer.

@@ -16,6 +16,11 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(level.replace("kubefan::", "kubefan_proxy::")).map_err(|error| {
         format!("--log-level {level:?}: {error}; write it like info, or kubefan_proxy::upstream=warn,info for a module")
     })?;
+    // Its warning names no setting (`Server cert bypassed`). kubefan warns of that itself.
+    let filter = match "kube_client::client::tls=off".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     let started = match format {
         LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),

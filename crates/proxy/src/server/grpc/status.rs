@@ -102,6 +102,12 @@ pub fn replace_library_status<B: Default>(response: http::Response<B>) -> http::
     }
 }
 
+/// The status of a call without TLS on a port that needs it. Without a retry delay: a retry cannot
+/// succeed.
+pub fn needs_tls(message: &str) -> Status {
+    failed(Code::Unavailable, "TLS_REQUIRED", message.to_owned())
+}
+
 /// The status of a request that exceeds the size limit.
 pub fn too_long(message: &str) -> Status {
     let message = format!("the request is too long (--max-message-size): {message}");

@@ -23,6 +23,7 @@ use super::{
     tunnel::Tunnel,
 };
 use crate::{
+    cache::warnings::Warnings,
     server::client_info::ClientInfo,
     telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
@@ -83,7 +84,7 @@ impl Forwarder {
         let request = Request::from_parts(parts, body.map_err(BoxError::from).boxed_unsync());
         let mut response = match self.upstream.send(&place, request).await {
             Ok(response) => response,
-            Err(error) => return unanswered(&error).response(Media::Json),
+            Err(error) => return unanswered(&error),
         };
         passed_on.answered(response.status());
         response.extensions_mut().insert(FromUpstream);
@@ -130,7 +131,8 @@ impl Forwarder {
                 return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
             Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
-                let message = "with --passthrough=self every caller acts as kubefan: leave out --as, or use your own credentials with the apiserver";
+                let message = "with --passthrough=self every caller acts as kubefan and can be no other user: leave out --as (in a \
+                    kubeconfig: as), or send this request to the apiserver itself";
                 return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
             }
             _ => {}
@@ -149,18 +151,22 @@ impl Forwarder {
     }
 }
 
-/// The answer if there is no response from upstream. Only a request that was not sent at all gets a
-/// retriable status, because clients retry writes too.
-fn unanswered(error: &UpstreamError) -> Failure {
-    match error {
+/// The answer if there is no response from upstream. The text is a warning too, because client-go
+/// shows no text of a failed discovery, and everything that kubectl does starts with discovery.
+fn unanswered(error: &UpstreamError) -> Response<Body> {
+    let (text, failure): (_, fn(String) -> Failure) = match error {
         UpstreamError::Unreachable { .. } => {
-            Failure::unavailable(format!("{error}; until it is reachable, kubefan answers only from its caches"))
+            (format!("{error}; until it is reachable, kubefan answers only from its caches"), Failure::unreachable)
         }
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
-            Failure::bad_gateway(format!("{error}; see the kubeconfig that kubefan was started with"))
+            (format!("{error}; see the kubeconfig that kubefan was started with"), Failure::bad_gateway)
         }
-        _ => Failure::bad_gateway(error.to_string()),
-    }
+        _ => (error.to_string(), Failure::bad_gateway),
+    };
+    let warning = Warnings::own(&text);
+    let mut response = failure(text).response(Media::Json);
+    warning.put(response.headers_mut());
+    response
 }
 
 fn has_token(headers: &HeaderMap) -> bool {
@@ -234,6 +240,23 @@ mod tests {
             assert_eq!(is_local(&request(host, origin), local), is, "{host}, {origin}");
             assert!(is_local(&request(host, origin), client(None)), "no browser uses a Unix socket");
         }
+    }
+
+    #[test]
+    fn an_unreachable_apiserver_is_reported_in_the_status_and_as_a_warning_and_asks_for_no_retry() {
+        let unreachable =
+            |message: &str| UpstreamError::Unreachable { server: "https://h:6443".into(), message: message.into() };
+        let response = unanswered(&unreachable("Connection refused"));
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
+        assert_eq!(
+            response.headers()[header::WARNING],
+            "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
+             only from its caches\""
+        );
+        let response = unanswered(&UpstreamError::Reset { message: "closed".into() });
+        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+        assert!(response.headers().contains_key(header::WARNING));
     }
 
     #[test]

@@ -182,7 +182,14 @@ impl Failure {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retriable()
     }
 
-    /// 502: upstream could not be reached.
+    /// 503: upstream cannot be reached now. Without a delay, because client-go would retry ten times
+    /// in silence before it reports a response that has one; a refused connection it reports at
+    /// once.
+    pub fn unreachable(message: String) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+    }
+
+    /// 502: upstream did not answer a request that it may have received.
     pub fn bad_gateway(message: String) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "InternalError", message)
     }
@@ -239,7 +246,7 @@ impl Failure {
 
 impl From<&Failure> for protobuf::Status {
     fn from(failure: &Failure) -> Self {
-        let Failure { status, message, reason, details, code, .. } = failure;
+        let Failure { metadata, status, message, reason, details, code, .. } = failure;
         let cause = |cause: &Cause| protobuf::StatusCause {
             reason: cause.reason.to_owned(),
             message: cause.message.clone(),
@@ -254,6 +261,7 @@ impl From<&Failure> for protobuf::Status {
             uid: String::new(),
         });
         Self {
+            metadata: protobuf::StatusMeta { continues: metadata.continues.clone(), ..Default::default() },
             status: (*status).to_owned(),
             message: message.clone(),
             reason: (*reason).to_owned(),

@@ -33,19 +33,25 @@ pub enum Listener {
 
 /// An address could not be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} ({flag}): {error}{}", hint(.error))]
+#[error("cannot listen on {address} ({flag}): {error}{}", hint(.address, .error))]
 pub struct BindError {
     address: ListenAddress,
     flag: &'static str,
     error: io::Error,
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "; another process uses it, perhaps another kubefan, or the file exists: choose another address, or port 0"
+fn hint(address: &ListenAddress, error: &io::Error) -> &'static str {
+    use ListenAddress::{Tcp, Unix};
+    match (error.kind(), address) {
+        (io::ErrorKind::AddrInUse, Tcp(_)) => {
+            "; another process uses it, perhaps another kubefan: choose another address, or port 0"
         }
-        io::ErrorKind::PermissionDenied => "; choose a port above 1023, or a writable path",
+        (io::ErrorKind::AddrInUse, Unix(_)) => {
+            "; another process listens there, perhaps another kubefan, or the file is no socket: choose another path"
+        }
+        (io::ErrorKind::NotFound, Unix(_)) => "; create its directory first",
+        (io::ErrorKind::PermissionDenied, Tcp(_)) => "; choose a port above 1023",
+        (io::ErrorKind::PermissionDenied, Unix(_)) => "; choose a path in a directory that kubefan may write to",
         _ => "",
     }
 }
@@ -280,7 +286,8 @@ mod tests {
 
         let file = directory.path().join("file");
         std::fs::write(&file, "precious").unwrap();
-        assert!(bind(&file).await.is_err(), "a regular file");
+        let error = bind(&file).await.err().expect("a regular file").to_string();
+        assert!(error.ends_with("or the file is no socket: choose another path"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 
         let link = directory.path().join("link");

@@ -6,12 +6,13 @@
 //! snapshot, hold no thread and delay no other client. [`limits`] names what one connection may
 //! take.
 
+pub mod certificate;
 pub mod http1;
 pub mod http2;
 pub mod limits;
 pub mod listen;
 pub mod listen_address;
-pub mod plaintext;
+pub mod mismatch;
 pub mod preface;
 pub mod read_progress;
 pub mod serve;

@@ -13,7 +13,7 @@ use super::{
     http2::connection::{Connection, Io},
     limits::{HANDSHAKE_TIMEOUT, TLS_BYTES_MAX},
     listen::Listener,
-    plaintext,
+    mismatch,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
 };
@@ -104,9 +104,12 @@ impl<C: Catalog> Server<C> {
     ) -> Result<TlsStream<Rewound<T>>, ConnectionEnd> {
         let handshake = async {
             let (is_http2, io) = preface::detect(io).await?;
-            if plaintext::is_plaintext(io.first()) {
-                plaintext::refuse(io, is_http2).await?;
-                return Err(io::Error::other(plaintext::REFUSAL));
+            if mismatch::is_plaintext(io.first()) {
+                match is_http2 {
+                    true => mismatch::refuse_http2(io, mismatch::NEEDS_TLS).await.map_err(io::Error::other)?,
+                    false => mismatch::refuse(io, mismatch::NEEDS_TLS).await?,
+                }
+                return Err(io::Error::other(mismatch::NEEDS_TLS));
             }
             tls.accept_with(io, |session| session.set_buffer_limit(Some(TLS_BYTES_MAX))).await
         };
@@ -144,6 +147,11 @@ impl<C: Catalog> Server<C> {
                 Ok(connection) => Ok(Detected::Http2(Box::new(connection))),
                 Err(error) => Err(handshake_failed(&error, client)),
             },
+            Ok((false, io)) if mismatch::is_tls(io.first()) => {
+                let refused = in_time(mismatch::refuse(io, mismatch::HAS_NO_TLS)).await;
+                let error = refused.err().unwrap_or_else(|| io::Error::other(mismatch::HAS_NO_TLS));
+                Err(handshake_failed(&error, client))
+            }
             Ok((false, io)) => Ok(Detected::Http1(io)),
             Err(error) => Err(handshake_failed(&error, client)),
         }

@@ -1,8 +1,8 @@
 //! Creates metrics and registers them in one step.
 
 use prometheus::{
-    Error, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    core::Collector,
+    Error, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, core::Collector,
 };
 
 /// A registry to which every created metric is added. Every method fails if the registry already
@@ -29,6 +29,10 @@ impl Registrar<'_> {
 
     pub(super) fn int_gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, Error> {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels)?)
+    }
+
+    pub(super) fn gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
+        self.register(Gauge::new(name, help)?)
     }
 
     pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, Error> {

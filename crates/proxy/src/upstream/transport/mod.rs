@@ -56,6 +56,12 @@ pub(in crate::upstream) fn build(
 ) -> Result<HttpService, SettingsError> {
     let server = server_name(&config.cluster_url);
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
+    if config.accept_invalid_certs {
+        tracing::warn!(
+            server,
+            "the kubeconfig sets insecure-skip-tls-verify: the apiserver's certificate is not checked, so any server can pass for it"
+        );
+    }
     // Built once, so that another connection does not run the exec plugin again.
     let tls = tls_config(config).map_err(failed)?;
     let (config_copy, user_agent) = (config.clone(), user_agent.to_owned());

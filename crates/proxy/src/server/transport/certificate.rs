@@ -1,0 +1,348 @@
+//! The certificate of the data port: reads it, reads it again after it was renewed, and reports
+//! when it expires.
+//!
+//! Two hazards. A renewal may be half written: a certificate that cannot be used never replaces the
+//! one in use. And a certificate may expire without a word: clients then fail, and only they know
+//! why. So its end is a metric, and a certificate outside its time is warned of, when it is read
+//! and when it expires in use.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use prometheus::Gauge;
+use rustls::{
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use tokio::time::Instant;
+use tracing::{info, warn};
+use webpki::{EndEntityCert, KeyUsage};
+
+/// A certificate and its private key, as PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub cert_file: PathBuf,
+    /// The private key.
+    pub private_key_file: PathBuf,
+}
+
+/// The certificate or its key cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("--tls-cert-file {cert}, --tls-private-key-file {key}: {message}")]
+pub struct TlsError {
+    cert: String,
+    key: String,
+    message: String,
+}
+
+impl TlsFiles {
+    fn unusable(&self, message: impl fmt::Display) -> TlsError {
+        let name = |path: &Path| path.display().to_string();
+        TlsError { cert: name(&self.cert_file), key: name(&self.private_key_file), message: message.to_string() }
+    }
+}
+
+/// How often the files are checked for a renewed certificate, at most. New connections use it,
+/// existing ones do not.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The wall clock, which the time of a certificate is compared with.
+type Clock = fn() -> SystemTime;
+
+/// The contents of the two files.
+#[derive(PartialEq, Eq)]
+struct Pem {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Pem {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|error| files.unusable(format!("cannot read {}: {error}", path.display())))
+        };
+        Ok(Self { cert: read(&files.cert_file)?, key: read(&files.private_key_file)? })
+    }
+
+    fn certified(&self, files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(&self.cert)
+            .collect::<Result<_, _>>()
+            .map_err(|error| files.unusable(format!("the certificate is not PEM: {error}")))?;
+        if chain.is_empty() {
+            return Err(files.unusable("the first file contains no certificate"));
+        }
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|error| files.unusable(format!("the second file contains no private key: {error}")))?;
+        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider());
+        Ok(Arc::new(certified.map_err(|error| files.unusable(error))?))
+    }
+}
+
+/// The certificate that the server presents.
+pub struct Certificate {
+    files: TlsFiles,
+    wall_clock: Clock,
+    /// When it expires, in seconds since 1970.
+    expiration: Gauge,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    certified: Arc<CertifiedKey>,
+    pem: Pem,
+    validity: Option<Validity>,
+    /// The wrong time that was warned of.
+    warned: Option<WrongTime>,
+    looked_at: Instant,
+}
+
+impl Certificate {
+    /// Reads the files. `expiration` is set to the end of the certificate, in seconds since 1970.
+    ///
+    /// # Errors
+    /// A file cannot be read or used, or the key is not the certificate's.
+    pub fn read(files: &TlsFiles, wall_clock: Clock, expiration: Gauge) -> Result<Arc<Self>, TlsError> {
+        let pem = Pem::read(files)?;
+        let certified = pem.certified(files)?;
+        let current = Current { certified, pem, validity: None, warned: None, looked_at: Instant::now() };
+        let certificate = Self { files: files.clone(), wall_clock, expiration, current: Mutex::new(current) };
+        certificate.begin_to_use(&mut certificate.current());
+        Ok(Arc::new(certificate))
+    }
+
+    /// Reads the files again now, and logs what they contain. A certificate that cannot be used
+    /// leaves the one in use.
+    pub fn reload(&self) {
+        if !self.renew(&mut self.current()) {
+            let cert_file = self.files.cert_file.display();
+            info!(%cert_file, "the certificate of the data port was read again; it has not changed");
+        }
+    }
+
+    pub(super) fn unusable(&self, error: &rustls::Error) -> TlsError {
+        self.files.unusable(error)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest usable certificate. The files are small and rarely read, so the handshake may
+    /// wait for that.
+    fn newest(&self) -> Arc<CertifiedKey> {
+        let mut current = self.current();
+        if current.looked_at.elapsed() >= RENEWAL_INTERVAL {
+            self.renew(&mut current);
+            self.warn_of_wrong_time(&mut current);
+        }
+        current.certified.clone()
+    }
+
+    /// Reads the files again. False if they have not changed.
+    fn renew(&self, current: &mut Current) -> bool {
+        current.looked_at = Instant::now();
+        let renewed = Pem::read(&self.files).and_then(|pem| match pem == current.pem {
+            true => Ok(None),
+            false => pem.certified(&self.files).map(|certified| Some((certified, pem))),
+        });
+        match renewed {
+            Ok(None) => return false,
+            Ok(Some((certified, pem))) => {
+                (current.certified, current.pem) = (certified, pem);
+                info!(cert_file = %self.files.cert_file.display(), "the certificate of the data port was renewed");
+                self.begin_to_use(current);
+            }
+            Err(error) => {
+                warn!(%error, "the renewed certificate of the data port cannot be used; the old one stays in use");
+            }
+        }
+        true
+    }
+
+    fn begin_to_use(&self, current: &mut Current) {
+        current.validity = current.certified.cert.first().and_then(Validity::of);
+        current.warned = None;
+        // Without an end that can be read, no alert on the end must fire.
+        let ends = current.validity.map_or(f64::INFINITY, |validity| validity.not_after.as_secs() as f64);
+        self.expiration.set(ends);
+        self.warn_of_wrong_time(current);
+    }
+
+    fn warn_of_wrong_time(&self, current: &mut Current) {
+        let now = (self.wall_clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let wrong = current.validity.and_then(|validity| validity.wrong_at(now));
+        if let Some(wrong) = wrong.filter(|wrong| current.warned != Some(*wrong)) {
+            warn!(
+                cert_file = %self.files.cert_file.display(),
+                "the certificate of the data port {wrong}; clients refuse it until it is renewed"
+            );
+        }
+        current.warned = wrong;
+    }
+}
+
+/// Leaves the key out.
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Certificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.newest())
+    }
+}
+
+/// When a certificate is valid, as times since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Validity {
+    not_before: Duration,
+    not_after: Duration,
+}
+
+/// A certificate is used outside its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WrongTime {
+    NotYet(Duration),
+    Expired(Duration),
+}
+
+impl Validity {
+    /// `None` if the certificate cannot be parsed.
+    fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let parsed = EndEntityCert::try_from(certificate).ok()?;
+        // The library that rustls verifies with shows the times only in its errors: that of a
+        // verification at the beginning of time, and that of one at its end. It compares the time
+        // before it looks at anything else.
+        let error_at = |at: Duration| {
+            let (time, usage) = (UnixTime::since_unix_epoch(at), KeyUsage::server_auth());
+            parsed.verify_for_usage(&[], &[], &[], time, usage, None, None).err()
+        };
+        let not_before = match error_at(Duration::ZERO) {
+            Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
+            _ => 0,
+        };
+        let Some(webpki::Error::CertExpired { not_after, .. }) = error_at(Duration::from_secs(u64::MAX)) else {
+            return None;
+        };
+        let seconds = Duration::from_secs;
+        Some(Self { not_before: seconds(not_before), not_after: seconds(not_after.as_secs()) })
+    }
+
+    fn wrong_at(self, now: Duration) -> Option<WrongTime> {
+        if now < self.not_before {
+            return Some(WrongTime::NotYet(self.not_before));
+        }
+        (now > self.not_after).then_some(WrongTime::Expired(self.not_after))
+    }
+}
+
+impl fmt::Display for WrongTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, at) = match self {
+            Self::NotYet(at) => ("is not valid before", at),
+            Self::Expired(at) => ("has expired: it was valid until", at),
+        };
+        match i64::try_from(at.as_secs()).map(jiff::Timestamp::from_second) {
+            Ok(Ok(time)) => write!(f, "{what} {time}"),
+            _ => write!(f, "{what} {} s after 1970", at.as_secs()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_SECONDS: u64 = 1_800_000_000;
+    const DAY_SECONDS: u64 = 86_400;
+
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_SECONDS)
+    }
+
+    fn gauge() -> Gauge {
+        Gauge::new("expiration", "For tests.").unwrap()
+    }
+
+    fn files(dir: &tempfile::TempDir) -> TlsFiles {
+        TlsFiles { cert_file: dir.path().join("tls.crt"), private_key_file: dir.path().join("tls.key") }
+    }
+
+    /// Writes a certificate that is valid for so many days before and after now.
+    fn write(files: &TlsFiles, name: &str, days: (i64, i64)) {
+        let mut params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
+        let at = |days: i64| {
+            let second = NOW_SECONDS as i64 + days * DAY_SECONDS as i64;
+            rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(second as u64)
+        };
+        (params.not_before, params.not_after) = (at(-days.0), at(days.1));
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(&files.cert_file, params.self_signed(&key).unwrap().pem()).unwrap();
+        std::fs::write(&files.private_key_file, key.serialize_pem()).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(&dir);
+        write(&files, "first.example", (1, 1));
+        let certificate = Certificate::read(&files, now, gauge()).unwrap();
+        let presented = || certificate.newest().cert.clone();
+        let first = presented();
+        write(&files, "second.example", (1, 1));
+        assert_eq!(presented(), first, "the files are not read for each connection");
+        tokio::time::advance(RENEWAL_INTERVAL).await;
+        let second = presented();
+        assert_ne!(second, first);
+        std::fs::write(&files.private_key_file, "half a fi").unwrap();
+        tokio::time::advance(RENEWAL_INTERVAL).await;
+        assert_eq!(presented(), second);
+        certificate.reload();
+        assert_eq!(presented(), second);
+        write(&files, "third.example", (1, 1));
+        certificate.reload();
+        assert_ne!(presented(), second, "a reload does not wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_certificate_is_reported_when_it_is_read_and_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (files, expiration) = (files(&dir), gauge());
+        write(&files, "a.example", (2, 3));
+        let certificate = Certificate::read(&files, now, expiration.clone()).unwrap();
+        assert_eq!(expiration.get(), (NOW_SECONDS + 3 * DAY_SECONDS) as f64);
+        assert_eq!(certificate.current().warned, None);
+        let at = |days: i64| Duration::from_secs((NOW_SECONDS as i64 + days * DAY_SECONDS as i64) as u64);
+        for (days, wrong) in [((3, -1), Some(WrongTime::Expired(at(-1)))), ((-1, 2), Some(WrongTime::NotYet(at(1))))] {
+            write(&files, "a.example", days);
+            certificate.reload();
+            assert_eq!(expiration.get(), at(days.1).as_secs() as f64);
+            assert_eq!(certificate.current().warned, wrong);
+        }
+        let text = WrongTime::Expired(at(-1)).to_string();
+        assert_eq!(text, "has expired: it was valid until 2027-01-14T08:00:00Z");
+    }
+
+    #[test]
+    fn a_certificate_is_valid_at_both_ends_of_its_time() {
+        let seconds = Duration::from_secs;
+        let validity = Validity { not_before: seconds(10), not_after: seconds(20) };
+        for (now, wrong) in [
+            (9, Some(WrongTime::NotYet(seconds(10)))),
+            (10, None),
+            (20, None),
+            (21, Some(WrongTime::Expired(seconds(20)))),
+        ] {
+            assert_eq!(validity.wrong_at(seconds(now)), wrong, "{now}");
+        }
+    }
+}
