@@ -1,5 +1,5 @@
-//! Why a connection failed, in words for people. A TLS library says what it found (`UnknownIssuer`);
-//! people need to know what is wrong with which setting.
+//! Why a connection failed, in words for people. A TLS library says what it found
+//! (`UnknownIssuer`); people need to know what is wrong with which setting.
 
 use std::{error::Error, io};
 

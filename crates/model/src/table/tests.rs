@@ -59,8 +59,8 @@ fn ages_are_current_and_the_stored_row_does_not_depend_on_the_time() {
     );
 }
 
-/// `HumanDuration` cuts the fraction off, also below zero. An age from kubefan can differ from one of
-/// the apiserver only by the time between the two answers.
+/// `HumanDuration` cuts the fraction off, also below zero. An age from kubefan can differ from one
+/// of the apiserver only by the time between the two answers.
 #[test]
 fn the_fraction_of_a_second_is_cut_off() {
     let late = now() + Duration::from_millis(999);

@@ -182,9 +182,8 @@ impl Failure {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retriable()
     }
 
-    /// 503: upstream cannot be reached now. Without a delay, because client-go would retry ten times
-    /// in silence before it reports a response that has one; a refused connection it reports at
-    /// once.
+    /// 503: upstream cannot be reached now. Without a delay, because client-go retries a response
+    /// that has one ten times in silence, and reports a refused connection at once.
     pub fn unreachable(message: String) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
     }
