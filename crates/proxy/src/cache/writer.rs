@@ -25,6 +25,8 @@ use kubefan_model::{
 
 /// The reason of a list that a self-check asked for.
 pub const SELF_CHECK: &str = "self_check";
+/// The reason of a list after the schema or the server's version has changed.
+pub const SCHEMA_CHANGED: &str = "schema_changed";
 
 /// What the reflector read, in upstream's order.
 #[derive(Debug)]
