@@ -33,7 +33,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
         a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
-        a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
+        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
         relists_after_an_upgrade_are_spread_and_lose_no_event, a_schema_list_that_fails_leaves_the_watch_open,
         a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads;
 };
@@ -101,6 +101,10 @@ async fn an_outage_ends_for_all_caches_when_upstream_is_back() {
         let counts = || (0..RESOURCES).map(|number| lists(&rig, &collection(number)).len()).collect::<Vec<_>>();
         let asked = || (0..RESOURCES).map(|number| rig.network.recorded_requests(&collection(number)).len()).sum();
         let (lists_before, asked_before): (_, usize) = (counts(), asked());
+        rig.network.refuse(true);
+        for number in 0..RESOURCES {
+            rig.sim.delete(&widgets(number), "default", "w0").unwrap();
+        }
         restart_upstream(&rig, outage).await;
         let asked_meanwhile = asked() - asked_before;
         assert!(asked_meanwhile <= 3 * RESOURCES, "{outage:?}: {asked_meanwhile} requests without a hope");
@@ -251,6 +255,24 @@ async fn a_page_that_always_fails_starts_the_list_over() {
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
+async fn a_failed_page_of_a_backfill_is_requested_again() {
+    let (setup, sim) = in_pages();
+    let version = sim.revision();
+    churn(&sim, 0, 20);
+    let rig = Rig::synced(sim, setup).await;
+    let mut left = 2;
+    rig.network.rule(move |path| {
+        let fails = path.contains("continue=") && left > 0;
+        left -= usize::from(fails);
+        fails.then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    let mut watch = rig.watch(stage("on"), &version.to_string()).await.unwrap();
+    watch.until(rig.sim.revision()).await;
+    assert!(watch.snapshot.is_empty() && !watch.events.is_empty());
+    let exact = lists(&rig, PODS).into_iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact"));
+    assert_eq!(exact.count(), 1, "one list");
+}
+
 async fn a_list_that_fails_without_pages_has_pages_again() {
     let (setup, sim) = in_pages();
     let network = Network::to(sim.clone());
@@ -360,8 +382,13 @@ async fn a_schema_list_at_an_expired_version_becomes_a_gap() {
     setup.schema_check_interval = Duration::from_secs(30);
     let (rig, mut watch, _) = synced(setup).await;
     upgrade(&rig);
-    let gone = crate::upstream_faults::status(410, "Expired", "The resourceVersion for the provided list is too old.");
-    rig.fault(Verb::List, gone, 1);
+    let gone = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410,
+        "reason": "Expired", "message": "The resourceVersion for the provided list is too old." });
+    let mut gone = Some(gone);
+    rig.network.rule(move |path| {
+        let answers = path.contains("resourceVersionMatch=Exact");
+        answers.then(|| gone.take().map(|gone| answer(410, vec![gone.to_string()], false))).flatten()
+    });
     sleep(Duration::from_secs(400)).await;
     let during = write(&rig, "b");
     watch.until(during[2]).await;

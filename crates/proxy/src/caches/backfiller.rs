@@ -41,6 +41,8 @@ use kubefan_model::{
 const GATHER_TIME: Duration = Duration::from_millis(300);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay before a failed page of the state is requested again, unless upstream asks for one.
+const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot.
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(64 << 20),
@@ -366,7 +368,13 @@ impl Backfiller {
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
         loop {
-            let step = reflector.step().await.map_err(|error| read_error(from, &error))?;
+            let step = match reflector.step().await {
+                Err(error) if reflector.is_within_list() => {
+                    sleep(error.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)).await;
+                    continue;
+                }
+                step => step.map_err(|error| read_error(from, &error))?,
+            };
             let Step::Update { update, received } = step else { continue };
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),

@@ -3,10 +3,10 @@
 //! Two rules conflict: an outage should end for readers when it ends upstream, and a broken or
 //! busy apiserver must not be asked in a tight loop. So each kind of failure has its own wait:
 //!
-//! - No answer: a backoff, and then until the probe that all caches share succeeds
+//! - No connection: a backoff, and then until the probe that all caches share succeeds
 //!   ([`Upstream::until_available`]). The probe finds the end of an outage within about a second,
 //!   so the backoff does not grow while it lasts.
-//! - 429 and 5xx: a backoff, at least as long as the apiserver asks for.
+//! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for.
 //! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer shows
 //!   that upstream is there, so the backoff of the kinds above starts over.
 //! - 410: none for the first. A list mends it, and the scheduler of lists spreads the load. If lists
@@ -62,7 +62,7 @@ impl Retry {
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        if error.is_some_and(UpstreamError::is_away) {
+        if let Some(UpstreamError::Unreachable { .. }) = error {
             self.upstream.until_available().await;
         }
     }

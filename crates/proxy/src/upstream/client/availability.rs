@@ -2,8 +2,8 @@
 //!
 //! After an outage every cache wants to continue at once, but none should find out by itself when
 //! that is possible: with a backoff of its own each would be late by up to a minute, and without
-//! one they would be a load on an apiserver that is starting. So a caller whose request got no
-//! answer waits here. The first one sends a probe a second, and its success releases all of them.
+//! one they would be a load on an apiserver that is starting. So a caller that cannot connect waits
+//! here. The first one sends a probe a second, and its success releases all of them.
 //!
 //! The probe is `GET /readyz`: kube-apiserver allows it to every user, it costs one small answer,
 //! and through proxies and load balancers it takes the way of all other requests. A TCP connection

@@ -183,7 +183,8 @@ impl<R: Rng> Reflector<R> {
     }
 
     /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
-    /// state at that version if `with_state`. Drop the reflector after any error.
+    /// state at that version if `with_state`. Drop the reflector after any error, unless it is
+    /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: "backfill" },
@@ -233,6 +234,11 @@ impl<R: Rng> Reflector<R> {
     /// Whether the next step requests a list or a page of one.
     pub fn is_about_to_list(&self) -> bool {
         matches!(self.state, State::Empty { .. } | State::Paging(_)) && self.ready.is_empty()
+    }
+
+    /// Whether a list is in progress and has read a page, also if the next one has just failed.
+    pub fn is_within_list(&self) -> bool {
+        matches!(&self.state, State::Paging(list) if list.next.is_some())
     }
 
     /// Advances the resume version, after a proof that no events lie in between.
