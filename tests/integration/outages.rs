@@ -31,6 +31,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = tests! {
     paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
         a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
+        an_apiserver_that_never_becomes_ready_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
         a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
         a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
@@ -165,6 +166,16 @@ async fn a_probe_that_is_denied_delays_nothing() {
         all_live(&rig, 2).await;
         assert!(back.elapsed() <= LIVE_WITHIN, "{code}: live after {:?}", back.elapsed());
     }
+}
+
+async fn an_apiserver_that_never_becomes_ready_is_used_all_the_same() {
+    let (setup, sim) = with_widgets(2);
+    let rig = Rig::synced(sim, setup).await;
+    rig.network.rule(move |path| (path == "/readyz").then(|| answer(500, vec!["{}".to_owned()], false)));
+    restart_upstream(&rig, Duration::from_secs(40)).await;
+    let back = Instant::now();
+    all_live(&rig, 2).await;
+    assert!(back.elapsed() <= Duration::from_secs(20), "live after {:?}", back.elapsed());
 }
 
 /// Opens a watch over HTTP, and returns when its body contains `text`.

@@ -305,6 +305,10 @@ impl Informer {
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
             (None, Some(version)) => self.reflector.resume_from(version),
+            (Some(SCHEMA_CHANGED), Some(version)) => {
+                self.reflector.resume_from(version);
+                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+            }
             (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
         }
         let cause = if let IdentityError::Unanswered(cause) = &error { Some(cause) } else { None };

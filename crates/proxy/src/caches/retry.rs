@@ -7,13 +7,14 @@
 //!   ([`Upstream::until_available`]). The probe finds the end of an outage within about a second,
 //!   so the backoff does not grow while it lasts.
 //! - No complete answer, 429 and 5xx: a backoff, at least as long as the apiserver asks for.
-//! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer shows
-//!   that upstream is there, so the backoff of the kinds above starts over.
-//! - 410: none for the first. A list mends it, and the scheduler of lists spreads the load. If lists
-//!   do not help, the backoff for refusals applies.
+//! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer
+//!   shows that upstream is there, so the backoff of the kinds above starts over.
+//! - 410: none for the first. A list mends it, and the scheduler of lists spreads the load. If
+//!   lists do not help, the backoff for refusals applies.
 //!
-//! After an outage the apiserver is starting for a while, and answers 403, 404, 429 and 5xx until it
-//! has read its rules and filled its watch caches. Long delays would outlast that, so they are cut.
+//! After an outage the apiserver is starting for a while, and answers 403, 404, 429 and 5xx until
+//! it has read its rules and filled its watch caches. Long delays would outlast that, so they are
+//! cut.
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@ mod availability;
 pub mod identity;
 mod identity_check;
 pub mod lines;
+mod probe;
 
 use std::{
     io::Read,

@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// How often in a row one page may fail before the list starts over. client-go's REST client retries
-/// a request as often.
+/// How often in a row one page may fail before the list starts over. client-go's REST client
+/// retries a request as often.
 const PAGE_FAILURES_MAX: usize = 10;
 /// The same for a list beside an open watch, whose events wait for the list.
 const PAGE_FAILURES_BESIDE_MAX: usize = 2;
