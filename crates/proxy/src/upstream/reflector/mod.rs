@@ -68,7 +68,7 @@
 //! shows. [`Reflector::reread`] lists the objects at exactly the version of the open watch. The
 //! watch stays open meanwhile and continues after the list, so nothing is lost. If the list fails
 //! for a moment, the watch continues as if there had been none. If upstream cannot list that
-//! version, an ordinary list follows, for the reason `expired`.
+//! version, an ordinary list follows.
 //!
 //! # Doubt
 //!

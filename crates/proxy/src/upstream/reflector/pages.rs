@@ -98,7 +98,7 @@ impl<R: Rng> Reflector<R> {
         } else if let Some((watch, version)) = list.beside {
             match is_passing {
                 true => State::Watching { watch, version },
-                false => State::Empty { reason: "expired" },
+                false => State::Empty { reason: list.reason },
             }
         } else if is_expired && list.next.is_some() {
             // etcd compacted the version of the pages meanwhile. A list without pages cannot expire

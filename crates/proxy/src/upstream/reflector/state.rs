@@ -46,10 +46,10 @@ impl State {
     /// on.
     pub(super) fn relist_reason(&self) -> &'static str {
         match self {
-            Self::Empty { reason }
-            | Self::Paging(PagedList { reason, beside: None, .. })
-            | Self::WatchListing { reason, .. } => reason,
-            Self::Paging(_) | Self::Listed { .. } | Self::Watching { .. } => "interrupted",
+            Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
+                reason
+            }
+            Self::Listed { .. } | Self::Watching { .. } => "interrupted",
         }
     }
 }
