@@ -423,8 +423,7 @@ impl Informer {
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
         if self.reflector.is_watching() {
             // The objects could not be read again, but the watch is open.
-            self.listing = None;
-            self.place = None;
+            (self.listing, self.place) = (None, None);
             self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
             return None;
         }
