@@ -28,6 +28,7 @@ mod informers;
 mod memory;
 mod metrics;
 mod on_demand;
+mod outages;
 mod passthrough;
 mod peers;
 mod protobuf;
@@ -83,6 +84,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        outages::TESTS,
         passthrough::TESTS,
         peers::TESTS,
         protobuf::TESTS,

@@ -15,7 +15,7 @@ use kubefan_model::{
     selector::{FieldSelector, LabelSelector},
 };
 use kubefan_proxy::{
-    caches::{CacheContext, EncodingLimits, Registry, RegistryOptions},
+    caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions},
     fanout::{Catalog, Phase, Refusal, Served},
     telemetry::metrics::Metrics,
     upstream::{
@@ -59,9 +59,11 @@ impl Caches {
     async fn over(api: &ApiServer, setup: Setup) -> Caches {
         let settings = UpstreamSettings { kubeconfig: Some(api.kubeconfig()), context: None };
         let upstream = Upstream::from_settings(settings, UpstreamOptions::default()).await.unwrap();
+        let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::new(prometheus::Registry::new()).unwrap()));
         let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
+            lists: ListScheduler::new(8, metrics.lists()),
             reflector: setup.reflector,
             upstream_field_selector: String::new(),
             schema_check_interval: setup.schema_check_interval,
@@ -69,7 +71,6 @@ impl Caches {
             peers: None,
             seed: None,
         };
-        let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::new(prometheus::Registry::new()).unwrap()));
         let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
         Caches { registry, metrics, upstream, _stop: stop.drop_guard() }

@@ -10,7 +10,7 @@ use std::{
 
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{CacheContext, Registry, RegistryOptions},
+    caches::{CacheContext, ListScheduler, Registry, RegistryOptions},
     config::ServeConfig,
     fanout::GateLimits,
     server::{ClientInfo, Server, ServerOptions},
@@ -97,6 +97,7 @@ impl Node {
         let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
+            lists: ListScheduler::new(8, metrics.lists()),
             reflector: ReflectorOptions {
                 page_size: options.page_size,
                 watch_list: options.watch_list,

@@ -57,9 +57,7 @@ impl Backoff {
     /// The time from the end of the previous delay until `now` counts as healthy. If it is at least
     /// `reset_after`, this delay is the first one again.
     pub fn next_delay(&mut self, now: Instant, retry_after: Option<Duration>, rng: &mut impl Rng) -> Duration {
-        let healthy =
-            self.healthy_since.is_some_and(|since| now.saturating_duration_since(since) >= self.options.reset_after);
-        if healthy {
+        if self.is_first(now) {
             self.next = self.options.initial;
         }
         let base = self.next;
@@ -68,6 +66,20 @@ impl Backoff {
             (base + base.mul_f64(self.options.jitter * rng.random::<f64>())).max(retry_after.unwrap_or_default());
         self.healthy_since = Some(now + delay);
         delay
+    }
+
+    /// As [`Self::next_delay`], but the first failure of a series has no delay: for failures that
+    /// another kind of request mends at once.
+    pub fn next_delay_after_first(&mut self, now: Instant, rng: &mut impl Rng) -> Duration {
+        let is_first = self.is_first(now);
+        let delay = self.next_delay(now, None, rng);
+        if is_first { Duration::ZERO } else { delay }
+    }
+
+    /// Whether a failure at `now` is the first one, or the first after a healthy time.
+    fn is_first(&self, now: Instant) -> bool {
+        let is_healthy = |since| now.saturating_duration_since(since) >= self.options.reset_after;
+        self.healthy_since.is_none_or(is_healthy)
     }
 
     /// Resets the delay to the first one.
@@ -125,6 +137,15 @@ mod tests {
         let asked = Some(Duration::from_secs(20));
         assert_eq!(backoff.next_delay(Instant::now(), asked, &mut rng), Duration::from_secs(20));
         assert_eq!(backoff.next_delay(Instant::now(), None, &mut rng), Duration::from_millis(1600));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_failure_of_a_series_can_be_free_of_delay() {
+        let (mut backoff, mut rng) = (plain(), SmallRng::seed_from_u64(1));
+        let mut delay = || backoff.next_delay_after_first(Instant::now(), &mut rng).as_millis();
+        assert_eq!([delay(), delay(), delay()], [0, 1600, 3200]);
+        tokio::time::advance(Duration::from_secs(124)).await;
+        assert_eq!([delay(), delay()], [0, 1600], "after two healthy minutes");
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{CacheContext, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
+    caches::{CacheContext, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,
@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) reflector: ReflectorOptions,
     pub(crate) registry: RegistryOptions,
     pub(crate) schema_check_interval: Duration,
+    /// Lists of upstream at the same time.
+    pub(crate) lists_max: usize,
     pub(crate) upstream_field_selector: String,
     pub(crate) cache_compression: bool,
     pub(crate) peers: Option<Peers>,
@@ -87,6 +89,7 @@ impl Setup {
             },
             // Schema checks would add requests to those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),
+            lists_max: 8,
             upstream_field_selector: String::new(),
             cache_compression: false,
             peers: None,
@@ -158,6 +161,7 @@ impl Rig {
         let context = CacheContext {
             upstream: upstream.clone(),
             discovery: Arc::new(Discovery::new(upstream, DiscoveryOptions::default())),
+            lists: ListScheduler::new(setup.lists_max, metrics.lists()),
             reflector: setup.reflector,
             upstream_field_selector: setup.upstream_field_selector,
             schema_check_interval: setup.schema_check_interval,

@@ -22,7 +22,10 @@ use tracing::{info, warn};
 
 use crate::{
     cache::RingLimits,
-    caches::{CacheContext, EncodingLimits, OnDemandLimits, Registry, RegistryOptions, SizeLimits, memory_pressure},
+    caches::{
+        CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
+        memory_pressure,
+    },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
     fanout::GateLimits,
     peer::{self, PeerError, Peers},
@@ -263,6 +266,7 @@ fn registry(
     let context = CacheContext {
         upstream: upstream.clone(),
         discovery: Arc::new(Discovery::new(upstream.clone(), DiscoveryOptions::default())),
+        lists: ListScheduler::new(config.upstream.lists_max, metrics.lists()),
         reflector: ReflectorOptions {
             page_size: config.upstream.page_size,
             watch_list: config.upstream.watch_list == WatchListMode::Auto,

@@ -7,7 +7,9 @@
 //! a time: it first waits a moment for more requests, then reads from the oldest requested version
 //! up to a version that the cache's own history can resume from. The result serves every request in
 //! its range. Upstream's answer that a version is too old is remembered, so the cost does not grow
-//! with the number of subscribers.
+//! with the number of subscribers. A subscriber that comes with ever older versions would cause one
+//! read after the other, so a cache may start only so many of them in a time; the others are
+//! refused with a retry delay.
 
 use std::{
     collections::BTreeSet,
@@ -15,10 +17,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::context::CacheContext;
+use super::{context::CacheContext, list_scheduler::ListPriority};
 use crate::{
     cache::{Backfill, CacheWriter, EventRing, Expired, Record, RingLimits, Update, writer::Change},
     fanout::{CachePosition, Refusal, Served},
@@ -39,6 +41,8 @@ use kubefan_model::{
 const GATHER_TIME: Duration = Duration::from_millis(300);
 /// The time limit of one read.
 const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay before a failed page of the state is requested again, unless upstream asks for one.
+const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The size limits of one backfill. A larger one would cost more to send than a snapshot.
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(64 << 20),
@@ -49,6 +53,12 @@ const LIMITS: RingLimits = RingLimits {
 /// How long a backfill is stored for later requests. It ends earlier if the cache's history no
 /// longer continues from the backfill's end.
 const RETENTION: Duration = Duration::from_secs(60);
+
+/// The reads that a cache may start at once, after a time without any. A mass return needs one or
+/// two.
+const READS_MAX: u32 = 4;
+/// The time after which a cache may start one more.
+const READ_INTERVAL: Duration = Duration::from_secs(15);
 
 type BackfillResult = Result<Arc<Backfill>, Refusal>;
 
@@ -61,12 +71,32 @@ pub(super) struct Backfiller {
 
 #[derive(Default)]
 struct Inner {
+    reads: ReadLimit,
     /// The last backfill that succeeded.
     latest: Option<Arc<Backfill>>,
     expired: ExpiredVersions,
     running: Option<(ReadRange, ResultSender)>,
     /// The requests for the next read. Subscribers with equal requests share one.
     next: Option<(BTreeSet<Request>, ResultSender)>,
+}
+
+/// Limits how often reads start: a token bucket, stored as the time at which it is full again.
+#[derive(Default)]
+struct ReadLimit {
+    full_at: Option<Instant>,
+}
+
+impl ReadLimit {
+    /// Takes one token. If there is none, fails with the time until there is.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let full_at = self.full_at.map_or(now, |at| at.max(now)) + READ_INTERVAL;
+        let wait = (full_at - now).saturating_sub(READS_MAX * READ_INTERVAL);
+        if !wait.is_zero() {
+            return Err(wait);
+        }
+        self.full_at = Some(full_at);
+        Ok(())
+    }
 }
 
 type ResultSender = Arc<watch::Sender<Option<BackfillResult>>>;
@@ -200,6 +230,13 @@ impl Backfiller {
         Refusal::Unavailable(format!("no backfill of {} from version {version}", self.served.gvr))
     }
 
+    fn too_many(&self, wait: Duration) -> Refusal {
+        Refusal::Exhausted(format!(
+            "{} was read {READS_MAX} times in a row for subscribers that resume; the next read may start in {wait:.0?}",
+            self.served.gvr
+        ))
+    }
+
     fn unsynced(&self) -> Refusal {
         Refusal::Unavailable(format!("{} is not synced", self.served.gvr))
     }
@@ -222,6 +259,9 @@ impl Backfiller {
             return Ok(Joined::Waits(sender.clone()));
         }
         let first = inner.running.is_none() && inner.next.is_none();
+        if inner.next.is_none() {
+            inner.reads.take(Instant::now()).map_err(|wait| self.too_many(wait))?;
+        }
         let (requests, sender) = inner.next.get_or_insert_default();
         requests.insert(request);
         let sender = sender.clone();
@@ -327,12 +367,22 @@ impl Backfiller {
     async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
         let Served { gvr, hub, .. } = &self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| self.unsynced())?;
+        let mut place = match with_state {
+            true => Some(self.context.lists.acquire(ListPriority::Backfill).await),
+            false => None,
+        };
         let reflector = self.context.reflector_for(&self.served, WatchPurpose::Backfill);
         let mut reflector = reflector.for_backfill(from, with_state);
         let mut writer = CacheWriter::sharing(store);
         let mut ring = EventRing::alone(LIMITS, from);
         loop {
-            let step = reflector.step().await.map_err(|error| read_error(from, &error))?;
+            let step = match reflector.step().await {
+                Err(error) if reflector.is_within_list() => {
+                    sleep(error.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)).await;
+                    continue;
+                }
+                step => step.map_err(|error| read_error(from, &error))?,
+            };
             let Step::Update { update, received } = step else { continue };
             let at = match &update {
                 Update::Event(_, object) => Some(object.version()),
@@ -369,11 +419,13 @@ impl Backfiller {
                 }
                 continue;
             }
-            if let Update::ListEnd(version) = update
-                && version != from
-            {
-                let message = format!("upstream answered a list at version {from} with the state at version {version}");
-                return Err(Refusal::Unavailable(message).into());
+            if let Update::ListEnd(version) = update {
+                drop(place.take());
+                if version != from {
+                    let message =
+                        format!("upstream answered a list at version {from} with the state at version {version}");
+                    return Err(Refusal::Unavailable(message).into());
+                }
             }
             writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
         }
@@ -417,4 +469,25 @@ fn record(writer: &mut CacheWriter, update: Update, has_state: bool) -> Result<O
     let object = Arc::new(object);
     let previous = (kind != EventType::Added).then(|| object.clone());
     Ok(Some(Record::Event(Arc::new(WatchEvent::new(kind, object.version(), object, previous)))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_start_in_a_burst_and_then_one_per_interval() {
+        let mut reads = ReadLimit::default();
+        let start = Instant::now();
+        for _ in 0..READS_MAX {
+            assert_eq!(reads.take(start), Ok(()));
+        }
+        assert_eq!(reads.take(start), Err(READ_INTERVAL));
+        assert_eq!(reads.take(start + READ_INTERVAL / 3), Err(READ_INTERVAL - READ_INTERVAL / 3));
+        let later = start + READ_INTERVAL;
+        assert_eq!((reads.take(later), reads.take(later)), (Ok(()), Err(READ_INTERVAL)));
+        let idle = later + 100 * READ_INTERVAL;
+        let taken = std::iter::from_fn(|| reads.take(idle).ok()).count();
+        assert_eq!(taken, READS_MAX as usize, "no more than a burst after a long time");
+    }
 }

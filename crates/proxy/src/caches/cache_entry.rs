@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{backfiller::Backfiller, consistency::Prover, schema::CachedSchema, version_lookup::ClusterVersion};
+use super::{
+    backfiller::Backfiller, consistency::Prover, planned_relist::PlannedRelist, schema::CachedSchema,
+    version_lookup::ClusterVersion,
+};
 use crate::fanout::{Phase, Served};
 use kubefan_model::{GroupVersionResource, Media, Scope};
 
@@ -37,8 +39,8 @@ pub(super) struct Cache {
     pub(super) stop: CancellationToken,
     /// The schema that all cached objects were read with.
     pub(super) schema: Arc<CachedSchema>,
-    /// Notified when a self-check has found a difference.
-    pub(super) differs: Notify,
+    /// The relist that a check has asked for.
+    pub(super) planned_relist: Arc<PlannedRelist>,
 }
 
 /// Why a configured resource has no cache.

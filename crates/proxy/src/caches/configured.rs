@@ -8,23 +8,18 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::{task::JoinSet, time::timeout};
 use tracing::warn;
 
 use super::{
     cache_entry::{Cache, CacheId, UncachedReason},
     discovered::DiscoveredResource,
     registry::Registry,
+    retry::Retry,
 };
 use crate::{
     fanout::{Phase, StreamEnd},
-    upstream::{
-        backoff::Backoff,
-        discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
-    },
+    upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
 use kubefan_model::{GroupVersionResource, Scope, object::ObjectParser};
 
@@ -34,14 +29,14 @@ const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Keeps one configured resource cached, without end.
 pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
-    let (mut backoff, mut random) = (Backoff::default(), registry.context.generator());
+    let mut retry = Retry::new(registry.context.upstream.clone(), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.
     let mut warm = true;
     loop {
-        let mut wait_max = Duration::MAX;
+        let (mut wait_max, mut failure) = (Duration::MAX, None);
         match registry.discover("", "", &name).await {
             Ok(discovered) => {
-                backoff.reset();
+                retry.reset();
                 match claim(&registry, &name, &discovered) {
                     Ok(caches) => {
                         let warm = std::mem::take(&mut warm);
@@ -63,12 +58,16 @@ pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
                 if phase == Phase::NotFound {
                     wait_max = NOT_FOUND_WAIT_MAX;
                 }
+                if let DiscoveryError::Upstream(error) = &error {
+                    failure = Some(error.clone());
+                }
                 if registry.set_uncached(&name, UncachedReason { phase, message: error.to_string() }) {
                     warn!(resource = name, %error, "not cached yet");
                 }
             }
         }
-        sleep(backoff.next_delay(Instant::now(), None, &mut random).min(wait_max)).await;
+        // The end of the limit is a reason to look again.
+        let _ = timeout(wait_max, retry.wait_after(failure.as_ref())).await;
     }
 }
 

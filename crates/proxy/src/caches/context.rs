@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use rand::{SeedableRng, rngs::StdRng};
 
+use super::list_scheduler::ListScheduler;
 use crate::{
     fanout::Served,
     peer::Peers,
@@ -28,6 +29,8 @@ pub struct CacheContext {
     pub upstream: Upstream,
     /// The apiserver's resources.
     pub discovery: Arc<Discovery>,
+    /// Which cache may list upstream now.
+    pub lists: ListScheduler,
     /// How resources are listed and watched.
     pub reflector: ReflectorOptions,
     /// The field selector of every list and watch; empty selects everything.

@@ -11,13 +11,18 @@
 //! together, and the informer wakes subscribers when it has read everything that has arrived. One
 //! wake per event would multiply the wake-ups under load, exactly when they are expensive. Waiting
 //! for a timer instead would delay a single event.
+//!
+//! Every list needs a place of the scheduler. The informer holds it from the first request to the
+//! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
+//! a resource that hangs must not keep the others from being listed.
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
+use futures::future::OptionFuture;
 use rand::rngs::StdRng;
 use tokio::{
     task::yield_now,
-    time::{Instant, sleep},
+    time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
 
@@ -25,6 +30,9 @@ use super::{
     allowance::{Allowance, TooLarge},
     consistency::Prover,
     context::CacheContext,
+    list_scheduler::{ListPlace, ListPriority},
+    planned_relist::{DueRelist, PlannedRelist},
+    retry::Retry,
     schema::CachedSchema,
     warm_start::warm_start,
 };
@@ -35,9 +43,8 @@ use crate::{
     telemetry::metrics::WatchPurpose,
     upstream::{
         Reflector, UpstreamError,
-        backoff::{Backoff, BackoffOptions},
         discovery::{Discovery, DiscoveryError},
-        identity::Doubt,
+        identity::{Doubt, IdentityError},
         reflector::{ReflectorError, Step},
     },
 };
@@ -46,6 +53,12 @@ use kubefan_model::{GroupVersionResource, Media, ResourceVersion, object::Object
 /// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
+
+/// How long a list may hold its place without receiving anything.
+const LIST_STALL_MAX: Duration = Duration::from_secs(30);
+
+/// The wait before objects are read again for a new schema, if that failed.
+const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
 const PREPARE_OBJECTS: usize = 100;
@@ -78,14 +91,18 @@ pub(super) struct Informer {
     allowance: Option<Allowance>,
     reflector: Reflector<StdRng>,
     writer: CacheWriter,
-    backoff: Backoff,
+    retry: Retry,
     random: StdRng,
+    /// The place of the list that is requested next or in progress.
+    place: Option<ListPlace>,
+    /// Set while watching.
+    due_relist: Option<DueRelist>,
+    planned_relist: Arc<PlannedRelist>,
     forbidden_since: Option<Instant>,
     /// Whether the first run may start with the state of a peer.
     warm: bool,
-    /// The reason of the list in progress, and the time of its request; no time if its state is of
-    /// the past and proves nothing about now.
-    listing: Option<(&'static str, Option<Instant>)>,
+    /// The reason of the list in progress, and the time of its request.
+    listing: Option<(&'static str, Instant)>,
     /// Set if a connection may have broken. Later updates count only after upstream has confirmed
     /// that it is still the same cluster.
     doubt: Option<Doubt>,
@@ -97,6 +114,13 @@ const READ_YIELDS: usize = 2;
 /// The most events to apply before waking subscribers, even if more have arrived.
 const EVENTS_PER_WAKE_MAX: usize = 64;
 
+/// What happens next.
+enum Next {
+    Step(Result<Step, ReflectorError>),
+    /// A planned relist is due.
+    Relist(&'static str, ListPlace),
+}
+
 /// Commits whose subscribers are not woken yet. Dropping it wakes them.
 struct Unannounced {
     batch: CommitBatch,
@@ -105,18 +129,20 @@ struct Unannounced {
 }
 
 impl Informer {
-    /// An informer that does not run yet. It stops if it exceeds the `allowance`. If `warm` is set,
-    /// it asks peers before it lists.
+    /// An informer of a cache that does not run yet. It stops if it exceeds the `allowance`. If
+    /// `warm` is set, it asks peers before it lists.
     pub(super) fn new(
         context: CacheContext,
         served: Served,
         schema: Arc<CachedSchema>,
         prover: Arc<Prover>,
+        planned_relist: Arc<PlannedRelist>,
         allowance: Option<Allowance>,
         warm: bool,
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
         let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
+        let retry = Retry::new(context.upstream.clone(), context.generator());
         let doubt = Some(context.upstream.doubt());
         Self {
             context,
@@ -126,8 +152,11 @@ impl Informer {
             allowance,
             reflector,
             writer,
-            backoff: Backoff::new(BackoffOptions::default()),
+            retry,
             random,
+            place: None,
+            due_relist: None,
+            planned_relist,
             forbidden_since: None,
             warm,
             listing: None,
@@ -135,19 +164,8 @@ impl Informer {
         }
     }
 
-    /// Lists again at the next step and compares bytes. A list for the schema is one at the version
-    /// reached, because no event is missing: only objects with other bytes concern subscribers. Any
-    /// other list is of now, and subscribers see a marked gap.
-    pub(super) fn relist(&mut self, reason: &'static str) {
-        match self.writer.version() {
-            Some(version) if reason == SCHEMA_CHANGED => self.reflector.list_again_at(version, reason),
-            _ => self.reflector.relist(reason),
-        }
-    }
-
-    /// Runs until the informer stops by itself. The future may be dropped at any time, but then
-    /// [`Self::relist`] must be called before the next run.
-    pub(super) async fn run(&mut self) -> Stopped {
+    /// Runs until the informer stops by itself. The future may be dropped at any time.
+    pub(super) async fn run(mut self) -> Stopped {
         // Every return drops it, so no commit stays without a wake-up.
         let mut unannounced = Unannounced { batch: self.served.hub.batch(), steps: 0 };
         if let Some(allowance) = &self.allowance
@@ -199,10 +217,26 @@ impl Informer {
 
     /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<Step, ReflectorError> {
-        let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
-        let step = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
-        advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
-        step
+        loop {
+            if self.place.is_none() && self.reflector.is_about_to_list() {
+                unannounced.batch.wake();
+                let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
+                self.place = Some(self.context.lists.acquire(priority).await);
+            }
+            let (watching, mut advanced_to) = (self.reflector.is_watching(), None);
+            let next = self.step_or_advance(watching, &mut advanced_to, unannounced).await;
+            advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
+            match next {
+                Next::Step(step) => return step,
+                Next::Relist(reason, place) => {
+                    (self.place, self.due_relist) = (Some(place), None);
+                    match reason {
+                        SCHEMA_CHANGED => self.reflector.reread(reason),
+                        _ => self.reflector.relist(reason),
+                    }
+                }
+            }
+        }
     }
 
     /// Like [`Self::step`]. Meanwhile a freshness proof may advance the version of the cache, but
@@ -212,28 +246,43 @@ impl Informer {
         watching: bool,
         advanced_to: &mut Option<ResourceVersion>,
         unannounced: &mut Unannounced,
-    ) -> Result<Step, ReflectorError> {
+    ) -> Next {
+        // Without a watch, a place for the planned relist would be held for nothing.
+        if !watching {
+            self.due_relist = None;
+        }
+        let mut stalls_at = self.place.as_ref().map(|_| Instant::now() + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
                 if let Poll::Ready(done) = futures::poll!(&mut step) {
                     unannounced.steps += 1;
-                    return done;
+                    return Next::Step(done);
                 }
                 yield_now().await;
             }
         }
         unannounced.steps = 0;
         unannounced.batch.wake();
+        let lists = &self.context.lists;
+        let due_relist = || self.planned_relist.clone().due_with_place(lists.clone());
+        let due_relist = self.due_relist.get_or_insert_with(due_relist);
         loop {
             let range = tokio::select! {
                 biased;
-                done = &mut step => return done,
+                done = &mut step => return Next::Step(done),
                 range = self.prover.next_empty_range(), if watching => range,
+                (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
+                Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
+                    // The request continues.
+                    (self.place, stalls_at) = (None, None);
+                    continue;
+                }
             };
             let hub = &self.served.hub;
             let Some(version) = range.target_for(hub) else { continue };
-            if let Ok(Some(commit)) = write(&mut self.writer, &self.schema, Update::Bookmark(version)) {
+            let applied = write(&mut self.writer, &self.schema, &self.planned_relist, Update::Bookmark(version));
+            if let Ok(Some(commit)) = applied {
                 hub.proved(range.received);
                 unannounced.batch.commit(commit, range.received);
                 *advanced_to = Some(version);
@@ -257,9 +306,14 @@ impl Informer {
         hub.trouble(error.to_string());
         match (list.or(self.listing.take().map(|(reason, _)| reason)), self.writer.version()) {
             (None, Some(version)) => self.reflector.resume_from(version),
-            (reason, _) => self.relist(reason.unwrap_or("initial")),
+            (Some(SCHEMA_CHANGED), Some(version)) => {
+                self.reflector.resume_from(version);
+                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+            }
+            (reason, _) => self.reflector.relist(reason.unwrap_or("initial")),
         }
-        self.wait(error.retry_after()).await;
+        let cause = if let IdentityError::Unanswered(cause) = &error { Some(cause) } else { None };
+        self.wait_after(cause).await;
         self.doubt = Some(self.context.upstream.doubt());
         false
     }
@@ -273,7 +327,8 @@ impl Informer {
         match &update {
             Update::ListBegin { reason } => {
                 hub.listing(reason);
-                self.listing = Some((reason, (!self.reflector.lists_the_past()).then_some(received)));
+                self.planned_relist.list_begun();
+                self.listing = Some((reason, received));
                 // Pages may come over several connections, so the end of the list needs a new
                 // confirmation.
                 self.doubt = Some(self.context.upstream.doubt());
@@ -299,20 +354,30 @@ impl Informer {
         }
         let proven_at = match &update {
             Update::Event(..) | Update::Bookmark(_) => Some(received),
-            // A list is consistent as of its request. It may have taken long.
-            Update::ListEnd(_) => self.listing.take().and_then(|(_, started)| started),
+            // A list is consistent as of its request. It may have taken long. One that repeats the
+            // objects at the version of the cache proves nothing.
+            Update::ListEnd(_) => {
+                let listing = self.listing.take().filter(|(reason, _)| *reason != SCHEMA_CHANGED);
+                listing.map(|(_, started)| started)
+            }
             Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
         };
         let listed = matches!(update, Update::ListEnd(_));
+        let applied = write(&mut self.writer, &self.schema, &self.planned_relist, update);
         if listed {
+            self.place = None;
             hub.warn(self.reflector.warnings());
+            // The watch is open, even if a page of the list has failed meanwhile.
+            if self.reflector.is_watching() {
+                hub.live();
+            }
         }
-        let applied = write(&mut self.writer, &self.schema, update);
         if let (Some(at), Ok(_)) = (proven_at, &applied) {
             hub.proved(at);
         }
         match applied {
             Ok(Some(commit)) => {
+                self.retry.served();
                 if first {
                     let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version, objects, bytes, "synced");
@@ -326,7 +391,7 @@ impl Informer {
                 batch.wake();
                 hub.trouble(error.to_string());
                 self.reflector.relist("out_of_order");
-                self.wait(None).await;
+                self.wait_after(None).await;
             }
         }
         let (objects, bytes) = self.writer.size_with_list();
@@ -353,7 +418,12 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         warn!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), reason = error.reason(), %error, "upstream failed");
-        let retry_after = error.upstream().and_then(UpstreamError::retry_after);
+        if self.reflector.is_watching() {
+            // The objects could not be read again, but the watch is open.
+            (self.listing, self.place) = (None, None);
+            self.planned_relist.request(Instant::now() + REREAD_INTERVAL, SCHEMA_CHANGED);
+            return None;
+        }
         match error.upstream() {
             Some(UpstreamError::NotFound { .. }) if is_gone(&self.context.discovery, &self.served.gvr).await => {
                 let resource = &self.served.gvr;
@@ -377,7 +447,7 @@ impl Informer {
                 hub.trouble(error.to_string());
             }
         }
-        self.wait(retry_after).await;
+        self.wait_after(error.upstream()).await;
         None
     }
 
@@ -399,16 +469,23 @@ impl Informer {
         self.served.parser.media()
     }
 
-    async fn wait(&mut self, retry_after: Option<Duration>) {
-        sleep(self.backoff.next_delay(Instant::now(), retry_after, &mut self.random)).await;
+    async fn wait_after(&mut self, error: Option<&UpstreamError>) {
+        self.place = None;
+        self.retry.wait_after(error).await;
     }
 }
 
 /// Applies an update, and notes when the cached objects are those of a new schema.
-fn write(writer: &mut CacheWriter, schema: &CachedSchema, update: Update) -> Result<Option<Commit>, UpdateError> {
+fn write(
+    writer: &mut CacheWriter,
+    schema: &CachedSchema,
+    planned_relist: &PlannedRelist,
+    update: Update,
+) -> Result<Option<Commit>, UpdateError> {
     let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
     let applied = writer.apply(update);
-    if ends_encoding && applied.is_ok() && !writer.awaits_version() {
+    // A change of the schema that was noticed during the list is not in it.
+    if ends_encoding && applied.is_ok() && !writer.awaits_version() && !planned_relist.is_planned() {
         schema.list_completed();
     }
     applied

@@ -4,16 +4,18 @@
 //! The files form layers. Each uses only those above it:
 //!
 //! ```text
+//!   list_scheduler                   which cache may list upstream now
 //!   context                          clients and options that all caches share
-//!   schema, discovered, allowance    the facts and limits of one resource
-//!   backfill, cluster_version,       requests to upstream on behalf of one cache
+//!   retry, planned_relist            when one cache asks upstream again
+//!   discovered, schema, allowance    the facts and limits of one resource
+//!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     consistency, warm_start
-//!   informer, entry                  the task that fills a cache; a cache as it is stored
+//!   informer, cache_entry            the task that fills a cache; a cache as it is stored
 //!   registry                         the map of all caches
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
 //!     self_check, memory_pressure,     to peers, and reported as ready
 //!     peer_source, readiness
-//!   catalog, run                     the servers' view of the registry; its background tasks
+//!   lookup, run                      the servers' view of the registry; its background tasks
 //! ```
 
 mod allowance;
@@ -24,12 +26,15 @@ mod consistency;
 mod context;
 mod discovered;
 mod informer;
+mod list_scheduler;
 mod lookup;
 pub mod memory_pressure;
 mod on_demand;
 mod peer_source;
+mod planned_relist;
 mod readiness;
 mod registry;
+mod retry;
 mod run;
 mod schema;
 mod self_check;
@@ -38,5 +43,6 @@ mod warm_start;
 
 pub use allowance::{EncodingLimits, OnDemandLimits, SizeLimits};
 pub use context::CacheContext;
+pub use list_scheduler::ListScheduler;
 pub use readiness::Readiness;
 pub use registry::{Registry, RegistryOptions};

@@ -12,7 +12,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -24,21 +24,18 @@ use super::{
     context::CacheContext,
     discovered::DiscoveredResource,
     informer::{Informer, Stopped},
-    schema::{CachedSchema, schema_changed},
+    schema::{CachedSchema, follow_schema},
     version_lookup::ClusterVersion,
 };
 use crate::{
-    cache::{
-        RingLimits,
-        writer::{SCHEMA_CHANGED, SELF_CHECK},
-    },
+    cache::RingLimits,
     fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::discovery::{DiscoveryError, SchemaFingerprint},
 };
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_common::sync::watch;
-use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
+use kubefan_model::{Media, Scope, object::ObjectParser};
 
 /// Options of all caches.
 #[derive(Clone)]
@@ -197,9 +194,10 @@ impl Registry {
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
         let prover = Prover::new(self.context.clone(), served.clone(), self.options.proves);
-        let (name, stop, differs) = (name.to_owned(), self.stop.child_token(), Notify::new());
+        let (name, stop, planned_relist) = (name.to_owned(), self.stop.child_token(), Arc::default());
         let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
-        let cache = Cache { name, served, backfiller, cluster_version, prover, on_demand, stop, schema, differs };
+        let cache =
+            Cache { name, served, backfiller, cluster_version, prover, on_demand, stop, schema, planned_relist };
         let cache = Arc::new(cache);
         if let Some(before) = self.caches.insert(CacheId::of(&cache.served), cache.clone()) {
             // A configured resource replaces the cache that a reader had started.
@@ -223,73 +221,44 @@ impl Registry {
         self: Arc<Self>,
         cache: Arc<Cache>,
         allowance: Option<Allowance>,
-        mut known: Option<SchemaFingerprint>,
+        known: Option<SchemaFingerprint>,
         warm: bool,
     ) -> CacheEnd {
         let served = &cache.served;
         let hub = &served.hub;
         let ended = |phase, message, refused| CacheEnd { reason: UncachedReason { phase, message }, refused };
-        let (schema, prover) = (cache.schema.clone(), cache.prover.clone());
-        let mut informer = Informer::new(self.context.clone(), served.clone(), schema, prover, allowance, warm);
-        loop {
-            let stopped = tokio::select! {
-                biased;
-                () = cache.stop.cancelled() => {
-                    let message = format!("{} is no longer cached on demand", served.gvr);
-                    hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
-                    return ended(Phase::Syncing, message, false);
-                }
-                stopped = informer.run() => stopped,
-                () = cache.differs.notified() => {
-                    informer.relist(SELF_CHECK);
-                    continue;
-                }
-                now = schema_changed(self.context.clone(), served.gvr.clone(), known.clone()) => {
-                    cache.schema.changes_to(now.clone());
-                    known = Some(now);
-                    let upstream = &self.context.upstream;
-                    if upstream.confirm(upstream.doubt()).await.is_err() {
-                        // Another cluster answers, or none. The list retries until this one
-                        // answers.
-                        informer.relist(SCHEMA_CHANGED);
-                        continue;
-                    }
-                    if self.still_matches(served).await {
-                        info!(resource = %served.gvr, "the schema or the server's version has changed; listing again");
-                        informer.relist(SCHEMA_CHANGED);
-                        continue;
-                    }
-                    let message = format!("{} is served with another schema", served.gvr);
-                    hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
-                    return ended(Phase::Syncing, message, false);
-                }
-            };
-            return match stopped {
-                Stopped::NotFound(message) => {
-                    info!(resource = %served.gvr, "no longer served by the apiserver");
-                    hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
-                    ended(Phase::NotFound, message, false)
-                }
-                Stopped::Rewritten(message) => {
-                    info!(resource = %served.gvr, message, "no longer cached");
-                    hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
-                    ended(Phase::Syncing, message, false)
-                }
-                Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
-                    warn!(resource = %served.gvr, message, "not cached");
-                    hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
-                    ended(Phase::Syncing, message, true)
-                }
-            };
+        let (schema, prover, planned) = (cache.schema.clone(), cache.prover.clone(), cache.planned_relist.clone());
+        let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, allowance, warm);
+        let stopped = tokio::select! {
+            biased;
+            () = cache.stop.cancelled() => {
+                let message = format!("{} is no longer cached on demand", served.gvr);
+                hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
+                return ended(Phase::Syncing, message, false);
+            }
+            stopped = informer.run() => stopped,
+            message = follow_schema(&self.context, served, &cache.schema, &cache.planned_relist, known) => {
+                hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
+                return ended(Phase::Syncing, message, false);
+            }
+        };
+        match stopped {
+            Stopped::NotFound(message) => {
+                info!(resource = %served.gvr, "no longer served by the apiserver");
+                hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
+                ended(Phase::NotFound, message, false)
+            }
+            Stopped::Rewritten(message) => {
+                info!(resource = %served.gvr, message, "no longer cached");
+                hub.close(Phase::Syncing, StreamEnd::Rewritten(message.clone()));
+                ended(Phase::Syncing, message, false)
+            }
+            Stopped::TooLarge(message) | Stopped::NotAcceptable(message) => {
+                warn!(resource = %served.gvr, message, "not cached");
+                hub.close(Phase::Syncing, StreamEnd::Stopped(message.clone()));
+                ended(Phase::Syncing, message, true)
+            }
         }
-    }
-
-    /// Whether a cache still fits its resource after a schema change.
-    async fn still_matches(&self, served: &Served) -> bool {
-        let GroupVersionResource { group, version, resource } = &served.gvr;
-        self.context.discovery.doubt();
-        // If discovery fails, the list that follows reports the problem.
-        self.discover(group, version, resource).await.map_or(true, |discovered| discovered.matches(served))
     }
 
     /// The name and hub of every cache, for logs and debugging.

@@ -3,13 +3,21 @@
 //! After a schema change or an upgrade the apiserver may write the same object version with other
 //! bytes. A cache that missed the change would mix both.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tokio::time::sleep;
+use rand::RngExt;
+use tokio::time::{Instant, sleep};
+use tracing::info;
 
-use super::context::CacheContext;
-use crate::{fanout::Served, peer::schema_text, upstream::discovery::SchemaFingerprint};
+use super::{context::CacheContext, discovered::DiscoveredResource, planned_relist::PlannedRelist};
+use crate::{cache::writer::SCHEMA_CHANGED, fanout::Served, peer::schema_text, upstream::discovery::SchemaFingerprint};
 use kubefan_model::GroupVersionResource;
+
+/// The time over which the relists of all caches are spread after an upgrade of the apiserver.
+const RELIST_SPREAD: Duration = Duration::from_secs(300);
 
 /// The schema that the cached objects were read with.
 #[derive(Default)]
@@ -54,21 +62,58 @@ impl CachedSchema {
     }
 }
 
-/// Completes when the schema of a resource or the server's version differs from `known`, or from
-/// the first answer if `known` is `None`. Two checks in a row must agree on the change, because
-/// during an upgrade apiservers of two versions answer in turn.
-pub(super) async fn schema_changed(
-    context: CacheContext,
-    gvr: GroupVersionResource,
+/// Plans a relist of a watched cache whenever the schema of its resource or the server's version
+/// differs from `known`, or from the first answer if `known` is `None`. Completes with the reason
+/// when the cache no longer fits its resource and must be set up again.
+///
+/// A new server version concerns all caches at once, so their relists are spread over
+/// [`RELIST_SPREAD`].
+pub(super) async fn follow_schema(
+    context: &CacheContext,
+    served: &Served,
+    cached: &CachedSchema,
+    planned_relist: &PlannedRelist,
     mut known: Option<SchemaFingerprint>,
-) -> SchemaFingerprint {
+) -> String {
+    let (gvr, mut random) = (&served.gvr, context.generator());
+    loop {
+        let (before, now) = schema_changed(context, gvr, known).await;
+        cached.changes_to(now.clone());
+        // If another cluster answers, or none, the list retries until this one answers.
+        if context.upstream.confirm(context.upstream.doubt()).await.is_ok() && !still_matches(context, served).await {
+            return format!("{gvr} is served with another schema");
+        }
+        let is_upgrade = before.server_version != now.server_version;
+        let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
+        info!(resource = %gvr, ?delay, "the schema or the server's version has changed; listing again");
+        planned_relist.request(Instant::now() + delay, SCHEMA_CHANGED);
+        known = Some(now);
+    }
+}
+
+/// Whether a cache still fits its resource after a schema change.
+async fn still_matches(context: &CacheContext, served: &Served) -> bool {
+    let GroupVersionResource { group, version, resource } = &served.gvr;
+    context.discovery.doubt();
+    // If discovery fails, the list that follows reports the problem.
+    let discovered = DiscoveredResource::find(context, group, version, resource).await;
+    discovered.map_or(true, |discovered| discovered.matches(served))
+}
+
+/// Completes when the schema differs from `known`, with both. Two checks in a row must agree on the
+/// change, because during an upgrade apiservers of two versions answer in turn.
+async fn schema_changed(
+    context: &CacheContext,
+    gvr: &GroupVersionResource,
+    mut known: Option<SchemaFingerprint>,
+) -> (SchemaFingerprint, SchemaFingerprint) {
     let mut seen = None;
     loop {
         // A failed check says nothing about the schema.
         if let Ok(now) = context.discovery.recent_schema_fingerprint(&gvr.group, &gvr.version).await {
             match &known {
                 Some(before) if *before == now => seen = None,
-                Some(_) if seen.as_ref() == Some(&now) => return now,
+                Some(before) if seen.as_ref() == Some(&now) => return (before.clone(), now),
                 Some(_) => seen = Some(now),
                 None => known = Some(now),
             }

@@ -8,12 +8,15 @@
 use std::{sync::Arc, time::Duration};
 
 use rand::RngExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::{cache_entry::Cache, context::CacheContext, registry::Registry};
 use crate::{
-    cache::comparison::{Comparison, Differences},
+    cache::{
+        comparison::{Comparison, Differences},
+        writer::SELF_CHECK,
+    },
     fanout::{Phase, Served},
     telemetry::metrics::SelfCheck,
     upstream::{UpstreamError, metadata::MetadataPages},
@@ -61,7 +64,7 @@ async fn check(context: &CacheContext, cache: &Cache) {
         CheckResult::Equal => SelfCheck::Equal,
         CheckResult::Different(differences) => {
             warn!(resource = %gvr, scope, count = differences.count, keys = %differences, "the cache differs from upstream; listing again");
-            cache.differs.notify_one();
+            cache.planned_relist.request(Instant::now(), SELF_CHECK);
             SelfCheck::Different
         }
         CheckResult::Expired => SelfCheck::Expired,

@@ -18,7 +18,7 @@ use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{context::CacheContext, schema::CachedSchema};
+use super::{context::CacheContext, list_scheduler::ListPriority, schema::CachedSchema};
 use crate::{
     cache::{CacheWriter, Store},
     fanout::Served,
@@ -118,6 +118,7 @@ async fn fetch_confirmed(
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
+    let _place = context.lists.acquire(ListPriority::First).await;
     let doubt = context.upstream.doubt();
     let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
     // Another cluster's objects confirm nothing.

@@ -44,6 +44,9 @@ section! {
     watch_list("MODE"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
     /// Objects per page of a LIST.
     page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
+    /// Lists of the apiserver at the same time, by all caches together. The others wait, those of
+    /// caches without a state first.
+    upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
     /// Restart a watch that receives nothing for this long, not even the bookmark that the
     /// apiserver sends about once a minute.
     upstream_idle_timeout("DURATION"): Duration = Duration::from_secs(90) => idle_timeout: time::Duration, wait;

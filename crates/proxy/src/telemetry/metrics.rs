@@ -26,6 +26,7 @@ pub struct Metrics {
     caches: Arc<CacheFamilies>,
     requests: RequestMetrics,
     gate: GateMetrics,
+    lists: ListMetrics,
     memory_used: IntGauge,
     memory_max: IntGauge,
     memory_step: IntGauge,
@@ -66,6 +67,11 @@ impl Metrics {
                  memory was short.",
             )?,
         };
+        let lists = ListMetrics {
+            running: register.int_gauge("kubefan_upstream_lists", "Lists of upstream that caches are reading now.")?,
+            waiting: register
+                .int_gauge("kubefan_upstream_lists_waiting", "Lists of upstream that wait for others to end.")?,
+        };
         let connections_finished = register.counters(
             "kubefan_connections_finished_total",
             "Connections to the data port that ended, by reason.",
@@ -91,6 +97,7 @@ impl Metrics {
             caches: Arc::new(CacheFamilies::new(&register)?),
             requests: RequestMetrics::new(&registry)?,
             gate,
+            lists,
             memory_used: register
                 .int_gauge("kubefan_memory_used_bytes", "Resident memory at the last comparison with the budget.")?,
             memory_max: register
@@ -183,6 +190,11 @@ impl Metrics {
         self.gate.clone()
     }
 
+    /// The metrics of the lists of upstream.
+    pub fn lists(&self) -> ListMetrics {
+        self.lists.clone()
+    }
+
     /// The metrics of one cache, with the labels of the cache filled in. `ends` lists every reason
     /// for which a subscription can end.
     pub fn cache(
@@ -205,6 +217,15 @@ pub struct GateMetrics {
     pub waiting: IntGauge,
     /// Requests that got no permit.
     pub refused: IntCounter,
+}
+
+/// The metrics of the lists of upstream.
+#[derive(Clone)]
+pub struct ListMetrics {
+    /// Lists in progress.
+    pub running: IntGauge,
+    /// Lists that wait.
+    pub waiting: IntGauge,
 }
 
 /// Counts one forwarded request. Dropped without an answer, it counts as `error`: upstream did not

@@ -168,6 +168,17 @@ impl UpstreamError {
         }
     }
 
+    /// Whether there was no answer from an apiserver: it is down, or the way to it is broken. A
+    /// gateway in front of it answers 504 then.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Reset { .. } | Self::Timeout { .. })
+    }
+
+    /// Whether the apiserver answered that it cannot serve the request now: 429 or 5xx.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::TooManyRequests { .. } | Self::Server { .. } | Self::VersionTooLarge { .. })
+    }
+
     /// The oldest version from which a watch can start, if the apiserver's watch cache names it:
     /// "too old resource version: N (M)".
     pub fn oldest(&self) -> Option<ResourceVersion> {

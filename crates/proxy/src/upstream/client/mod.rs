@@ -5,9 +5,11 @@
 //! network. Every wait is limited: a read has a deadline for its whole answer, a watch has one for
 //! its headers and then an idle timeout.
 
+mod availability;
 pub mod identity;
 mod identity_check;
 pub mod lines;
+mod probe;
 
 use std::{
     io::Read,
@@ -31,6 +33,7 @@ use tower::ServiceExt;
 use crate::cache::warnings::Warnings;
 use crate::upstream::{
     client::{
+        availability::Availability,
         identity::{IdentityState, TrustedCa},
         lines::{Framing, LineOptions, Lines},
     },
@@ -124,6 +127,7 @@ struct Inner {
     renewal: Renewal,
     trusted_ca: ArcSwap<TrustedCa>,
     identity: IdentityState,
+    availability: Availability,
     /// The last warnings on requests for single documents. They concern kubefan itself, not a
     /// resource.
     own_warnings: ArcSwap<Warnings>,
@@ -168,9 +172,9 @@ impl Upstream {
     ) -> Self {
         let base = format!("{}{}", transport::server_name(base), base.path().trim_end_matches('/'));
         let service = ArcSwap::from_pointee(service);
-        let (renewal, identity) = (Renewal::new(settings), IdentityState::default());
+        let (renewal, identity, availability) = (Renewal::new(settings), IdentityState::default(), Default::default());
         let (trusted_ca, own_warnings) = (ArcSwap::from_pointee(trusted_ca), ArcSwap::default());
-        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity, own_warnings };
+        let inner = Inner { service, base, server, options, renewal, trusted_ca, identity, availability, own_warnings };
         Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
     }
 
@@ -186,6 +190,10 @@ impl Upstream {
 
     pub(in crate::upstream) fn identity_state(&self) -> &IdentityState {
         &self.inner.identity
+    }
+
+    pub(in crate::upstream) fn availability(&self) -> &Availability {
+        &self.inner.availability
     }
 
     /// The CA that the server's certificate is verified against now.

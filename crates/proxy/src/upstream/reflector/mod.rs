@@ -14,7 +14,7 @@
 //! | State | What is known | The next step |
 //! |---|---|---|
 //! | `Empty` | nothing usable | starts a watch-list or a paged list |
-//! | `Paging` | part of a list | requests the next page |
+//! | `Paging` | part of a list | requests the next page, or one that failed again |
 //! | `WatchListing` | part of a watch-list | reads one initial event |
 //! | `Listed` | everything up to a version | opens a watch from that version |
 //! | `Watching` | everything up to a version | reads one event or bookmark |
@@ -36,10 +36,14 @@
 //!
 //! Each failure has a single arm in the code, and leads to one state:
 //!
-//! - A failed page or watch-list leads to `Empty`. The relist retains the reason of the list it
-//!   replaces.
+//! - A failed first page or watch-list leads to `Empty`. The relist retains the reason of the list
+//!   it replaces.
+//! - A later page that fails for a moment (429, 5xx, a broken connection) stays in `Paging`: the
+//!   next step requests the same page again, and the pages before it are kept. client-go's REST
+//!   client does the same. After several failures in a row the list starts over.
 //! - A continue token that expires (410 between pages) leads to `Empty`, and the next list is a
 //!   single response without pages, because that cannot expire. client-go's pager does the same.
+//!   If that fails too (it may be too long or too slow), the list after it has pages again.
 //! - A server that refuses `sendInitialEvents` (400 or 422) leads to `Paging`, and watch-lists are
 //!   not tried again. An initial event above the size limit also ends the use of watch-lists,
 //!   because a page may be larger, and so does a message that a watch-list cannot contain, because
@@ -58,6 +62,14 @@
 //! - 403 and 404 on a watch lead to `Empty`, because nothing is known about the time until access
 //!   or the resource returns.
 //!
+//! # Reading again beside a watch
+//!
+//! After a change of the schema the same versions of objects may have other bytes, which no event
+//! shows. [`Reflector::reread`] lists the objects at exactly the version of the open watch. The
+//! watch stays open meanwhile and continues after the list, so nothing is lost. If the list fails
+//! for a moment, the watch continues as if there had been none. If upstream cannot list that
+//! version, an ordinary list follows.
+//!
 //! # Doubt
 //!
 //! A new watch can fail without any error: an apiserver answers a watch from a version that it has
@@ -74,7 +86,7 @@
 mod cluster_version;
 pub(super) mod codec;
 mod error;
-mod exact_list;
+mod pages;
 mod state;
 mod target;
 
@@ -90,9 +102,9 @@ use crate::upstream::{
     error::UpstreamError,
     reflector::{
         cluster_version::version_path,
-        codec::{Page, WatchMessage, read_event, read_page},
+        codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
-        state::{OpenWatch, State},
+        state::{OpenWatch, PagedList, State},
     },
 };
 use crate::{cache::Update, telemetry::metrics::UpstreamWatchGuard};
@@ -136,10 +148,8 @@ pub struct Reflector<R> {
     /// The server refuses the query for the cluster's version. Then only lists reveal that versions
     /// went back.
     version_query_refused: bool,
-    /// A continue token expired, so the next list has no pages.
+    /// A continue token expired, so the next attempt to list has no pages.
     unpaged: bool,
-    /// The next list is one at exactly this version.
-    lists_at: Option<ResourceVersion>,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
 }
@@ -168,33 +178,46 @@ impl<R: Rng> Reflector<R> {
             next_is_paged: false,
             version_query_refused: false,
             unpaged: false,
-            lists_at: None,
             backfills_from: None,
         }
     }
 
     /// Turns this into a backfill: a short watch of the events after `version`, preceded by the
-    /// state at that version if `with_state`. Drop the reflector after any error.
+    /// state at that version if `with_state`. Drop the reflector after any error, unless it is
+    /// [within that list](Self::is_within_list).
     pub fn for_backfill(mut self, version: ResourceVersion, with_state: bool) -> Self {
         self.state = match with_state {
             true => State::Empty { reason: "backfill" },
             false => State::Listed { version, in_doubt: false },
         };
-        (self.lists_at, self.backfills_from) = (Some(version), Some(version));
+        // Only a list can return the state at an older version.
+        self.watch_list_refused = true;
+        self.backfills_from = Some(version);
         self
     }
 
     /// Discards the known state. The next step lists, for `reason`.
     pub fn relist(&mut self, reason: &'static str) {
         self.ready.clear();
-        self.lists_at = None;
         self.state = State::Empty { reason };
+    }
+
+    /// Lists the objects again at the version of the open watch, for `reason`, and continues the
+    /// watch after the list. Without an open watch this does nothing.
+    pub fn reread(&mut self, reason: &'static str) {
+        let lost = State::Empty { reason: self.state.relist_reason() };
+        self.state = match std::mem::replace(&mut self.state, lost) {
+            State::Watching { watch, version } if self.ready.is_empty() => {
+                self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
+                State::Paging(PagedList::new(reason, Some((watch, version))))
+            }
+            other => other,
+        };
     }
 
     /// Discards everything read after `version`. The next step continues from there, in doubt.
     pub fn resume_from(&mut self, version: ResourceVersion) {
         self.ready.clear();
-        self.lists_at = None;
         self.state = State::Listed { version, in_doubt: true };
     }
 
@@ -208,6 +231,16 @@ impl<R: Rng> Reflector<R> {
         matches!(self.state, State::Watching { .. }) && self.ready.is_empty()
     }
 
+    /// Whether the next step requests a list or a page of one.
+    pub fn is_about_to_list(&self) -> bool {
+        matches!(self.state, State::Empty { .. } | State::Paging(_)) && self.ready.is_empty()
+    }
+
+    /// Whether a list is in progress and has read a page, also if the next one has just failed.
+    pub fn is_within_list(&self) -> bool {
+        matches!(&self.state, State::Paging(list) if list.next.is_some())
+    }
+
     /// Advances the resume version, after a proof that no events lie in between.
     pub fn advance_to(&mut self, reached: ResourceVersion) {
         if let State::Watching { version, .. } | State::Listed { version, .. } = &mut self.state {
@@ -218,23 +251,31 @@ impl<R: Rng> Reflector<R> {
     /// Performs one step: one request, or one line of a watch. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Not cancel-safe: drop the reflector if a step is dropped.
+    /// Cancel-safe if [`Self::is_watching`]. Otherwise drop the reflector if a step is dropped.
     pub async fn step(&mut self) -> Result<Step, ReflectorError> {
         if let Some((update, received)) = self.ready.pop_front() {
             return Ok(Step::Update { update, received });
         }
+        let line = match &mut self.state {
+            State::Watching { watch, .. } => Some(watch.lines.next_line().await),
+            _ => None,
+        };
         let lost = State::Empty { reason: self.state.relist_reason() };
         match std::mem::replace(&mut self.state, lost) {
-            State::Empty { reason } if self.can_watch_list() => self.start_watch_list(reason).await,
-            State::Empty { reason } => {
-                self.state = State::Paging { reason, next: None, version: None };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+            State::Empty { reason } if self.options.watch_list && !self.watch_list_refused && !self.next_is_paged => {
+                self.start_watch_list(reason).await
             }
-            State::Paging { reason, next, version } => self.page(reason, next, version).await,
+            State::Empty { reason } => Ok(self.start_paging(reason)),
+            State::Paging(list) => self.page(list).await,
             State::WatchListing { reason, watch } => self.read_watch_list(reason, watch).await,
             State::Listed { version, in_doubt } => self.start_watch(version, in_doubt).await,
-            State::Watching { watch, version } => self.read_watch(watch, version).await,
+            State::Watching { watch, version } => self.read_watch(watch, version, line.unwrap_or(Ok(None))),
         }
+    }
+
+    fn start_paging(&mut self, reason: &'static str) -> Step {
+        self.state = State::Paging(PagedList::new(reason, None));
+        Step::Update { update: Update::ListBegin { reason }, received: Instant::now() }
     }
 
     async fn start_watch_list(&mut self, reason: &'static str) -> Result<Step, ReflectorError> {
@@ -255,8 +296,7 @@ impl<R: Rng> Reflector<R> {
             Err(UpstreamError::Refused { code: 400 | 422, message }) => {
                 tracing::info!(resource = %self.target.gvr, message, "upstream does not support WatchList; listing instead");
                 self.watch_list_refused = true;
-                self.state = State::Paging { reason, next: None, version: None };
-                Ok(Step::Update { update: Update::ListBegin { reason }, received: Instant::now() })
+                Ok(self.start_paging(reason))
             }
             Err(error) => Err(ReflectorError::List(error)),
         }
@@ -295,72 +335,6 @@ impl<R: Rng> Reflector<R> {
         self.next_is_paged = false;
         self.state = State::WatchListing { reason, watch };
         Ok(Step::Update { update, received })
-    }
-
-    async fn page(
-        &mut self,
-        reason: &'static str,
-        mut next: Option<String>,
-        mut version: Option<ResourceVersion>,
-    ) -> Result<Step, ReflectorError> {
-        // Loops until there is an update: with a selector, a page can be empty without being the
-        // last.
-        loop {
-            let token = next;
-            let body = self.get_page(token.as_deref()).await.map_err(ReflectorError::List)?;
-            let received = Instant::now();
-            let Page { version: page_version, next: following, objects } =
-                read_page(&self.parser, &self.target, &body)?;
-            let list_version = *version.get_or_insert(page_version);
-            self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
-            next = following;
-            // A repeated token would loop forever.
-            if next.is_some() && next == token {
-                let error = UpstreamError::invalid("a page's continue token leads to the same page");
-                self.ready.clear();
-                return Err(ReflectorError::List(error));
-            }
-            if next.is_none() {
-                (self.unpaged, self.next_is_paged, self.lists_at) = (false, false, None);
-                self.ready.push_back((Update::ListEnd(list_version), received));
-            }
-            if let Some((update, received)) = self.ready.pop_front() {
-                self.state = match next {
-                    Some(_) => State::Paging { reason, next, version },
-                    None => State::Listed { version: list_version, in_doubt: false },
-                };
-                return Ok(Step::Update { update, received });
-            }
-        }
-    }
-
-    async fn get_page(&mut self, next: Option<&str>) -> Result<Bytes, UpstreamError> {
-        let limit = self.options.page_size.to_string();
-        let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
-        let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
-        let exact = self.lists_at.filter(|_| next.is_none()).map(|version| version.to_string());
-        if let Some(version) = &exact {
-            query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
-        }
-        let path = self.path(&query);
-        let result = self.upstream.get_media(Verb::List, &path, self.parser.media()).await;
-        let result = result.map(|(body, warnings)| {
-            self.warnings = warnings;
-            body
-        });
-        if let Err(error) = &result {
-            // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
-            // (client-go's pager does the same).
-            let expired = matches!(error, UpstreamError::Gone { .. }) && next.is_some();
-            if expired {
-                self.unpaged = true;
-                self.state = State::Empty { reason: "continue_expired" };
-            }
-            if next.is_none() {
-                self.exact_list_failed(error);
-            }
-        }
-        result
     }
 
     async fn start_watch(&mut self, version: ResourceVersion, in_doubt: bool) -> Result<Step, ReflectorError> {
@@ -421,8 +395,13 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    async fn read_watch(&mut self, mut watch: OpenWatch, version: ResourceVersion) -> Result<Step, ReflectorError> {
-        let line = match watch.lines.next_line().await {
+    fn read_watch(
+        &mut self,
+        mut watch: OpenWatch,
+        version: ResourceVersion,
+        line: Result<Option<Bytes>, UpstreamError>,
+    ) -> Result<Step, ReflectorError> {
+        let line = match line {
             Ok(Some(line)) => line,
             Ok(None) => {
                 self.state = State::Listed { version, in_doubt: true };

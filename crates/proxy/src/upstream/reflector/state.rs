@@ -30,9 +30,8 @@ pub struct ReflectorOptions {
 pub(super) enum State {
     /// Nothing usable is known. The next step lists, for `reason`.
     Empty { reason: &'static str },
-    /// In a paged list, started for `reason`. `next` is the continue token, and `version` the
-    /// version of the first page.
-    Paging { reason: &'static str, next: Option<String>, version: Option<ResourceVersion> },
+    /// In a paged list.
+    Paging(PagedList),
     /// In the initial events of a watch-list, started for `reason`.
     WatchListing { reason: &'static str, watch: OpenWatch },
     /// Everything up to `version` was emitted. The next step opens a watch from there. If
@@ -47,9 +46,33 @@ impl State {
     /// on.
     pub(super) fn relist_reason(&self) -> &'static str {
         match self {
-            Self::Empty { reason } | Self::Paging { reason, .. } | Self::WatchListing { reason, .. } => reason,
+            Self::Empty { reason } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
+                reason
+            }
             Self::Listed { .. } | Self::Watching { .. } => "interrupted",
         }
+    }
+}
+
+/// The position in a paged list.
+pub(super) struct PagedList {
+    /// Why the list was started.
+    pub(super) reason: &'static str,
+    /// The continue token. `None` before the first page.
+    pub(super) next: Option<String>,
+    /// The version of the first page.
+    pub(super) version: Option<ResourceVersion>,
+    /// How often in a row the next page has failed.
+    pub(super) failures: usize,
+    /// The open watch, and the version of its last event, if the list repeats the objects at that
+    /// version. The watch continues after the list, so no event is lost.
+    pub(super) beside: Option<(OpenWatch, ResourceVersion)>,
+}
+
+impl PagedList {
+    /// A list from its first page.
+    pub(super) fn new(reason: &'static str, beside: Option<(OpenWatch, ResourceVersion)>) -> Self {
+        Self { reason, next: None, version: None, failures: 0, beside }
     }
 }
 

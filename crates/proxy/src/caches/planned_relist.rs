@@ -1,0 +1,84 @@
+//! A relist that a check asked for, while the cache is being watched: the self-check found a
+//! difference, or the schema has changed.
+//!
+//! A check must not interrupt the watch. It notes here when the cache should be listed again, and
+//! the informer continues to watch until that moment and until there is a place for the list.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use super::list_scheduler::{ListPlace, ListPriority, ListScheduler};
+use crate::cache::writer::SCHEMA_CHANGED;
+
+/// The relist of one cache that is planned, if there is one.
+#[derive(Default)]
+pub(super) struct PlannedRelist {
+    plan: Mutex<Option<Plan>>,
+    changed: Notify,
+}
+
+#[derive(Clone, Copy)]
+struct Plan {
+    at: Instant,
+    reason: &'static str,
+}
+
+/// Completes when a planned relist is due and has a place.
+pub(super) type DueRelist = Pin<Box<dyn Future<Output = (&'static str, ListPlace)> + Send>>;
+
+impl PlannedRelist {
+    fn plan(&self) -> MutexGuard<'_, Option<Plan>> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Plans a relist, unless an earlier one is planned.
+    pub(super) fn request(&self, at: Instant, reason: &'static str) {
+        let mut plan = self.plan();
+        if plan.is_none_or(|planned| at < planned.at) {
+            *plan = Some(Plan { at, reason });
+        }
+        drop(plan);
+        self.changed.notify_one();
+    }
+
+    /// Cancels the plan, because a list has begun.
+    pub(super) fn list_begun(&self) {
+        *self.plan() = None;
+    }
+
+    /// Whether a relist is planned.
+    pub(super) fn is_planned(&self) -> bool {
+        self.plan().is_some()
+    }
+
+    /// Waits until a planned relist is due and has a place. For one task only.
+    pub(super) fn due_with_place(self: Arc<Self>, lists: ListScheduler) -> DueRelist {
+        Box::pin(async move {
+            let reason = self.due().await;
+            let priority = if reason == SCHEMA_CHANGED { ListPriority::Upkeep } else { ListPriority::Relist };
+            (reason, lists.acquire(priority).await)
+        })
+    }
+
+    async fn due(&self) -> &'static str {
+        loop {
+            let plan = *self.plan();
+            let Some(Plan { at, reason }) = plan else {
+                self.changed.notified().await;
+                continue;
+            };
+            tokio::select! {
+                biased;
+                () = self.changed.notified() => {}
+                () = sleep_until(at) => return reason,
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether the apiserver serves again after an outage: one probe for all who wait.
+//!
+//! After an outage every cache wants to continue at once, but none should find out by itself when
+//! that is possible: with a backoff of its own each would be late by up to a minute, and without
+//! one they would be a load on an apiserver that is starting. So a caller that cannot connect waits
+//! here. The first one sends a probe a second, and its success releases all of them.
+//!
+//! The probe is `GET /readyz`: kube-apiserver allows it to every user, it costs one small answer,
+//! and through proxies and load balancers it takes the way of all other requests. A TCP connection
+//! would be cheaper, but it says little: a load balancer accepts it while no apiserver is up, and
+//! an apiserver accepts it seconds before it has read its authorization rules. While `/readyz`
+//! answers 429 or 5xx the apiserver is starting. That is believed for a limited time only, because
+//! one failed check makes an apiserver unready that still serves. Any other answer means that
+//! requests are worth a try, and that their own failures say more than the probe's.
+//!
+//! This file holds the data; `probe` sends the requests.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How long after an outage the apiserver counts as starting.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// What is known about the availability of an apiserver.
+#[derive(Default)]
+pub(in crate::upstream) struct Availability {
+    /// Locked while a caller probes for all.
+    pub(super) probes: tokio::sync::Mutex<Probes>,
+    /// When the last outage ended.
+    returned: Mutex<Option<Instant>>,
+}
+
+#[derive(Default)]
+pub(super) struct Probes {
+    /// The earliest start of the next probe.
+    pub(super) not_before: Option<Instant>,
+    /// When the last successful probe was sent.
+    pub(super) succeeded: Option<Instant>,
+    /// Since when the apiserver answers that it is not ready.
+    pub(super) unready_since: Option<Instant>,
+    /// Whether the last probe failed.
+    pub(super) failed: bool,
+}
+
+impl Availability {
+    fn returned(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the end of an outage.
+    pub(super) fn outage_ended(&self) {
+        *self.returned() = Some(Instant::now());
+    }
+
+    /// Whether an outage has ended a moment ago.
+    pub(super) fn is_starting(&self) -> bool {
+        self.returned().is_some_and(|at| at.elapsed() < STARTING)
+    }
+}

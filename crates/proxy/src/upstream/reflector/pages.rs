@@ -1,0 +1,113 @@
+//! A list in pages: each page is requested again if it fails for a moment, and an expired continue
+//! token leads to one list without pages.
+//!
+//! A large list has hundreds of pages. If one failure discarded all of them, a list would hardly
+//! ever complete while one request in a hundred is refused.
+
+use rand::Rng;
+use tokio::time::Instant;
+
+use crate::{
+    cache::Update,
+    upstream::{
+        client::Verb,
+        error::UpstreamError,
+        reflector::{
+            Reflector,
+            codec::{Page, read_page},
+            error::ReflectorError,
+            state::{PagedList, State, Step},
+        },
+    },
+};
+
+/// How often in a row one page may fail before the list starts over. client-go's REST client
+/// retries a request as often.
+const PAGE_FAILURES_MAX: usize = 10;
+/// The same for a list beside an open watch, whose events wait for the list.
+const PAGE_FAILURES_BESIDE_MAX: usize = 2;
+impl<R: Rng> Reflector<R> {
+    /// Requests the next page.
+    pub(super) async fn page(&mut self, mut list: PagedList) -> Result<Step, ReflectorError> {
+        // Loops until there is an update: with a selector, a page can be empty without being the
+        // last.
+        loop {
+            let path = self.page_path(&list);
+            let body = match self.upstream.get_media(Verb::List, &path, self.parser.media()).await {
+                Ok((body, warnings)) => {
+                    self.warnings = warnings;
+                    body
+                }
+                Err(error) => return Err(self.page_failed(list, error)),
+            };
+            let received = Instant::now();
+            let Page { version: page_version, next, objects } = read_page(&self.parser, &self.target, &body)?;
+            let list_version = *list.version.get_or_insert(page_version);
+            if let Some((_, version)) = &list.beside
+                && list_version != *version
+            {
+                let error = format!("a list at version {list_version} instead of exactly {version}");
+                return Err(ReflectorError::List(UpstreamError::invalid(error)));
+            }
+            // A repeated token would loop forever.
+            if next.is_some() && next == list.next {
+                let error = UpstreamError::invalid("a page's continue token leads to the same page");
+                return Err(ReflectorError::List(error));
+            }
+            self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
+            (list.next, list.failures) = (next, 0);
+            if list.next.is_none() {
+                (self.unpaged, self.next_is_paged) = (false, false);
+                self.ready.push_back((Update::ListEnd(list_version), received));
+            }
+            if let Some((update, received)) = self.ready.pop_front() {
+                self.state = match list {
+                    PagedList { next: Some(_), .. } => State::Paging(list),
+                    PagedList { beside: Some((watch, version)), .. } => State::Watching { watch, version },
+                    _ => State::Listed { version: list_version, in_doubt: false },
+                };
+                return Ok(Step::Update { update, received });
+            }
+        }
+    }
+
+    fn page_path(&self, list: &PagedList) -> String {
+        let limit = self.options.page_size.to_string();
+        let limit = Some(("limit", limit.as_str())).filter(|_| !self.unpaged);
+        let next = list.next.as_deref();
+        let mut query: Vec<_> = limit.into_iter().chain(next.map(|next| ("continue", next))).collect();
+        let exact = self.backfills_from.or(list.beside.as_ref().map(|(_, version)| *version));
+        let exact = exact.filter(|_| next.is_none()).map(|version| version.to_string());
+        if let Some(version) = &exact {
+            query.extend([("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")]);
+        }
+        self.path(&query)
+    }
+
+    /// Continues a list after a page has failed, or starts it over.
+    fn page_failed(&mut self, mut list: PagedList, error: UpstreamError) -> ReflectorError {
+        let (is_expired, is_passing) =
+            (matches!(error, UpstreamError::Gone { .. }), error.is_away() || error.is_busy());
+        let failures_max = if list.beside.is_some() { PAGE_FAILURES_BESIDE_MAX } else { PAGE_FAILURES_MAX };
+        // A single answer for all objects may be too long or too slow, so it is tried once. These
+        // failures say nothing about that.
+        self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
+        self.state = if is_passing && list.next.is_some() && list.failures < failures_max {
+            list.failures += 1;
+            State::Paging(list)
+        } else if let Some((watch, version)) = list.beside {
+            match is_passing {
+                true => State::Watching { watch, version },
+                false => State::Empty { reason: list.reason },
+            }
+        } else if is_expired && list.next.is_some() {
+            // etcd compacted the version of the pages meanwhile. A list without pages cannot expire
+            // (client-go's pager does the same).
+            self.unpaged = true;
+            State::Empty { reason: "continue_expired" }
+        } else {
+            State::Empty { reason: list.reason }
+        };
+        ReflectorError::List(error)
+    }
+}

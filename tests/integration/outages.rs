@@ -1,0 +1,431 @@
+//! Outages, restarts and upgrades of the apiserver, as load and as delay: caches are live again as
+//! soon as upstream is, what they read of it is bounded, and a page that fails costs one page.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::TokioIo;
+use kubefan_model::GroupVersionResource;
+use kubefan_proxy::server::ClientInfo;
+use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimResource, Verb};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::{
+    harness::{
+        Test,
+        network::{Network, RecordedRequest, answer},
+        rig::{PODS, Rig, Setup, churn, pod, pods, stage},
+        tests,
+    },
+    upstream_faults::{relists, relists_for, synced, write},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    paused: an_outage_ends_for_all_caches_when_upstream_is_back, an_apiserver_that_starts_slowly_is_asked_in_time,
+        a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is, a_probe_that_is_denied_delays_nothing,
+        an_apiserver_that_never_becomes_ready_is_used_all_the_same,
+        http_watches_end_with_410_soon_after_an_apiserver_restart,
+        a_failed_page_is_requested_again_and_the_others_are_kept, a_page_that_always_fails_starts_the_list_over,
+        a_failed_page_of_a_backfill_is_requested_again, a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
+        relists_after_an_upgrade_are_spread_and_lose_no_event, a_schema_list_that_fails_leaves_the_watch_open,
+        a_schema_list_at_an_expired_version_becomes_a_gap, ever_older_versions_are_refused_after_a_few_reads;
+};
+
+/// The resources of a program with many informers.
+const RESOURCES: usize = 28;
+/// An outage ends for readers this long after it ended upstream.
+const LIVE_WITHIN: Duration = Duration::from_secs(5);
+
+fn widgets(number: usize) -> GroupVersionResource {
+    GroupVersionResource::new("example.com", "v1", format!("widgets{number}"))
+}
+
+fn collection(number: usize) -> String {
+    format!("/apis/example.com/v1/widgets{number}")
+}
+
+/// A setup with this many resources of some objects each, and its apiserver.
+fn with_widgets(count: usize) -> (Setup, SimApiserver) {
+    let names: Vec<String> = (0..count).map(|number| format!("widgets{number}.example.com")).collect();
+    let setup = Setup::of(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let sim = setup.sim();
+    for number in 0..count {
+        sim.add_resource(SimResource::custom("example.com", "v1", &format!("widgets{number}"), "Widget"));
+        for object in 0..3 {
+            let object = json!({ "metadata": { "namespace": "default", "name": format!("w{object}") } });
+            sim.create(&widgets(number), object).unwrap();
+        }
+    }
+    (setup, sim)
+}
+
+/// The requests of a collection that read its whole state.
+fn lists(rig: &Rig, collection: &str) -> Vec<RecordedRequest> {
+    let reads_state = |asked: &RecordedRequest| {
+        let is_look_up = asked.path.contains("metadata.name");
+        asked.path.contains("sendInitialEvents") || !asked.is_watch() && !is_look_up && !asked.is_metadata_only
+    };
+    rig.network.recorded_requests(collection).into_iter().filter(reads_state).collect()
+}
+
+/// Waits until all of `count` caches are synced.
+async fn all_live(rig: &Rig, count: usize) {
+    let limit = Duration::from_secs(600);
+    let live = async {
+        while rig.readyz().lines().filter(|line| line.contains(" synced")).count() < count {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    assert!(tokio::time::timeout(limit, live).await.is_ok(), "not live: {}", rig.readyz());
+}
+
+/// Takes the apiserver away for `outage`, with all that it knew of the past.
+async fn restart_upstream(rig: &Rig, outage: Duration) {
+    rig.network.refuse(true);
+    rig.sim.restart();
+    sleep(outage).await;
+    rig.network.refuse(false);
+}
+
+async fn an_outage_ends_for_all_caches_when_upstream_is_back() {
+    for outage in [8, 40, 300].map(Duration::from_secs) {
+        let (setup, sim) = with_widgets(RESOURCES);
+        let rig = Rig::synced(sim, setup).await;
+        let counts = || (0..RESOURCES).map(|number| lists(&rig, &collection(number)).len()).collect::<Vec<_>>();
+        let asked = || (0..RESOURCES).map(|number| rig.network.recorded_requests(&collection(number)).len()).sum();
+        let (lists_before, asked_before): (_, usize) = (counts(), asked());
+        rig.network.refuse(true);
+        for number in 0..RESOURCES {
+            rig.sim.delete(&widgets(number), "default", "w0").unwrap();
+        }
+        restart_upstream(&rig, outage).await;
+        let asked_meanwhile = asked() - asked_before;
+        assert!(asked_meanwhile <= 3 * RESOURCES, "{outage:?}: {asked_meanwhile} requests without a hope");
+        let probes = rig.network.recorded_requests("/readyz").len();
+        assert!(probes <= outage.as_secs() as usize + 1, "{outage:?}: {probes} probes for all caches");
+        let back = Instant::now();
+        all_live(&rig, RESOURCES).await;
+        assert!(back.elapsed() <= LIVE_WITHIN, "{outage:?}: live after {:?}", back.elapsed());
+        for (number, (before, after)) in lists_before.into_iter().zip(counts()).enumerate() {
+            assert_eq!(after - before, 1, "{outage:?}: one list of widgets{number}");
+        }
+    }
+}
+
+async fn an_apiserver_that_starts_slowly_is_asked_in_time() {
+    let (setup, sim) = with_widgets(RESOURCES);
+    let rig = Rig::synced(sim, setup).await;
+    restart_upstream(&rig, Duration::from_secs(60)).await;
+    // It accepts connections, but has not read its rules; then its watch caches are empty.
+    let start = Instant::now();
+    let ready_after = Duration::from_secs(6);
+    rig.network.rule(move |path| {
+        let is_ready = start.elapsed() >= ready_after;
+        let filled = start.elapsed() >= ready_after + Duration::from_secs(2);
+        match path {
+            "/readyz" => (!is_ready).then(|| answer(500, vec!["[-]poststarthook/rbac failed".to_owned()], false)),
+            _ if path.contains("/widgets") => (!filled).then(|| answer(429, vec!["{}".to_owned()], false)),
+            _ => None,
+        }
+    });
+    sleep(ready_after - Duration::from_millis(1)).await;
+    let asked: usize = (0..RESOURCES).map(|number| rig.network.recorded_requests(&collection(number)).len()).sum();
+    assert!(asked <= 7 * RESOURCES, "nothing is requested before it is ready: {asked}");
+    let ready = Instant::now();
+    all_live(&rig, RESOURCES).await;
+    assert!(ready.elapsed() <= 2 * LIVE_WITHIN, "live after {:?}", ready.elapsed());
+}
+
+async fn a_kubefan_that_starts_during_an_outage_is_ready_when_upstream_is() {
+    let (setup, sim) = with_widgets(RESOURCES);
+    let network = Network::to(sim.clone());
+    network.refuse(true);
+    let rig = Rig::over(network, sim, setup);
+    sleep(Duration::from_secs(120)).await;
+    rig.network.refuse(false);
+    let back = Instant::now();
+    all_live(&rig, RESOURCES).await;
+    assert!(back.elapsed() <= LIVE_WITHIN, "live after {:?}", back.elapsed());
+}
+
+async fn a_probe_that_is_denied_delays_nothing() {
+    for code in [401, 403, 404] {
+        let (setup, sim) = with_widgets(2);
+        let rig = Rig::synced(sim, setup).await;
+        rig.network.rule(move |path| (path == "/readyz").then(|| answer(code, vec!["{}".to_owned()], false)));
+        restart_upstream(&rig, Duration::from_secs(40)).await;
+        let back = Instant::now();
+        all_live(&rig, 2).await;
+        assert!(back.elapsed() <= LIVE_WITHIN, "{code}: live after {:?}", back.elapsed());
+    }
+}
+
+async fn an_apiserver_that_never_becomes_ready_is_used_all_the_same() {
+    let (setup, sim) = with_widgets(2);
+    let rig = Rig::synced(sim, setup).await;
+    rig.network.rule(move |path| (path == "/readyz").then(|| answer(500, vec!["{}".to_owned()], false)));
+    restart_upstream(&rig, Duration::from_secs(40)).await;
+    let back = Instant::now();
+    all_live(&rig, 2).await;
+    assert!(back.elapsed() <= Duration::from_secs(20), "live after {:?}", back.elapsed());
+}
+
+/// Opens a watch over HTTP, and returns when its body contains `text`.
+async fn http_watch_until(rig: &Rig, version: u64, text: &str) {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::get(format!("{PODS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}"))
+        .header(http::header::HOST, "localhost")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    let mut response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = String::new();
+    while !body.contains(text) {
+        let frame = response.frame().await.unwrap_or_else(|| panic!("no {text} in {body}")).unwrap();
+        body += &String::from_utf8_lossy(frame.data_ref().unwrap());
+    }
+}
+
+async fn http_watches_end_with_410_soon_after_an_apiserver_restart() {
+    for outage in [8, 60].map(Duration::from_secs) {
+        let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+        let rig = Arc::new(rig);
+        let (watched, version) = (rig.clone(), rig.sim.revision());
+        let watch = tokio::spawn(async move { http_watch_until(&watched, version, r#""code":410"#).await });
+        sleep(Duration::from_secs(1)).await;
+        rig.network.refuse(true);
+        rig.sim.create(&pods(), pod("during", "new")).unwrap();
+        restart_upstream(&rig, outage).await;
+        let back = Instant::now();
+        watch.await.unwrap();
+        assert!(back.elapsed() <= LIVE_WITHIN, "{outage:?}: ended after {:?}", back.elapsed());
+    }
+}
+
+/// A setup that lists pages of two pods, and its apiserver with ten.
+fn in_pages() -> (Setup, SimApiserver) {
+    let mut setup = Setup::of(&["pods"]).by_list();
+    setup.reflector.page_size = 2;
+    let sim = setup.sim();
+    for number in 0..10 {
+        sim.create(&pods(), pod(&format!("p{number}"), "first")).unwrap();
+    }
+    (setup, sim)
+}
+
+async fn a_failed_page_is_requested_again_and_the_others_are_kept() {
+    let busy = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 429,
+        "reason": "TooManyRequests", "message": "wait", "details": { "retryAfterSeconds": 7 } });
+    for (code, body, least) in [(429, busy, 7), (503, json!({}), 0), (504, json!({}), 0)] {
+        let (setup, sim) = in_pages();
+        let network = Network::to(sim.clone());
+        let mut failed = BTreeMap::new();
+        network.rule(move |path| {
+            // Each page after the first fails twice.
+            let failures: &mut usize = failed.entry(path.to_owned()).or_default();
+            let fails = path.contains("continue=") && *failures < 2;
+            *failures += 1;
+            fails.then(|| answer(code, vec![body.to_string()], false))
+        });
+        let rig = Rig::over(network, sim, setup);
+        rig.ready().await;
+        let watch = rig.watch_all("pods").await;
+        assert_eq!(watch.state, rig.truth(PODS).await, "{code}");
+        let pages = lists(&rig, PODS);
+        assert_eq!(pages.len(), 1 + 4 * 3, "{code}: {pages:?}");
+        assert_eq!(relists(&rig), 1.0, "{code}: one list");
+        let soonest = pages.windows(2).filter(|pair| pair[0].path == pair[1].path).map(|pair| pair[1].at - pair[0].at);
+        assert!(soonest.min().unwrap() >= Duration::from_secs(least), "{code}: Retry-After");
+    }
+}
+
+async fn a_page_that_always_fails_starts_the_list_over() {
+    let (setup, sim) = in_pages();
+    let network = Network::to(sim.clone());
+    let mut left = 11;
+    network.rule(move |path| {
+        let fails = path.contains("continue=") && left > 0;
+        left -= usize::from(fails);
+        fails.then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.ready().await;
+    let pages = lists(&rig, PODS);
+    assert_eq!(pages.len(), 1 + 11 + 5, "one page, its successor eleven times, then five pages: {pages:?}");
+    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
+}
+
+async fn a_failed_page_of_a_backfill_is_requested_again() {
+    let (setup, sim) = in_pages();
+    let version = sim.revision();
+    churn(&sim, 0, 20);
+    let rig = Rig::synced(sim, setup).await;
+    let mut left = 2;
+    rig.network.rule(move |path| {
+        let fails = path.contains("continue=") && left > 0;
+        left -= usize::from(fails);
+        fails.then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    let mut watch = rig.watch(stage("on"), &version.to_string()).await.unwrap();
+    watch.until(rig.sim.revision()).await;
+    assert!(watch.snapshot.is_empty() && !watch.events.is_empty());
+    let exact = lists(&rig, PODS).into_iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact"));
+    assert_eq!(exact.count(), 1, "one list");
+}
+
+async fn a_list_that_fails_without_pages_has_pages_again() {
+    let (setup, sim) = in_pages();
+    let network = Network::to(sim.clone());
+    let (late, mut expired) = (sim.clone(), false);
+    network.rule(move |path| {
+        if path.contains("continue=") && !std::mem::replace(&mut expired, true) {
+            late.create(&pods(), pod("late", "first")).unwrap();
+            late.compact();
+        }
+        // An answer with all objects takes too long.
+        let is_unpaged = path.starts_with(PODS) && !path.contains("watch=1") && !path.contains("limit=");
+        is_unpaged.then(|| answer(504, vec!["{}".to_owned()], false))
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.ready().await;
+    let unpaged: Vec<bool> = lists(&rig, PODS).iter().map(|asked| !asked.path.contains("limit=")).collect();
+    assert_eq!(unpaged.iter().filter(|unpaged| **unpaged).count(), 1, "{unpaged:?}");
+    assert_eq!(unpaged.len(), 2 + 1 + 6, "an expired list, one without pages, and one with six: {unpaged:?}");
+    assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
+}
+
+async fn a_list_that_hangs_gives_its_place_to_others() {
+    let mut setup = Setup::of(&["configmaps", "nodes", "pods"]).by_list();
+    setup.lists_max = 1;
+    let sim = setup.sim();
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    sim.set_fault(FaultRule { fault: Fault::Silence, verb: Some(Verb::List), resource: Some(configmaps), requests: 1 });
+    let rig = Rig::start(sim, setup);
+    let start = Instant::now();
+    rig.metric_becomes("kubefan_upstream_lists_waiting", 2.0).await;
+    assert_eq!(rig.metric("kubefan_upstream_lists"), 1.0);
+    rig.readyz_has("pods synced").await;
+    rig.readyz_has("nodes synced").await;
+    assert!(start.elapsed() < Duration::from_secs(32), "after {:?}", start.elapsed());
+    rig.ready().await;
+    assert_eq!((rig.metric("kubefan_upstream_lists"), rig.metric("kubefan_upstream_lists_waiting")), (0.0, 0.0));
+}
+
+/// Lets the apiserver report another version.
+fn upgrade(rig: &Rig) {
+    let version = json!({ "major": "1", "minor": "36", "gitVersion": "v1.36.0" });
+    rig.network.rule(move |path| (path == "/version").then(|| answer(200, vec![version.to_string()], false)));
+}
+
+async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
+    const COUNT: usize = 12;
+    let (mut setup, sim) = with_widgets(COUNT);
+    setup.schema_check_interval = Duration::from_secs(30);
+    setup.registry.resources.push("pods".to_owned());
+    let rig = Rig::synced(sim, setup).await;
+    let mut watch = rig.watch_all("pods").await;
+    let before = lists(&rig, &collection(0)).len();
+    upgrade(&rig);
+    let upgraded = Instant::now();
+    let mut expected = Vec::new();
+    while upgraded.elapsed() < Duration::from_secs(400) {
+        expected.extend(write(&rig, "w"));
+        sleep(Duration::from_secs(1)).await;
+    }
+    watch.until(*expected.last().unwrap()).await;
+    assert_eq!(crate::harness::rig::versions(&watch.events), expected, "every event, once");
+    assert_eq!((watch.gaps.len(), relists_for(&rig, "schema_changed")), (0, 1.0));
+    let mut times = Vec::new();
+    for number in 0..COUNT {
+        let again = lists(&rig, &collection(number)).split_off(before);
+        assert_eq!(again.len(), 1, "{again:?}");
+        assert!(again[0].path.contains("resourceVersionMatch=Exact"), "{again:?}");
+        times.push(again[0].at - upgraded);
+        let watches = rig.network.recorded_requests(&collection(number));
+        assert!(watches.iter().filter(|asked| asked.is_watch()).count() <= 8, "the watch stays open");
+    }
+    times.sort();
+    let spread = times[COUNT - 1] - times[0];
+    assert!(spread > Duration::from_secs(60) && times[COUNT - 1] < Duration::from_secs(370), "{times:?}");
+}
+
+async fn a_schema_list_that_fails_leaves_the_watch_open() {
+    let mut setup = Setup::of(&["pods"]);
+    setup.schema_check_interval = Duration::from_secs(30);
+    let (rig, mut watch, before) = synced(setup).await;
+    let failures = Arc::new(Mutex::new(2));
+    let left = failures.clone();
+    rig.network.rule(move |path| {
+        let mut left = left.lock().unwrap();
+        let fails = path.contains("resourceVersionMatch=Exact") && *left > 0;
+        *left -= i32::from(fails);
+        fails.then(|| answer(503, vec!["{}".to_owned()], false))
+    });
+    upgrade(&rig);
+    let mut expected = Vec::new();
+    let upgraded = Instant::now();
+    while upgraded.elapsed() < Duration::from_secs(600) {
+        expected.extend(write(&rig, "w"));
+        sleep(Duration::from_secs(5)).await;
+        assert!(rig.readyz().contains("pods synced"), "{}", rig.readyz());
+    }
+    watch.until(*expected.last().unwrap()).await;
+    assert_eq!((watch.gaps.len(), *failures.lock().unwrap()), (0, 0));
+    assert_eq!(crate::harness::rig::versions(&watch.events), expected, "every event, once");
+    let asked = rig.network.recorded_requests(PODS).split_off(before);
+    let exact = asked.iter().filter(|asked| asked.path.contains("resourceVersionMatch=Exact")).count();
+    assert_eq!(exact, 3, "two that failed and one");
+}
+
+async fn a_schema_list_at_an_expired_version_becomes_a_gap() {
+    let mut setup = Setup::of(&["pods"]);
+    setup.schema_check_interval = Duration::from_secs(30);
+    let (rig, mut watch, _) = synced(setup).await;
+    upgrade(&rig);
+    let gone = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410,
+        "reason": "Expired", "message": "The resourceVersion for the provided list is too old." });
+    let mut gone = Some(gone);
+    rig.network.rule(move |path| {
+        let answers = path.contains("resourceVersionMatch=Exact");
+        answers.then(|| gone.take().map(|gone| answer(410, vec![gone.to_string()], false))).flatten()
+    });
+    sleep(Duration::from_secs(400)).await;
+    let during = write(&rig, "b");
+    watch.until(during[2]).await;
+    assert_eq!(watch.state, rig.truth(PODS).await);
+    assert_eq!((relists_for(&rig, "schema_changed"), relists_for(&rig, "initial")), (2.0, 1.0));
+}
+
+async fn ever_older_versions_are_refused_after_a_few_reads() {
+    let sim = Setup::of(&["pods"]).sim();
+    let oldest = churn(&sim, 0, 20);
+    let newest = churn(&sim, 20, 60);
+    let rig = Rig::synced(sim, Setup::of(&["pods"])).await;
+    let before = lists(&rig, PODS).len();
+    let mut refused = Vec::new();
+    let start = Instant::now();
+    for version in (oldest..newest).rev().step_by(3).take(12) {
+        match rig.watch(stage("on"), &version.to_string()).await {
+            Ok(mut watch) => drop(watch.step().await),
+            Err(status) => refused.push(status),
+        }
+    }
+    let reads = lists(&rig, PODS).len() - before;
+    assert!(reads >= 2 && reads <= 4 + start.elapsed().as_secs() as usize / 15, "{reads} in {:?}", start.elapsed());
+    let status = refused.first().expect("the others are refused");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some(), "{status}");
+    sleep(Duration::from_secs(120)).await;
+    rig.watch(stage("on"), &oldest.to_string()).await.expect("later there is a read for it");
+}
