@@ -6,8 +6,10 @@
 //! ```text
 //!   context                          clients and options that all caches share
 //!   schema, discovered, allowance    the facts and limits of one resource
+//!   rounds, bookmark_pause           when readers wait for upstream
 //!   backfill, cluster_version,       requests to upstream on behalf of one cache
-//!     consistency, warm_start
+//!     state_comparison, consistency,
+//!     warm_start
 //!   informer, entry                  the task that fills a cache; a cache as it is stored
 //!   registry                         the map of all caches
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
@@ -18,6 +20,7 @@
 
 mod allowance;
 mod backfiller;
+mod bookmark_pause;
 mod cache_entry;
 mod configured;
 mod consistency;
@@ -30,9 +33,11 @@ mod on_demand;
 mod peer_source;
 mod readiness;
 mod registry;
+mod rounds;
 mod run;
 mod schema;
 mod self_check;
+mod state_comparison;
 mod version_lookup;
 mod warm_start;
 
