@@ -326,6 +326,36 @@ async fn a_list_at_a_bookmarks_version_is_served_by_another_replica() {
     assert!(list[0].resource_version.parse::<u64>().unwrap() >= version);
 }
 
+/// Renews a lease ten times a second, as the components of a small cluster do.
+async fn renew_leases(api: ApiServer) {
+    let namespace = api.namespace("informer-start").await;
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "renewed" },
+        "spec": { "holderIdentity": "nobody" },
+    });
+    api.create(&path, &lease).await;
+    for renewal in 1.. {
+        sleep(Duration::from_millis(100)).await;
+        let spec = json!({ "leaseTransitions": renewal });
+        api.patch(&format!("{path}/renewed"), &json!({ "spec": spec })).await;
+    }
+}
+
+/// Reads the initial state of a watch-list: the version of the bookmark that ends it, and the
+/// number of objects.
+async fn initial_state(client: &reqwest::Client, collection: String) -> (u64, usize) {
+    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut response = client.get(format!("{collection}?{query}")).send().await.unwrap();
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains("initial-events-end") {
+        read.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
+    }
+    let lines = read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let lines: Vec<Value> = lines.collect();
+    (version_of(&lines.last().unwrap()["object"]), lines.len() - 1)
+}
+
 async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
     let api = ApiServer::shared().await;
     let plural = api.unique("starts");
@@ -333,29 +363,25 @@ async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
     api.create_crd(&group, &plural, "Start").await;
     let kubefan = Kubefan::start(&api, &[&format!("--resource={plural}.{group}")]).await;
     let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
-    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let leases = tokio::spawn(renew_leases(api.handle()));
     for round in 0..8 {
         let namespace = api.namespace("informer-start").await;
-        let written = api.get_json(&format!("/api/v1/namespaces/{namespace}")).await;
-        let object = json!({
-            "apiVersion": format!("{group}/v1"), "kind": "Start", "metadata": { "name": format!("start-{round}") }
-        });
+        let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{namespace}")).await);
         if round == 4 {
-            api.create(&path, &object).await;
+            let (api_version, metadata) = (format!("{group}/v1"), json!({ "name": "start" }));
+            api.create(&path, &json!({ "apiVersion": api_version, "kind": "Start", "metadata": metadata })).await;
         }
         let start_time = Instant::now();
-        let mut response = reqwest::get(format!("http://{}{path}?{query}", kubefan.grpc_addr)).await.unwrap();
-        let mut read = Vec::new();
-        while !String::from_utf8_lossy(&read).contains("initial-events-end") {
-            read.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
-        }
-        println!("round {round}: the informer's state after {:?}", start_time.elapsed());
-        let lines: Vec<Value> =
-            read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
-        let bookmark = &lines.last().unwrap()["object"];
-        assert!(version_of(bookmark) >= version_of(&written), "{bookmark} is older than {written}");
-        assert_eq!(lines.len() - 1, usize::from(round >= 4));
+        let straight = initial_state(&api.client(), format!("{}{path}", api.url())).await;
+        let straight_took = start_time.elapsed();
+        let start_time = Instant::now();
+        let (version, objects) =
+            initial_state(&reqwest::Client::new(), format!("http://{}{path}", kubefan.grpc_addr)).await;
+        println!("round {round}: straight {straight_took:?}, through kubefan {:?}", start_time.elapsed());
+        assert!(version >= written, "{version} is older than {written}");
+        assert_eq!((objects, straight.1), (usize::from(round >= 4), objects));
     }
+    leases.abort();
     let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
     let count = |result: &str| {
         let label = format!("result=\"{result}\"");
