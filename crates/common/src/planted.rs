@@ -174,7 +174,7 @@ bugs! {
 
     /// `fanout/hub/proved.rs`: a reader whose state was proved is served what the cache has by
     /// then, which may be older. Needs: the same, and an event between the proof and the answer.
-    LaterThanProved = "later-than-proved" breaks "Fresh",
+    LaterThanProved = "later-than-proved" breaks "Reliable",
 
     /// `fanout/views/shared_snapshot.rs`: a chunk of a compressed snapshot is reused if its first
     /// key, last key and length are unchanged, even if objects in it have changed. Needs: zstd,
