@@ -33,7 +33,7 @@ use kubefan_model::{
 };
 use kubefan_proxy::{
     cache::{Backfill, CacheWriter, HistoryCopy, RingLimits, writer::Change},
-    fanout::{Catalog, Patience, Refusal, Served},
+    fanout::{Catalog, Fresh, Patience, Refusal, Served},
     peer::{CacheIdentity, Decoder, Encoder},
     server::{
         grpc::{call, request},
@@ -223,7 +223,11 @@ impl Catalog for EmptyCatalog {
         std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
     }
 
-    async fn prove(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
+    async fn prove(&self, _: &Served, _: Patience) -> Result<Fresh, Refusal> {
+        Err(Refusal::NotFound("the catalog is empty".to_owned()))
+    }
+
+    async fn advance(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 

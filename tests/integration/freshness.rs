@@ -1,6 +1,7 @@
 //! Consistent reads from the cache. They are never older than a write that finished before them,
 //! whatever upstream does, and cost upstream little however many there are. On a quiet resource
-//! this needs a proof by a bookmark; without a bookmark the read goes upstream.
+//! this needs a proof by a bookmark, which advances the cache; without a bookmark the read goes
+//! upstream. `informer_start` has the proof of a small cache's state by a list.
 
 use std::time::Duration;
 
@@ -52,51 +53,51 @@ pub(crate) const TESTS: &[Test] = tests! {
 };
 
 /// Writes to configmaps advance the cluster's version without touching pods.
-fn configmaps() -> GroupVersionResource {
+pub(crate) fn configmaps() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "configmaps")
 }
 
 /// Writes a configmap. Returns the cluster's new version.
-fn write_configmap(sim: &SimApiserver) -> u64 {
+pub(crate) fn write_configmap(sim: &SimApiserver) -> u64 {
     let name = format!("other-{}", sim.revision());
     sim.create(&configmaps(), json!({ "metadata": { "namespace": "default", "name": name } })).unwrap()
 }
 
-async fn served(rig: &Rig) -> Served {
+pub(crate) async fn served(rig: &Rig) -> Served {
     rig.registry.find("", "v1", "pods", "", Media::Json).await.unwrap()
 }
 
-fn head(served: &Served) -> u64 {
+pub(crate) fn head(served: &Served) -> u64 {
     served.hub.head().expect("the cache is not synced").get()
 }
 
 async fn prove(rig: &Rig, patience: Patience) -> Result<(), Refusal> {
     let served = served(rig).await;
-    rig.registry.prove(&served, patience).await
+    rig.registry.advance(&served, patience).await
 }
 
 fn proving(rig: &Rig) -> JoinHandle<Result<(), Refusal>> {
     let registry = rig.registry.clone();
     tokio::spawn(async move {
         let served = registry.find("", "v1", "pods", "", Media::Json).await?;
-        registry.prove(&served, Patience::Bookmark).await
+        registry.advance(&served, Patience::Bookmark).await
     })
 }
 
-fn proofs(rig: &Rig, result: &str) -> f64 {
+pub(crate) fn proofs(rig: &Rig, result: &str) -> f64 {
     rig.metric(&format!(
         r#"kubefan_proofs_total{{group="",media="json",namespace="",resource="pods",result="{result}"}}"#
     ))
 }
 
-fn probes(rig: &Rig) -> f64 {
+pub(crate) fn probes(rig: &Rig) -> f64 {
     rig.metric(
         r#"kubefan_upstream_watches_started_total{group="",media="json",namespace="",purpose="probe",resource="pods"}"#,
     )
 }
 
 /// The number of lookups of the cluster's version.
-fn lookups(network: &Network) -> usize {
+pub(crate) fn lookups(network: &Network) -> usize {
     let asked = network.recorded_requests("/api/v1/namespaces/default/pods");
     asked.iter().filter(|asked| asked.path.contains("metadata.name")).count()
 }
@@ -177,7 +178,7 @@ async fn upstream_is_asked_at_most_once_a_second() {
         write_configmap(&rig.sim);
         for patience in [Patience::Bookmark, Patience::AtOnce, Patience::AtOnce] {
             let (registry, served) = (rig.registry.clone(), served(&rig).await);
-            tokio::spawn(async move { registry.prove(&served, patience).await });
+            tokio::spawn(async move { registry.advance(&served, patience).await });
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -192,7 +193,7 @@ async fn upstream_is_asked_more_often_if_lookups_are_enough() {
     while start_time.elapsed() < Duration::from_secs(2) {
         churn(&rig.sim, round, 1);
         let (registry, served) = (rig.registry.clone(), served(&rig).await);
-        asking.push(tokio::spawn(async move { registry.prove(&served, Patience::AtOnce).await }));
+        asking.push(tokio::spawn(async move { registry.advance(&served, Patience::AtOnce).await }));
         sleep(Duration::from_millis(5)).await;
         round += 1;
     }
@@ -415,7 +416,7 @@ async fn proofs_that_advance_the_cache_lose_no_event() {
             let served = registry.find("", "v1", "pods", "", Media::Json).await.unwrap();
             let mut proved = 0;
             loop {
-                proved += usize::from(registry.prove(&served, Patience::Bookmark).await.is_ok());
+                proved += usize::from(registry.advance(&served, Patience::Bookmark).await.is_ok());
                 if proved == 50 {
                     return;
                 }

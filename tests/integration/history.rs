@@ -90,8 +90,8 @@ async fn a_version_beyond_the_cluster_is_refused_as_another_history() {
     assert_eq!(*watch.restarted_from, *std::slice::from_ref(&beyond));
     assert_eq!(watch.state, rig.truth(PODS).await);
 
-    // If upstream does not confirm it, no subscriber is set back.
-    rig.fault(Verb::List, Fault::Forbidden, 1);
+    // If upstream neither proves the cache nor confirms it, no subscriber is set back.
+    rig.fault(Verb::List, Fault::Forbidden, 2);
     let status = rig.watch(target("pods"), &beyond).await.err().unwrap();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     rig.network.connect_to(other_cluster());

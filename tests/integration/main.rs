@@ -24,6 +24,7 @@ mod harness;
 mod harness_works;
 mod history;
 mod http;
+mod informer_start;
 mod informers;
 mod memory;
 mod metrics;
@@ -77,6 +78,7 @@ fn main() -> std::process::ExitCode {
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
+        informer_start::TESTS,
         informers::TESTS,
         informers::calls::TESTS,
         informers::handler_latency::TESTS,

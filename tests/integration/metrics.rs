@@ -242,9 +242,9 @@ async fn every_result_of_a_resume_is_counted() {
     for version in [&watch.resume_version, &old, &before] {
         rig.watch(target("pods"), version).await.unwrap();
     }
-    // Upstream does not confirm that the cluster has never reached the version, so this replica may
-    // lag.
-    rig.fault(Verb::List, Fault::Forbidden, 1);
+    // Upstream neither proves the cache nor confirms that the cluster has never reached the version,
+    // so this replica may lag.
+    rig.fault(Verb::List, Fault::Forbidden, 2);
     assert!(rig.watch(target("pods"), "999999").await.is_err());
     rig.sim.compact();
     assert!(rig.watch(target("pods"), &ancient).await.is_err());

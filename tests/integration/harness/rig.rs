@@ -271,7 +271,11 @@ impl Rig {
 
     /// Lists like a subscriber.
     pub(crate) async fn list(&self, target: Target) -> Result<Vec<ListResponse>, Status> {
-        let request = ListRequest { target: Some(target), ..ListRequest::default() };
+        self.list_request(ListRequest { target: Some(target), ..ListRequest::default() }).await
+    }
+
+    /// Lists with any request.
+    pub(crate) async fn list_request(&self, request: ListRequest) -> Result<Vec<ListResponse>, Status> {
         let chunks = self.client.clone().list(request).await?.into_inner();
         chunks.collect::<Vec<_>>().await.into_iter().collect()
     }

@@ -20,7 +20,9 @@
 //! **Why not forward every consistent read?** Then upstream pays for each reader: decoding,
 //! filtering and encoding all objects. A proof costs one empty list and at most one empty watch,
 //! for any number of readers. **Why not wait for the next bookmark of the cache's own watch?**
-//! kube-apiserver sends them about once a minute. **Why not trust the age of the last event?** Age
+//! kube-apiserver sends them about once a minute. **Why a list for small caches?** One list of their
+//! metadata proves the state at once ([`super::state_comparison`]). It does not advance the cache, so
+//! a reader that names a version still needs a bookmark. **Why not trust the age of the last event?** Age
 //! proves nothing: the connection may be delayed or the apiserver behind.
 //!
 //! **Cost limits.** An answer proves nothing about writes after its request was sent, so a reader
@@ -37,18 +39,22 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, timeout},
 };
 use tracing::debug;
 
-use super::context::CacheContext;
+use super::{
+    bookmark_pause::{BookmarkPause, ProofFailure, ProofResult},
+    context::CacheContext,
+    rounds::{Place, Rounds},
+    state_comparison::StateComparison,
+};
 use crate::{
     cache::Update,
-    fanout::{CachePosition, Hub, Patience, Phase, Refusal, Served},
+    fanout::{CachePosition, Fresh, Hub, Patience, Phase, Refusal, Served},
     telemetry::metrics::{Proof, WatchPurpose},
     upstream::reflector::Step,
 };
-use kubefan_common::sync::watch;
 use kubefan_model::{GroupVersionResource, ResourceVersion};
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
@@ -71,49 +77,11 @@ const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
 /// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
 /// one has delayed no reader.
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// How long readers do not wait for bookmarks after a failed wait. It doubles with each failed
-/// attempt. It is longer than an attempt.
-const PAUSE: Duration = Duration::from_secs(5);
-/// The longest pause: one attempt a minute finds out whether bookmarks arrive again. A pause that
-/// ended longer ago than this is forgotten.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-
 /// How long a reader waits for its proof, the one under way included.
 fn wait_limit(patience: Patience) -> Duration {
     match patience {
         Patience::AtOnce => Duration::from_millis(40),
         Patience::Bookmark | Patience::Insistent => 2 * PROOF_TIMEOUT,
-    }
-}
-
-/// How freshness was proved, or why not.
-type ProofResult = Result<Proof, ProofFailure>;
-
-/// Why a cache was not proved fresh, with a text for readers.
-#[derive(Debug, Clone)]
-enum ProofFailure {
-    /// Upstream did not answer, or the cache is not being watched.
-    Failed(String),
-    /// The cache is behind, and either no reader could wait or the apiserver that answered is
-    /// behind as well.
-    Behind(String),
-    /// Upstream answered the look-up and the watch, but all readers waited for a bookmark that did
-    /// not arrive.
-    NoBookmark(String),
-}
-
-impl ProofFailure {
-    /// The metric label.
-    fn result(&self) -> Proof {
-        match self {
-            Self::Failed(_) => Proof::Failed,
-            Self::Behind(_) | Self::NoBookmark(_) => Proof::Behind,
-        }
-    }
-
-    fn reason(&self) -> &str {
-        let (Self::Failed(reason) | Self::Behind(reason) | Self::NoBookmark(reason)) = self;
-        reason
     }
 }
 
@@ -123,79 +91,13 @@ pub(super) struct Prover {
     served: Served,
     /// Whether this cache is ever proved.
     is_enabled: bool,
-    inner: Mutex<Inner>,
+    comparison: Arc<StateComparison>,
+    /// The rounds demand the greatest patience of their readers.
+    rounds: Rounds<Patience, ProofResult>,
+    bookmarks: Mutex<BookmarkPause>,
     /// The last result of a short watch, for the informer, which alone advances the cache.
     empty_range: Mutex<Option<EmptyRange>>,
     range_found: Notify,
-}
-
-#[derive(Default)]
-struct Inner {
-    /// Whether a task runs proofs.
-    running: bool,
-    /// The earliest start of the next proof. `None` means at once.
-    not_before: Option<Instant>,
-    next: Option<PendingProof>,
-    bookmarks: BookmarkPause,
-}
-
-/// Whether readers wait for bookmarks. An apiserver that sends none must not delay every read.
-#[derive(Default)]
-struct BookmarkPause {
-    /// The last failed wait. `None` if there was none recently.
-    failed: Option<FailedWait>,
-    /// Readers do not wait for bookmarks until then. `None` if the last wait did not fail.
-    paused_until: Option<Instant>,
-}
-
-/// A wait for a bookmark that did not arrive.
-struct FailedWait {
-    /// The length of the pause after it.
-    pause: Duration,
-    /// The end of that pause.
-    until: Instant,
-}
-
-impl BookmarkPause {
-    /// The rest of the pause. During the attempt that follows a pause: the longest time until that
-    /// attempt ends.
-    fn remaining(&self, now: Instant) -> Option<Duration> {
-        self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
-    }
-
-    /// Starts an attempt, unless there is a pause. Only readers that wait already share an attempt
-    /// that follows a failed one; the pause continues for all others until the attempt ends.
-    fn begin(&mut self, now: Instant) -> bool {
-        if self.remaining(now).is_some() {
-            return false;
-        }
-        self.failed.take_if(|failed| now - failed.until > PAUSE_MAX);
-        self.paused_until = self.failed.as_ref().map(|failed| now + failed.pause);
-        true
-    }
-
-    /// Records the result of an attempt.
-    fn end(&mut self, result: &ProofResult, now: Instant) {
-        self.paused_until = None;
-        match result {
-            Ok(Proof::Bookmark) => self.failed = None,
-            Err(ProofFailure::NoBookmark(_)) => {
-                let pause = self.failed.take().map_or(PAUSE, |failed| (2 * failed.pause).min(PAUSE_MAX));
-                self.failed = Some(FailedWait { pause, until: now + pause });
-                self.paused_until = Some(now + pause);
-            }
-            // Other results say nothing about bookmarks.
-            _ => {}
-        }
-    }
-}
-
-/// A proof that has not started yet.
-#[derive(Default)]
-struct PendingProof {
-    /// The greatest patience of its readers.
-    patience: Patience,
-    result: Arc<watch::Sender<Option<ProofResult>>>,
 }
 
 /// Two versions without an event of the resource in between. A cache that has every event up to
@@ -223,27 +125,40 @@ impl Prover {
     /// the resource.
     pub(super) fn new(context: CacheContext, served: Served, is_enabled: bool) -> Arc<Self> {
         let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
-        let (inner, empty_range, range_found) = Default::default();
-        Arc::new(Self { context, served, is_enabled, inner, empty_range, range_found })
+        let comparison = StateComparison::new(context.clone(), served.clone());
+        let (rounds, bookmarks, empty_range, range_found) = Default::default();
+        Arc::new(Self { context, served, is_enabled, comparison, rounds, bookmarks, empty_range, range_found })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn bookmarks(&self) -> MutexGuard<'_, BookmarkPause> {
+        self.bookmarks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a proof that starts after this call.
-    pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<(), Refusal> {
+    /// Waits for a proof of the state that starts after this call.
+    pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<Fresh, Refusal> {
+        // A reader without patience would not wait for the list.
+        if self.is_enabled
+            && patience > Patience::AtOnce
+            && let Some(fresh) = self.comparison.prove().await
+        {
+            return Ok(fresh);
+        }
+        self.advance(patience).await.map(|()| Fresh::Cache)
+    }
+
+    /// Waits for a proof of the cache that starts after this call.
+    pub(super) async fn advance(self: &Arc<Self>, patience: Patience) -> Result<(), Refusal> {
         let resource = &self.served.gvr;
         let unproved = |reason: &str| Refusal::Unavailable(format!("{resource} is not proved to be fresh: {reason}"));
         if !self.is_enabled {
             return Err(unproved("upstream answers its consistent reads; resourceVersion=0 accepts any state"));
         }
         let pause = match patience {
-            Patience::Bookmark => self.inner().bookmarks.remaining(Instant::now()),
+            Patience::Bookmark => self.bookmarks().remaining(Instant::now()),
             Patience::AtOnce | Patience::Insistent => None,
         };
         let patience = pause.map_or(patience, |_| Patience::AtOnce);
-        let Some(sender) = self.join(patience) else {
+        let Some(place) = self.join(patience) else {
             return Err(match pause {
                 Some(left) => unproved(&format!(
                     "upstream sent no bookmark in the last attempt; the next attempt is in {left:.0?} at the latest"
@@ -251,10 +166,7 @@ impl Prover {
                 None => unproved("its last update is too old for an immediate proof, or the last proof too recent"),
             });
         };
-        // `sender` is alive until the end of this wait.
-        let mut result = sender.subscribe();
-        let result = timeout(wait_limit(patience), result.wait_for(Option::is_some)).await;
-        match result.ok().and_then(Result::ok).flatten() {
+        match place.answer(wait_limit(patience)).await {
             Some(Ok(_)) => Ok(()),
             Some(Err(failure)) => Err(unproved(failure.reason())),
             None => Err(unproved("upstream did not answer in time")),
@@ -262,66 +174,40 @@ impl Prover {
     }
 
     /// Joins the next proof. `None` if the reader would wait without a chance of success.
-    fn join(self: &Arc<Self>, patience: Patience) -> Option<Arc<watch::Sender<Option<ProofResult>>>> {
-        let age = self.served.hub.status().age;
-        let mut inner = self.inner();
-        let soon = |not_before: Instant| not_before <= Instant::now() + wait_limit(patience);
-        let has_chance = age.is_some_and(|age| age <= QUIET_AFTER) && inner.not_before.is_none_or(soon);
-        if patience == Patience::AtOnce && !has_chance {
+    fn join(self: &Arc<Self>, patience: Patience) -> Option<Place<ProofResult>> {
+        let is_quiet = || self.served.hub.status().age.is_none_or(|age| age > QUIET_AFTER);
+        if patience == Patience::AtOnce && is_quiet() {
             return None;
         }
-        let next = inner.next.get_or_insert_default();
-        next.patience = next.patience.max(patience);
-        let result = next.result.clone();
-        if !std::mem::replace(&mut inner.running, true) {
+        let place = self.rounds.join(wait_limit(patience), |greatest| *greatest = patience.max(*greatest))?;
+        if place.must_run {
             tokio::spawn(self.clone().run());
         }
-        Some(result)
+        Some(place)
     }
 
     /// Runs one proof after the other until there are no more readers.
     async fn run(self: Arc<Self>) {
-        loop {
-            let not_before = self.inner().not_before;
-            if let Some(not_before) = not_before {
-                sleep_until(not_before).await;
-            }
-            let started = Instant::now();
-            let (PendingProof { patience, result: sender }, is_attempt) = {
-                let mut inner = self.inner();
-                // Each waiting reader has a clone of the sender. Without readers there is no proof.
-                match inner.next.take().filter(|next| Arc::strong_count(&next.result) > 1) {
-                    Some(next) => {
-                        inner.not_before = Some(started + PROOF_INTERVAL);
-                        let is_attempt = next.patience > Patience::AtOnce && inner.bookmarks.begin(started);
-                        (next, is_attempt)
-                    }
-                    None => {
-                        inner.running = false;
-                        return;
-                    }
-                }
-            };
+        while let Some(round) = self.rounds.begin(PROOF_INTERVAL).await {
+            let (started, patience) = (Instant::now(), round.demand);
+            let is_attempt = patience > Patience::AtOnce && self.bookmarks().begin(started);
             let proof = timeout(PROOF_TIMEOUT, self.run_one(is_attempt || patience == Patience::Insistent)).await;
             let proof =
                 proof.unwrap_or_else(|_| Err(ProofFailure::Failed(format!("no proof within {PROOF_TIMEOUT:?}"))));
             let label = proof.as_ref().map_or_else(ProofFailure::result, |proof| *proof);
             self.served.hub.metrics().proof(label, started.elapsed());
-            {
-                let mut inner = self.inner();
-                if matches!(label, Proof::Held | Proof::CaughtUp) {
-                    inner.not_before = Some(started + LOOK_UP_INTERVAL);
-                }
-                // An insistent reader during a pause does not make the pause longer.
-                if is_attempt || matches!(label, Proof::Bookmark) {
-                    inner.bookmarks.end(&proof, Instant::now());
-                }
+            if matches!(label, Proof::Held | Proof::CaughtUp) {
+                self.rounds.next_due(started + LOOK_UP_INTERVAL);
+            }
+            // An insistent reader during a pause does not make the pause longer.
+            if is_attempt || matches!(label, Proof::Bookmark) {
+                self.bookmarks().end(&proof, Instant::now());
             }
             if let Err(failure) = &proof {
                 let why = failure.reason();
                 debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not proved");
             }
-            sender.send_replace(Some(proof));
+            round.answer(proof);
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cache::Backfill,
-    fanout::{Catalog, Patience, Phase, Refusal, Served},
+    fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
     upstream::discovery::DiscoveryError,
 };
 use kubefan_common::proto::v1alpha1::{ResourceState, ResourceStatus};
@@ -55,8 +55,12 @@ impl Catalog for Arc<Registry> {
         Box::pin(self.cache_of(served)?.cluster_version.known_after(asked)).await
     }
 
-    async fn prove(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
+    async fn prove(&self, served: &Served, patience: Patience) -> Result<Fresh, Refusal> {
         Box::pin(self.cache_of(served)?.prover.prove(patience)).await
+    }
+
+    async fn advance(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
+        Box::pin(self.cache_of(served)?.prover.advance(patience)).await
     }
 
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {

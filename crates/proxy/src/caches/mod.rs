@@ -7,9 +7,11 @@
 //!   list_scheduler                   which cache may list upstream now
 //!   context                          clients and options that all caches share
 //!   retry, planned_relist            when one cache asks upstream again
+//!   rounds, bookmark_pause           when readers wait for upstream
 //!   discovered, schema, allowance    the facts and limits of one resource
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
-//!     consistency, warm_start
+//!     state_comparison, consistency,
+//!     warm_start
 //!   informer, cache_entry            the task that fills a cache; a cache as it is stored
 //!   registry                         the map of all caches
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
@@ -20,6 +22,7 @@
 
 mod allowance;
 mod backfiller;
+mod bookmark_pause;
 mod cache_entry;
 mod configured;
 mod consistency;
@@ -35,9 +38,11 @@ mod planned_relist;
 mod readiness;
 mod registry;
 mod retry;
+mod rounds;
 mod run;
 mod schema;
 mod self_check;
+mod state_comparison;
 mod version_lookup;
 mod warm_start;
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{
     cache::{Backfill, Refusal},
-    fanout::hub::Hub,
+    fanout::hub::{Fresh, Hub},
 };
 use kubefan_common::proto::v1alpha1::ResourceStatus;
 use kubefan_common::sync::watch;
@@ -77,12 +77,19 @@ pub trait Catalog: Send + Sync + 'static {
         needs_state: bool,
     ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
 
-    /// Waits for upstream's proof that the state of a cache is not older than this call. One proof
-    /// serves all that wait.
+    /// Waits for upstream's proof that a state is not older than this call. One proof serves all
+    /// that wait.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
-    fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
+    fn prove(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
+
+    /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
+    /// that the cluster had at this call.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] if it was not proved in time.
+    fn advance(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// The version that the cluster has reached, from an upstream request made after `asked`. One
     /// request serves all calls that began to wait before it.

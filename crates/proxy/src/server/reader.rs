@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -16,7 +16,7 @@ use super::select::{self, Selected};
 use crate::{
     cache::{Backfill, Expired},
     fanout::{
-        Catalog, Need, NotSubscribed, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
+        Catalog, Need, NotSubscribed, Patience, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
         SubscribeOptions, Subscription,
     },
 };
@@ -28,6 +28,10 @@ use kubefan_model::{Media, ResourceVersion, format::Format, selection::Selection
 
 /// How long a read waits for the cache to reach the requested version; the apiserver waits as long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a reader that names a version waits for the cache's own watch before it asks for a
+/// proof. The cache of a busy resource is only a moment behind.
+const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 
 /// How long a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,6 +48,14 @@ pub struct Reader<C> {
     subscribers: Arc<Semaphore>,
     reads_max: usize,
     reads: Arc<Semaphore>,
+}
+
+/// Why a read that names a version is refused.
+pub struct NotReached {
+    /// The cache is below the version.
+    pub refusal: Refusal,
+    /// Whether upstream proved the cache fresh meanwhile: then the cluster is below it as well.
+    pub is_proved: bool,
 }
 
 impl<C: Catalog> Reader<C> {
@@ -83,12 +95,22 @@ impl<C: Catalog> Reader<C> {
         select::select(&*self.catalog, target, media).await
     }
 
-    /// Waits until the cache has reached `version`.
-    pub async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
-        match version {
-            Some(version) => selected.served.hub.reached(version, FRESHNESS_TIMEOUT).await,
-            None => Ok(()),
-        }
+    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
+    /// change, below the versions that upstream assigns to changes of other resources, until a
+    /// proof advances it.
+    pub async fn reach(&self, served: &Served, version: ResourceVersion, patience: Patience) -> Result<(), NotReached> {
+        let mut is_proved = false;
+        let proof = async {
+            sleep(OWN_WATCH_WAIT).await;
+            is_proved = self.catalog.advance(served, patience).await.is_ok();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let reached = tokio::select! {
+            biased;
+            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
+            never = proof => match never {},
+        };
+        reached.map_err(|refusal| NotReached { refusal, is_proved })
     }
 
     /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
@@ -210,8 +232,13 @@ impl<C: Catalog> Reader<C> {
             return Some(Refusal::Rewritten(message));
         }
         let asked = Instant::now();
-        served.hub.reached(version, FRESHNESS_TIMEOUT).await.err()?;
-        let reached = self.catalog.cluster_version(served, asked).await.ok().filter(|reached| *reached < version)?;
+        // Upstream cannot answer instead.
+        let NotReached { is_proved, .. } = self.reach(served, version, Patience::Insistent).await.err()?;
+        let reached = match is_proved {
+            true => served.hub.head(),
+            false => self.catalog.cluster_version(served, asked).await.ok(),
+        };
+        let reached = reached.filter(|reached| *reached < version)?;
         Some(Refusal::Rewritten(format!(
             "version {version} belongs to another history: the cluster has reached {reached} (etcd was restored from a backup, or \
              this is another cluster)"

@@ -21,8 +21,8 @@ const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.i
 /// The header that marks answers from a cache, and the value's prefix if the cache is a kubefan's
 /// (RFC 9211).
 const CACHE_STATUS: (&str, &str) = ("cache-status", "kubefan");
-/// Objects per page.
-const PAGE_OBJECTS: &str = "500";
+/// Objects per page, unless the caller names another size.
+const PAGE_OBJECTS: usize = 500;
 
 /// The objects to list.
 #[derive(Debug, Clone)]
@@ -43,6 +43,7 @@ pub struct MetadataPages {
     target: MetadataTarget,
     /// `None` before the first page of a consistent list.
     version: Option<ResourceVersion>,
+    page_objects: usize,
     next: NextPage,
 }
 
@@ -102,12 +103,22 @@ pub struct ObjectMetadata {
 impl MetadataPages {
     /// A list at exactly `version`. No request is sent yet.
     pub fn new(upstream: Upstream, target: MetadataTarget, version: ResourceVersion) -> Self {
-        Self { upstream, target, version: Some(version), next: NextPage::First }
+        Self { upstream, target, version: Some(version), page_objects: PAGE_OBJECTS, next: NextPage::First }
     }
 
     /// A consistent list, at the version that the cluster has reached. No request is sent yet.
     pub fn consistent(upstream: Upstream, target: MetadataTarget) -> Self {
-        Self { upstream, target, version: None, next: NextPage::First }
+        Self { upstream, target, version: None, page_objects: PAGE_OBJECTS, next: NextPage::First }
+    }
+
+    /// Pages of at most so many objects.
+    pub fn with_page_objects(self, page_objects: usize) -> Self {
+        Self { page_objects, ..self }
+    }
+
+    /// Whether the last page was read.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.next, NextPage::End)
     }
 
     /// The version of the list. `None` before the first page of a consistent list.
@@ -132,6 +143,7 @@ impl MetadataPages {
     pub async fn next_objects(&mut self) -> Result<Option<Vec<ObjectMetadata>>, UpstreamError> {
         let MetadataTarget { gvr, scope, label_selector, field_selector } = &self.target;
         let version = self.version.map(|version| version.to_string()).unwrap_or_default();
+        let limit = self.page_objects.to_string();
         let position: &[_] = match &self.next {
             NextPage::First if version.is_empty() => &[],
             NextPage::First => &[("resourceVersion", version.as_str()), ("resourceVersionMatch", "Exact")],
@@ -140,7 +152,7 @@ impl MetadataPages {
         };
         let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector)];
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
-        let query = [("limit", PAGE_OBJECTS)].into_iter().chain(position.iter().copied()).chain(selectors);
+        let query = [("limit", limit.as_str())].into_iter().chain(position.iter().copied()).chain(selectors);
         let path = gvr.collection_path(scope) + &encode_query(query);
         let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
         let (header, cache) = CACHE_STATUS;

@@ -354,14 +354,6 @@ impl Hub {
         }
     }
 
-    /// The state, for a list or a get.
-    pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
-        let mut state = self.lock();
-        state.used_at = Instant::now();
-        let CachedState { store, version, .. } = state.published.serving(state.used_at)?;
-        Ok((store.clone(), *version))
-    }
-
     /// The state, for maintenance of the cache, which does not count as use of it; `None` before
     /// the first list.
     pub fn state(&self) -> Option<(Store, ResourceVersion)> {

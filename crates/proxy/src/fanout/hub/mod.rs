@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub(in crate::fanout) mod core;
+mod proved;
 mod reads;
 mod status;
 
@@ -9,5 +10,6 @@ pub(in crate::fanout) use self::reads::HistoryError;
 pub use self::{
     batch::CommitBatch,
     core::{COALESCE_MAX, CachePosition, ClusterName, Hub, HubOptions},
+    proved::{Fresh, ProvedState},
     status::HubStatus,
 };

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use crate::{
     cache::{Backfill, OnExpired, OnLag, Refusal},
-    fanout::gate::GatePermit,
+    fanout::{gate::GatePermit, hub::Fresh},
 };
 use kubefan_model::ResourceVersion;
 
 /// Where a subscription starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// With a snapshot of the state, then events.
+    /// With a snapshot of [the state](SubscribeOptions::fresh), then events.
     Snapshot,
     /// After this version.
     Resume(ResourceVersion),
@@ -37,12 +37,14 @@ pub struct SubscribeOptions {
     pub cluster: String,
     /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
     pub marks_end: bool,
+    /// What a snapshot is taken from, for a format without deltas.
+    pub fresh: Fresh,
 }
 
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
-        Self { start, on_lag, on_expired, cluster: String::new(), marks_end: false }
+        Self { start, on_lag, on_expired, cluster: String::new(), marks_end: false, fresh: Fresh::Cache }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     },
     fanout::{
         gate::GatePermit,
-        hub::Hub,
+        hub::{Hub, ProvedState},
         stream_end::StreamEnd,
         subscribe::{
             backlog::{Backlog, BacklogPart, SnapshotHeader},
@@ -25,7 +25,10 @@ use crate::{
     },
     telemetry::metrics::Lag,
 };
-use kubefan_common::planted::{self, Bug};
+use kubefan_common::{
+    planted::{self, Bug},
+    proto::v1alpha1::ResolvedResource,
+};
 use kubefan_model::ResourceVersion;
 
 /// Where a subscription starts or continues.
@@ -42,6 +45,9 @@ pub(super) struct StartPoint {
 pub(super) enum First {
     /// Nothing: it waits until the cache has passed this version.
     Nothing(ResourceVersion),
+    /// A proved state that the cache has not reached, in place of a snapshot of the cache. What
+    /// follows is after its version.
+    Proved { proved: ProvedState, marks_end: bool },
     /// A snapshot; if it starts again, in place of what came after this version.
     Snapshot { restarted_from: Option<ResourceVersion>, marks_end: bool },
     /// What this part of history has after a version.
@@ -66,6 +72,11 @@ impl Hub {
             First::Snapshot { restarted_from, marks_end } => {
                 Ok(self.snapshot_point(view, cached, restarted_from, marks_end))
             }
+            First::Proved { proved: ProvedState { store, version, .. }, marks_end } => {
+                let header = SnapshotHeader { version, begin: self.begin(), restarted_from: None, marks_end };
+                let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
+                Ok(StartPoint { cursor: view.end(), backlog, resume: None })
+            }
             First::History(source, version) => history_point(view, cached, source, version),
             First::Backfill(backfill, version, source) => {
                 let then = history_point(view, cached, source, backfill_end(&backfill, cached))?;
@@ -76,6 +87,11 @@ impl Hub {
         }
     }
 
+    /// What the start of a snapshot names.
+    fn begin(&self) -> Option<(ResolvedResource, Option<String>)> {
+        Some((self.resource.clone(), self.cluster()))
+    }
+
     fn snapshot_point(
         &self,
         view: &View,
@@ -83,8 +99,7 @@ impl Hub {
         restarted_from: Option<ResourceVersion>,
         marks_end: bool,
     ) -> StartPoint {
-        let begin = Some((self.resource.clone(), self.cluster()));
-        let header = |version| SnapshotHeader { version, begin, restarted_from, marks_end };
+        let header = |version| SnapshotHeader { version, begin: self.begin(), restarted_from, marks_end };
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let CachedState { store, history, version, .. } = cached;
             let (chunks, version, cursor) =

@@ -28,7 +28,10 @@ use crate::{
     },
     telemetry::metrics::Resume,
 };
-use kubefan_common::when_planted;
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 
 /// What must be fetched before a subscription can be registered.
@@ -90,7 +93,11 @@ impl Hub {
                 Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes))
             }
         };
-        let await_past = if let First::Nothing(version) = first { Some(version) } else { None };
+        let floor = match &first {
+            First::Nothing(version) => Some(*version),
+            First::Proved { proved, .. } if !planted::is(Bug::ProvedWithoutFloor) => Some(proved.version),
+            _ => None,
+        };
         let start = self.start_point(&view, cached, first)?;
         if let Some((version, how)) = resume {
             self.resumed(version, how);
@@ -104,7 +111,7 @@ impl Hub {
         state.used_at = Instant::now();
         drop(state);
         self.metrics.subscription_started();
-        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), await_past, options))
+        Ok(Subscription::new(self.clone(), view, (place, waker.clone()), (start, permit), floor, options))
     }
 
     /// As [`Self::try_subscribe`], for a caller that waits for nothing: it takes a permit only if
@@ -142,7 +149,12 @@ impl Hub {
     ) -> Result<(First, Option<(ResourceVersion, Resume)>), NotSubscribed> {
         let version = match options.start {
             Start::Snapshot => {
-                return Ok((First::Snapshot { restarted_from: None, marks_end: options.marks_end }, None));
+                let marks_end = options.marks_end;
+                let first = match options.fresh.instead_of(published.serving(Instant::now())?)? {
+                    Some(proved) => First::Proved { proved: proved.clone(), marks_end },
+                    None => First::Snapshot { restarted_from: None, marks_end },
+                };
+                return Ok((first, None));
             }
             Start::Await(version) if published.serving(Instant::now())?.version < version => {
                 return Ok((First::Nothing(version), None));

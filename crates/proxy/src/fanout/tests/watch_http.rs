@@ -1,7 +1,7 @@
 //! The lines of a Kubernetes watch over HTTP.
 
 use super::*;
-use crate::fanout::SubscribeOptions;
+use crate::fanout::{CachePosition, Fresh, ProvedState, SubscribeOptions};
 use kubefan_model::{format::Format, projection::Projection};
 
 fn subscribe(
@@ -70,6 +70,51 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
     let mut web = subscribe(&cache, "app=web", partial, Start::Snapshot.into()).unwrap();
     cache.event(Modified, "a", "db", 11);
     assert_eq!(lines(&mut web).await, ["ADDED a@5", "DELETED a@11"]);
+}
+
+/// What a watch-list is served whose state was proved to be the one at `at`.
+fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
+    let CachePosition { epoch, store, .. } = cache.hub.position().unwrap();
+    let fresh = Fresh::State(ProvedState { epoch, store, version: version(at) });
+    SubscribeOptions { marks_end: true, fresh, ..Start::Snapshot.into() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proved_state_is_followed_by_the_events_after_its_version() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let options = proved(&cache, 20);
+    let watch = |cache: &Cache| subscribe(cache, "app=web", Projection::default(), options.clone());
+    let mut early = watch(&cache).unwrap();
+    let expected = ["ADDED a@5", "BOOKMARK @20 ends the state"];
+    assert_eq!(lines(&mut early).await, expected);
+    // An object that was created and deleted before 20 is in neither state. A watch that starts in
+    // between must not show it either.
+    cache.event(Added, "b", "web", 12);
+    let mut between = watch(&cache).unwrap();
+    assert_eq!(cache.hub.snapshot_of(&options.fresh).unwrap().0.len(), 1, "the same in a list");
+    cache.event(Deleted, "b", "web", 13);
+    assert_eq!(lines(&mut between).await, expected);
+    assert!(lines(&mut early).await.is_empty() && early.bookmark().is_none());
+    cache.event(Added, "c", "web", 21);
+    // The cache itself is as fresh now.
+    let mut late = watch(&cache).unwrap();
+    assert_eq!(lines(&mut late).await, ["ADDED a@5", "ADDED c@21", "BOOKMARK @21 ends the state"]);
+    assert_eq!(cache.hub.snapshot_of(&options.fresh).unwrap().1, version(21));
+    cache.event(Modified, "a", "db", 22);
+    for watch in [&mut early, &mut between] {
+        assert_eq!(lines(watch).await, ["ADDED c@21", "DELETED a@22"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_of_another_history_is_refused() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5)], 10);
+    let options = proved(&cache, 20);
+    cache.list(&[("b", "web", 3)], 4);
+    let refused = subscribe(&cache, "", Projection::default(), options).err();
+    assert!(matches!(refused, Some(Refusal::Unavailable(_))), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,9 +11,9 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
-    fanout::{Catalog, Refusal, Served, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Patience, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
-        reader::Reader,
+        reader::{NotReached, Reader},
         select::Selected,
         watch::{OpenedWatch, WatchProtocol},
     },
@@ -26,7 +26,7 @@ use kubefan_common::proto::v1alpha1::{
     self, GetRequest, GetResponse, ListRequest, ListResourcesRequest, ListResourcesResponse, ListResponse,
     WatchRequest, WatchResponse, watch_service_server::WatchService,
 };
-use kubefan_model::{Media, ObjectKey, format::Format, object::Object};
+use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
 
 /// The approximate size of a chunk of a list, in bytes of JSON.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -50,6 +50,14 @@ impl<C: Catalog> Service<C> {
     /// A service that answers from `reader`.
     pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
         Self { reader, metrics }
+    }
+
+    /// Waits until the cache has reached the version that a list or get names. Upstream cannot
+    /// answer instead.
+    async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<(), Refusal> {
+        let Some(version) = version else { return Ok(()) };
+        let reached = self.reader.reach(&selected.served, version, Patience::Insistent).await;
+        reached.map_err(|NotReached { refusal, .. }| refusal)
     }
 
     fn count(&self, verb: &'static str) -> RequestGuard {
@@ -117,7 +125,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let ListRequest { target, resource_version, .. } = request;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
-            self.reader.wait_for_version(&selected, version).await?;
+            self.wait_for_version(&selected, version).await?;
             let pass = selected.served.hub.gate().acquire().await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (permit, pass), format))
@@ -175,7 +183,7 @@ impl<C: Catalog> WatchService for Service<C> {
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
-            self.reader.wait_for_version(&selected, version).await?;
+            self.wait_for_version(&selected, version).await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected.served, store, version))
         };

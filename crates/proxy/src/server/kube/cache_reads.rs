@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::{negotiate, options::Freshness, path::Path, read_error::ReadError, status::Failure};
 use crate::{
-    fanout::{Catalog, Patience, Phase, Refusal, Served},
+    fanout::{Catalog, Fresh, Patience, Phase, Refusal, Served},
     server::{
-        reader::{FRESHNESS_TIMEOUT, Reader},
+        reader::{NotReached, Reader},
         select::Selected,
     },
 };
@@ -138,40 +138,27 @@ impl<C: Catalog> CacheReads<C> {
         if self.has_upstream { Patience::Bookmark } else { Patience::Insistent }
     }
 
-    /// Waits until the cache is as fresh as demanded.
+    /// Waits for a state as fresh as demanded.
     pub async fn wait_until_fresh(
         &self,
         served: &Served,
         freshness: Freshness,
         patience: Patience,
-    ) -> Result<(), ReadError> {
+    ) -> Result<Fresh, ReadError> {
         match freshness {
-            Freshness::Any => {}
-            Freshness::Consistent => self.reader.catalog().prove(served, patience).await?,
+            Freshness::Consistent => return Ok(self.reader.catalog().prove(served, patience).await?),
             Freshness::NotOlderThan(version) => self.wait_for_version(served, version).await?,
             // The caller compares the version of the snapshot.
-            Freshness::Exact(_) => {}
+            Freshness::Any | Freshness::Exact(_) => {}
         }
-        Ok(())
+        Ok(Fresh::Cache)
     }
 
-    /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
-    /// change, below the versions that upstream assigns to changes of other resources, until a
-    /// proof advances it.
     async fn wait_for_version(&self, served: &Served, version: ResourceVersion) -> Result<(), ReadError> {
-        let mut proved = false;
-        let proof = async {
-            proved = self.reader.catalog().prove(served, self.patience()).await.is_ok();
-            std::future::pending::<std::convert::Infallible>().await
-        };
-        let reached = tokio::select! {
-            biased;
-            reached = served.hub.reached(version, FRESHNESS_TIMEOUT) => reached,
-            never = proof => match never {},
-        };
-        reached.map_err(|refusal| match refusal {
+        let reached = self.reader.reach(served, version, self.patience()).await;
+        reached.map_err(|NotReached { refusal, is_proved }| match refusal {
             // The cluster itself has not reached the version, so upstream would time out as well.
-            Refusal::Future { .. } if proved => ReadError::Final(Failure::from(&refusal)),
+            Refusal::Future { .. } if is_proved => ReadError::Final(Failure::from(&refusal)),
             other => ReadError::Upstream(Failure::from(&other)),
         })
     }

@@ -22,8 +22,8 @@ pub async fn get<C: Catalog>(
     ResolvedRead { path, selected, format }: ResolvedRead<'_>,
     freshness: Freshness,
 ) -> Result<Response<Body>, ReadError> {
-    reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
-    let (store, _) = selected.served.hub.snapshot()?;
+    let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+    let (store, _) = selected.served.hub.snapshot_of(&fresh)?;
     let key = ObjectKey::new(&path.namespace, &path.name);
     let Some(object) = store.get(key.as_str()) else {
         return Err(narrowed::object_not_found(&reads.narrowed_by, &selected.served.gvr, path).into());

@@ -71,10 +71,11 @@ pub async fn list<C: Catalog>(
                 Freshness::Consistent => patience(&hub, &selection, limit, reads.consistent_list_bytes_min),
                 _ => Patience::AtOnce,
             };
-            reads.wait_until_fresh(&served, freshness, patience).await?;
-            // The snapshot is taken after the gate, so that a waiting list pins none.
+            let fresh = reads.wait_until_fresh(&served, freshness, patience).await?;
+            // The snapshot is taken after the gate, so that a waiting list pins none (or a small one,
+            // if it was proved itself).
             gate_permit = hub.gate().acquire().await?;
-            let (store, version) = hub.snapshot()?;
+            let (store, version) = hub.snapshot_of(&fresh)?;
             if matches!(freshness, Freshness::Exact(exact) if exact != version) {
                 return Err(ReadError::Upstream(Failure::list_expired()));
             }

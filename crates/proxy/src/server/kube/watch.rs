@@ -16,7 +16,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Catalog, Refusal, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Fresh, Refusal, Start, StreamWaker, SubscribeOptions},
     server::watch::{OpenedWatch, WatchProtocol},
 };
 use kubefan_model::Media;
@@ -58,29 +58,32 @@ pub async fn open<C: Catalog>(
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
     let permit = reads.reader.admit_stream()?;
     let (hub, media) = (&selected.served.hub, selected.served.parser.media());
+    let mut fresh = Fresh::Cache;
+    // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
+    // silent until it gets there.
+    let after = |version| match hub.head() {
+        Some(head) if head < version => Start::Await(version),
+        _ => Start::Resume(version),
+    };
     let start = match start {
         WatchStart::State(freshness) => {
-            if let Err(error) = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await {
-                return match (error, freshness) {
-                    // The apiserver has sent the headers of the watch before it knows this.
-                    (ReadError::Final(failure), Freshness::NotOlderThan(_)) => Ok(error_event(&failure, media)),
-                    (error, _) => Err(error),
-                };
-            }
+            fresh = match reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await {
+                Ok(fresh) => fresh,
+                // The apiserver has sent the headers of the watch before it knows this.
+                Err(ReadError::Final(failure)) if matches!(freshness, Freshness::NotOlderThan(_)) => {
+                    return Ok(error_event(&failure, media));
+                }
+                Err(error) => return Err(error),
+            };
             Start::Snapshot
         }
         WatchStart::Now(freshness) => {
-            reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
-            Start::Resume(hub.snapshot()?.1)
+            let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+            after(hub.snapshot_of(&fresh)?.1)
         }
-        // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
-        // silent until it gets there.
-        WatchStart::After(version) => match hub.head() {
-            Some(head) if head < version => Start::Await(version),
-            _ => Start::Resume(version),
-        },
+        WatchStart::After(version) => after(version),
     };
-    let terms = SubscribeOptions { marks_end, ..start.into() };
+    let terms = SubscribeOptions { marks_end, fresh, ..start.into() };
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,

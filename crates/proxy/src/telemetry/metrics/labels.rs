@@ -220,6 +220,8 @@ pub enum Proof {
     Held,
     /// The cache's own watch brought it to the cluster's version.
     CaughtUp,
+    /// Its objects are those of a list at the cluster's version.
+    Equal,
     /// A bookmark moved it to the cluster's version.
     Bookmark,
     /// The cache is behind: it did not catch up in time, no bookmark arrived, or the bookmark came
@@ -231,12 +233,13 @@ pub enum Proof {
 
 impl Proof {
     /// Every label.
-    pub const ALL: [&str; 5] = ["held", "caught_up", "bookmark", "behind", "failed"];
+    pub const ALL: [&str; 6] = ["held", "caught_up", "equal", "bookmark", "behind", "failed"];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Held => "held",
             Self::CaughtUp => "caught_up",
+            Self::Equal => "equal",
             Self::Bookmark => "bookmark",
             Self::Behind => "behind",
             Self::Failed => "failed",

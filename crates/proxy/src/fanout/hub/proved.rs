@@ -1,0 +1,80 @@
+//! States that upstream has proved to be current.
+//!
+//! The hazard is a reader that is served a later state of the cache and yet an older one. If the
+//! objects of a cache at version c equal those of a list at version R, then its state at c is the
+//! state at R. Its history up to R may still be on its way: an object that was created and deleted
+//! in between is in neither state. A cache that has received the creation only is at a later
+//! version than c, and at a state that was over before R. So such a reader is served that very
+//! state, or the cache from R on, and nothing in between; and its watch skips the events up to R.
+
+use tokio::time::Instant;
+
+use super::core::Hub;
+use crate::cache::{CachedState, Refusal, Store};
+use kubefan_common::planted::{self, Bug};
+use kubefan_model::ResourceVersion;
+
+/// What a consistent read is served from.
+#[derive(Clone, Default)]
+pub enum Fresh {
+    /// The cache, as it is now or at any later time.
+    #[default]
+    Cache,
+    /// This state, until the cache has reached its version.
+    State(ProvedState),
+}
+
+/// The state of the cluster at a version that the cache may not have reached.
+#[derive(Clone)]
+pub struct ProvedState {
+    /// Names the history of the cache that the objects are from.
+    pub epoch: u64,
+    /// The objects.
+    pub store: Store,
+    /// The version of the list that has these objects.
+    pub version: ResourceVersion,
+}
+
+impl Fresh {
+    /// The proved state, if a reader has to be served it instead of the cache.
+    ///
+    /// # Errors
+    /// [`Refusal::Unavailable`] if another history of the cache has started since the proof.
+    pub(in crate::fanout) fn instead_of(&self, cached: &CachedState) -> Result<Option<&ProvedState>, Refusal> {
+        match self {
+            Self::Cache => Ok(None),
+            Self::State(proved) if proved.epoch != cached.epoch => {
+                Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
+            }
+            Self::State(_) if planted::is(Bug::LaterThanProved) => Ok(None),
+            Self::State(proved) => Ok((cached.version < proved.version).then_some(proved)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Fresh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cache => f.write_str("Cache"),
+            Self::State(ProvedState { epoch, version, .. }) => write!(f, "State({version} in epoch {epoch})"),
+        }
+    }
+}
+
+impl Hub {
+    /// The state, for a list or a get.
+    pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
+        self.snapshot_of(&Fresh::Cache)
+    }
+
+    /// The state that a proof allows to serve, for a list or a get.
+    pub fn snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
+        let mut state = self.lock();
+        state.used_at = Instant::now();
+        let cached = state.published.serving(state.used_at)?;
+        Ok(match fresh.instead_of(cached)? {
+            Some(ProvedState { store, version, .. }) => (store.clone(), *version),
+            None => (cached.store.clone(), cached.version),
+        })
+    }
+}

@@ -1,0 +1,397 @@
+//! Reads that begin on a quiet resource: an informer's first state, and a stream that moves to
+//! another replica. Neither waits longer than at an apiserver, costs upstream more, or shows a state
+//! that was over before it began.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::TokioIo;
+use kubefan_proxy::{
+    fanout::{Catalog, Fresh, Patience, ProvedState},
+    server::ClientInfo,
+};
+use kubefan_sim::apiserver::{Fault, SimApiserver, Verb};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    freshness::{head, lookups, probes, proofs, served, write_configmap},
+    harness::{
+        Test,
+        apiserver::ApiServer,
+        kubefan::Kubefan,
+        network::{Network, RecordedRequest, answer},
+        objects::version_of,
+        rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
+        tests,
+    },
+    upstream_faults::{relists, synced},
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
+    paused: the_state_of_a_quiet_cache_is_proved_by_one_list,
+        one_list_serves_all_earlier_reads,
+        a_read_during_a_list_gets_a_new_list,
+        a_short_informer_costs_upstream_at_most_one_request,
+        a_cache_that_is_behind_is_compared_again_after_its_next_event,
+        a_cache_that_stays_behind_is_not_listed_again,
+        an_object_that_came_and_went_unseen_is_not_shown,
+        a_large_cache_is_proved_by_a_bookmark,
+        an_informer_starts_while_another_reader_waits_for_a_bookmark,
+        a_list_that_fails_proves_nothing,
+        a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource,
+        a_list_at_a_bookmarks_version_is_served_by_another_replica;
+};
+
+/// The metadata lists of pods so far.
+fn metadata_lists(network: &Network) -> usize {
+    network.recorded_requests(PODS).iter().filter(|asked| asked.is_metadata_only).count()
+}
+
+/// A synced kubefan whose pods have been quiet for so long that no bookmark is due.
+async fn quiet() -> Rig {
+    let (rig, _watch, _) = synced(Setup::of(&["pods"])).await;
+    sleep(Duration::from_secs(20)).await;
+    rig
+}
+
+/// What a consistent read of pods is served.
+async fn prove(rig: &Rig) -> Fresh {
+    let served = served(rig).await;
+    rig.registry.prove(&served, Patience::Bookmark).await.unwrap()
+}
+
+fn state(fresh: Fresh) -> ProvedState {
+    match fresh {
+        Fresh::State(proved) => proved,
+        Fresh::Cache => panic!("the cache itself was proved"),
+    }
+}
+
+/// A watch over HTTP.
+struct HttpWatch {
+    body: hyper::body::Incoming,
+    read: Vec<u8>,
+}
+
+impl HttpWatch {
+    /// Starts with the state, as client-go's informers do.
+    async fn informer(rig: &Rig) -> Self {
+        let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        tokio::spawn(rig.server.clone().serve(theirs, ClientInfo::default()));
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::get(format!("{PODS}?{query}")).header("host", "kubefan.test");
+        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        Self { body: response.into_body(), read: Vec::new() }
+    }
+
+    /// The next event: its type, its object's name and version. `None` if none comes in a minute.
+    async fn next(&mut self) -> Option<(String, String, u64)> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                let event: Value = serde_json::from_slice(&line).unwrap();
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let name = text(&event["object"]["metadata"]["name"]);
+                return Some((text(&event["type"]), name, version_of(&event["object"])));
+            }
+            let frame = timeout(Duration::from_secs(50), self.body.frame()).await.ok()?;
+            self.read.extend_from_slice(&frame?.unwrap().into_data().unwrap());
+        }
+    }
+
+    /// The names of the initial state, and the version of the bookmark that ends it.
+    async fn initial(&mut self) -> (Vec<String>, u64) {
+        let mut names = Vec::new();
+        loop {
+            match self.next().await.expect("the state does not end") {
+                (kind, _, version) if kind == "BOOKMARK" => return (names, version),
+                (_, name, _) => names.push(name),
+            }
+        }
+    }
+}
+
+async fn the_state_of_a_quiet_cache_is_proved_by_one_list() {
+    let rig = quiet().await;
+    let version = write_configmap(&rig.sim);
+    let (cache, start_time) = (served(&rig).await, Instant::now());
+    let (before, age) = (head(&cache), cache.hub.status().age);
+    let proved = state(prove(&rig).await);
+    assert!(start_time.elapsed() < Duration::from_millis(100), "{:?}", start_time.elapsed());
+    assert_eq!((proved.version.get(), proved.store.len()), (version, rig.truth(PODS).await.len()));
+    assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), probes(&rig)), (1, 0, 0.0));
+    assert_eq!(proofs(&rig, "equal"), 1.0);
+    assert_eq!(head(&cache), before, "equal states do not prove the history in between");
+    assert!(cache.hub.status().age >= age, "nor the freshness of other streams");
+}
+
+async fn one_list_serves_all_earlier_reads() {
+    let rig = quiet().await;
+    let version = write_configmap(&rig.sim);
+    for fresh in join_all((0..1000).map(|_| prove(&rig))).await {
+        assert_eq!(state(fresh).version.get(), version);
+    }
+    assert_eq!(metadata_lists(&rig.network), 1);
+}
+
+async fn a_read_during_a_list_gets_a_new_list() {
+    let rig = quiet().await;
+    let mut informers = Vec::new();
+    for _ in 0..10 {
+        let version = write_configmap(&rig.sim);
+        let (registry, served) = (rig.registry.clone(), served(&rig).await);
+        informers.push(tokio::spawn(async move {
+            let fresh = registry.prove(&served, Patience::Bookmark).await.unwrap();
+            assert!(state(fresh).version.get() >= version, "the state is older than the read");
+        }));
+        sleep(Duration::from_millis(1)).await;
+    }
+    for informer in informers {
+        informer.await.unwrap();
+    }
+    assert!(metadata_lists(&rig.network) <= 3, "{}", metadata_lists(&rig.network));
+}
+
+/// An apiserver counts one watch for an informer that starts with the state.
+async fn a_short_informer_costs_upstream_at_most_one_request() {
+    let rig = quiet().await;
+    for is_busy in [false, true] {
+        for round in 0..8 {
+            match is_busy {
+                true => churn(&rig.sim, round, 1),
+                false => write_configmap(&rig.sim),
+            };
+            let before = rig.network.recorded_requests(PODS).len() + lookups(&rig.network);
+            HttpWatch::informer(&rig).await.initial().await;
+            let requests = rig.network.recorded_requests(PODS).len() + lookups(&rig.network) - before;
+            assert!(requests <= 1, "{requests} requests upstream, busy: {is_busy}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    assert_eq!((probes(&rig), proofs(&rig, "behind")), (0.0, 0.0));
+}
+
+/// A kubefan that receives no event of pods until its watch is opened again.
+async fn with_a_silent_watch() -> Rig {
+    let setup = Setup::of(&["pods"]).by_list();
+    let sim = setup.sim();
+    sim.create(&pods(), pod("stays", "on")).unwrap();
+    let network = Network::to(sim.clone());
+    network.rule(|path| {
+        let own = path.starts_with(PODS) && RecordedRequest::is_watch_path(path);
+        own.then(|| answer(200, Vec::new(), true))
+    });
+    let rig = Rig::over(network, sim, setup);
+    rig.ready().await;
+    sleep(Duration::from_secs(5)).await;
+    rig
+}
+
+async fn a_cache_that_is_behind_is_compared_again_after_its_next_event() {
+    let rig = quiet().await;
+    let version = rig.sim.create(&pods(), pod("just-now", "new")).unwrap();
+    let version = version.max(write_configmap(&rig.sim));
+    let (names, bookmark) = HttpWatch::informer(&rig).await.initial().await;
+    assert!(names.contains(&"just-now".to_owned()) && bookmark >= version, "{names:?} at {bookmark}");
+    assert_eq!((metadata_lists(&rig.network), probes(&rig)), (1, 0.0));
+}
+
+async fn a_cache_that_stays_behind_is_not_listed_again() {
+    let rig = with_a_silent_watch().await;
+    rig.sim.create(&pods(), pod("missed", "new")).unwrap();
+    write_configmap(&rig.sim);
+    let cache = served(&rig).await;
+    let (before, start_time) = (head(&cache), Instant::now());
+    assert!(rig.registry.prove(&cache, Patience::Bookmark).await.is_err());
+    assert!(start_time.elapsed() < Duration::from_secs(5), "{:?}", start_time.elapsed());
+    assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), relists(&rig)), (1, 1, 1.0));
+    assert_eq!((head(&cache), proofs(&rig, "equal"), proofs(&rig, "behind")), (before, 0.0, 2.0));
+}
+
+/// The events of the object are still on their way to the cache when the informer starts.
+async fn an_object_that_came_and_went_unseen_is_not_shown() {
+    let rig = with_a_silent_watch().await;
+    rig.sim.create(&pods(), pod("transient", "new")).unwrap();
+    let version = rig.sim.delete(&pods(), "default", "transient").unwrap();
+    let version = version.max(write_configmap(&rig.sim));
+    let mut watch = HttpWatch::informer(&rig).await;
+    assert_eq!(watch.initial().await, (vec!["stays".to_owned()], version));
+    assert!(head(&served(&rig).await) < version && proofs(&rig, "equal") == 1.0);
+    // The silent watch ends after a while, and the next one receives them.
+    rig.network.clear_rules();
+    sleep(Duration::from_secs(120)).await;
+    let later = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    let mut next = watch.next().await;
+    while next.as_ref().is_some_and(|(kind, ..)| kind == "BOOKMARK") {
+        next = watch.next().await;
+    }
+    assert_eq!(next, Some(("ADDED".to_owned(), "later".to_owned(), later)));
+    assert_eq!(relists(&rig), 1.0);
+}
+
+async fn a_large_cache_is_proved_by_a_bookmark() {
+    let setup = Setup::of(&["pods"]);
+    let sim = setup.sim();
+    for number in 0..1001 {
+        sim.create(&pods(), pod(&format!("pod-{number}"), "on")).unwrap();
+    }
+    let rig = Rig::synced(sim, setup).await;
+    sleep(Duration::from_secs(20)).await;
+    let version = write_configmap(&rig.sim);
+    assert!(matches!(prove(&rig).await, Fresh::Cache));
+    assert_eq!(head(&served(&rig).await), version);
+    assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), probes(&rig)), (0, 1, 1.0));
+}
+
+async fn an_informer_starts_while_another_reader_waits_for_a_bookmark() {
+    let rig = quiet().await;
+    write_configmap(&rig.sim);
+    let (registry, cache) = (rig.registry.clone(), served(&rig).await);
+    let waiting = tokio::spawn(async move { registry.advance(&cache, Patience::Bookmark).await });
+    while probes(&rig) == 0.0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let start_time = Instant::now();
+    HttpWatch::informer(&rig).await.initial().await;
+    assert!(start_time.elapsed() < Duration::from_millis(100), "{:?}", start_time.elapsed());
+    assert!(!waiting.is_finished());
+    waiting.await.unwrap().unwrap();
+}
+
+async fn a_list_that_fails_proves_nothing() {
+    let rig = quiet().await;
+    let version = write_configmap(&rig.sim);
+    rig.fault(Verb::List, Fault::InternalError, 1);
+    assert!(matches!(prove(&rig).await, Fresh::Cache), "a bookmark proves the cache");
+    assert!(head(&served(&rig).await) >= version);
+    // Another cluster, with the same versions.
+    let mut other = Setup::of(&["pods"]);
+    other.sim.seed = 7;
+    let other: SimApiserver = other.sim();
+    while other.revision() < version {
+        write_configmap(&other);
+    }
+    rig.network.connect_to(other);
+    sleep(Duration::from_secs(2)).await;
+    let cache = served(&rig).await;
+    assert!(rig.registry.prove(&cache, Patience::Bookmark).await.is_err());
+    assert_eq!(proofs(&rig, "equal"), 0.0);
+}
+
+/// Two replicas in front of one apiserver. A bookmark has moved the first one past the last change
+/// of pods; returns its version.
+async fn replicas() -> (Rig, Rig, u64) {
+    let setup = || Setup::of(&["pods"]);
+    let sim = setup().sim();
+    sim.create(&pods(), pod("stays", "on")).unwrap();
+    let (first, second) = (Rig::synced(sim.clone(), setup()).await, Rig::synced(sim.clone(), setup()).await);
+    sleep(Duration::from_secs(20)).await;
+    let version = write_configmap(&sim);
+    let mut watch = first.watch_all("pods").await;
+    let cache = served(&first).await;
+    first.registry.advance(&cache, Patience::Bookmark).await.unwrap();
+    watch.until(version).await;
+    assert!(watch.resume_version == version.to_string() && head(&served(&second).await) < version);
+    (first, second, version)
+}
+
+async fn a_stream_moves_to_a_replica_that_is_behind_on_a_quiet_resource() {
+    let (_first, second, version) = replicas().await;
+    let (start_time, version_text) = (Instant::now(), version.to_string());
+    let streams = join_all((0..100).map(|_| second.watch(target("pods"), &version_text))).await;
+    assert!(start_time.elapsed() < Duration::from_secs(3), "{:?}", start_time.elapsed());
+    assert_eq!((lookups(&second.network), probes(&second)), (1, 1.0), "one proof serves all that wait");
+    let written = second.sim.create(&pods(), pod("later", "new")).unwrap();
+    for stream in streams {
+        let mut stream = stream.expect("the replica has caught up");
+        stream.until(written).await;
+        assert_eq!((versions(&stream.events), stream.snapshots), (vec![written], 0));
+    }
+}
+
+async fn a_list_at_a_bookmarks_version_is_served_by_another_replica() {
+    let (_first, second, version) = replicas().await;
+    let request = kubefan_common::proto::v1alpha1::ListRequest {
+        target: Some(target("pods")),
+        resource_version: version.to_string(),
+        ..Default::default()
+    };
+    let list = second.list_request(request).await.unwrap();
+    assert!(list[0].resource_version.parse::<u64>().unwrap() >= version);
+}
+
+/// Renews a lease ten times a second, as the components of a small cluster do.
+async fn renew_leases(api: ApiServer) {
+    let namespace = api.namespace("informer-start").await;
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "renewed" },
+        "spec": { "holderIdentity": "nobody" },
+    });
+    api.create(&path, &lease).await;
+    for renewal in 1.. {
+        sleep(Duration::from_millis(100)).await;
+        let spec = json!({ "leaseTransitions": renewal });
+        api.patch(&format!("{path}/renewed"), &json!({ "spec": spec })).await;
+    }
+}
+
+/// Reads the initial state of a watch-list: the version of the bookmark that ends it, and the
+/// number of objects.
+async fn initial_state(client: &reqwest::Client, collection: String) -> (u64, usize) {
+    let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut response = client.get(format!("{collection}?{query}")).send().await.unwrap();
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains("initial-events-end") {
+        read.extend_from_slice(&response.chunk().await.unwrap().expect("the stream has ended"));
+    }
+    let lines = read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let lines: Vec<Value> = lines.collect();
+    (version_of(&lines.last().unwrap()["object"]), lines.len() - 1)
+}
+
+async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {
+    let api = ApiServer::shared().await;
+    let plural = api.unique("starts");
+    let group = format!("{plural}.example.com");
+    api.create_crd(&group, &plural, "Start").await;
+    let kubefan = Kubefan::start(&api, &[&format!("--resource={plural}.{group}")]).await;
+    let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
+    let leases = tokio::spawn(renew_leases(api.handle()));
+    for round in 0..8 {
+        let namespace = api.namespace("informer-start").await;
+        let written = version_of(&api.get_json(&format!("/api/v1/namespaces/{namespace}")).await);
+        if round == 4 {
+            let (api_version, metadata) = (format!("{group}/v1"), json!({ "name": "start" }));
+            api.create(&path, &json!({ "apiVersion": api_version, "kind": "Start", "metadata": metadata })).await;
+        }
+        // An apiserver asks etcd for its progress at most ten times a second, and a consistent read
+        // waits for that. Without these pauses the second figure would have the wait of both.
+        sleep(Duration::from_millis(250)).await;
+        let start_time = Instant::now();
+        let straight = initial_state(&api.client(), format!("{}{path}", api.url())).await;
+        let straight_took = start_time.elapsed();
+        sleep(Duration::from_millis(250)).await;
+        let start_time = Instant::now();
+        let (version, objects) =
+            initial_state(&reqwest::Client::new(), format!("http://{}{path}", kubefan.grpc_addr)).await;
+        println!("round {round}: straight {straight_took:?}, through kubefan {:?}", start_time.elapsed());
+        assert!(version >= written, "{version} is older than {written}");
+        assert_eq!((objects, straight.1), (usize::from(round >= 4), objects));
+    }
+    leases.abort();
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let count = |result: &str| {
+        let label = format!("result=\"{result}\"");
+        let lines = metrics.lines().filter(|line| line.starts_with("kubefan_proofs_total{") && line.contains(&label));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
+    };
+    assert!(count("equal") >= 4, "{} by comparison", count("equal"));
+    assert_eq!((count("bookmark"), count("behind"), count("failed")), (0, 0, 0));
+}
