@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   context                          clients and options that all caches share
-//!   schema, discovered, allowance    the facts and limits of one resource
+//!   schema, discovered, allowance,   the facts and limits of one resource, and its configured media
+//!     resource_media
 //!   backfill, cluster_version,       requests to upstream on behalf of one cache
 //!     consistency, warm_start
 //!   informer, entry                  the task that fills a cache; a cache as it is stored
@@ -30,6 +31,7 @@ mod on_demand;
 mod peer_source;
 mod readiness;
 mod registry;
+mod resource_media;
 mod run;
 mod schema;
 mod self_check;
@@ -40,3 +42,4 @@ pub use allowance::{EncodingLimits, OnDemandLimits, SizeLimits};
 pub use context::CacheContext;
 pub use readiness::Readiness;
 pub use registry::{Registry, RegistryOptions};
+pub use resource_media::ConfiguredResource;
