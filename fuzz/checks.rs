@@ -243,6 +243,10 @@ impl Catalog for EmptyCatalog {
         false
     }
 
+    fn lacks_room(&self, _: &GroupVersionResource) -> bool {
+        false
+    }
+
     fn changes(&self) -> kubefan_common::sync::watch::Receiver<u64> {
         kubefan_common::sync::watch::Sender::new(0).subscribe()
     }

@@ -112,7 +112,16 @@ fn client_runtime() -> Result<tokio::runtime::Runtime, CliError> {
 fn command() -> clap::Command {
     // The help names environment variables, but must not show their values.
     let command = Cli::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env_values(true)));
-    command.mut_subcommand("serve", serve::with_defaults)
+    command.mut_subcommand("serve", |serve| serve::with_second_variables(serve::with_defaults(serve)))
+}
+
+/// Every environment variable that a command reads.
+fn variables() -> Vec<String> {
+    let command = Cli::command();
+    let args = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let first = args.filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
+    let second = kubefan_proxy::config::second_variables().into_iter().map(|names| names.second.to_owned());
+    first.chain(second).collect()
 }
 
 fn command_for_completion() -> clap::Command {

@@ -1,13 +1,14 @@
 //! `kubefan serve`: merges flags, environment and file into one configuration, and runs until it is
 //! signalled to stop.
 
-use std::path::PathBuf;
+use std::{env, path::PathBuf};
 
 use clap::{Args, Command};
 
 use super::{
     error::CliError,
     shutdown::{hangups, shutdown},
+    variables,
 };
 use kubefan_proxy::{
     app,
@@ -41,9 +42,31 @@ pub(super) fn with_defaults(command: Command) -> Command {
     })
 }
 
+/// Reads an option from the second name of its variable where only that is set. The parser knows one
+/// name.
+pub(super) fn with_second_variables(command: Command) -> Command {
+    let used = config::second_variables().into_iter().filter(|names| is_set(names.second) && !is_set(names.first));
+    used.fold(command, |command, names| command.mut_arg(names.field, |arg| arg.env(names.second)))
+}
+
+fn is_set(variable: &str) -> bool {
+    env::var_os(variable).is_some()
+}
+
 pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
+    if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
+        let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
+        return Err(CliError::Plain(message));
+    }
     let config = configure(args)?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
+    let known = variables();
+    let known: Vec<_> = known.iter().map(String::as_str).collect();
+    // A variable whose name or value is not UTF-8 is no misspelt name.
+    let set = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    for message in config::environment::unknown(set, &known) {
+        tracing::warn!("{message}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
     runtime.block_on(async {
         let announce = |signal| tracing::info!(signal, "draining; ctrl-C again to stop at once");
@@ -91,7 +114,7 @@ mod tests {
             "svc",
         ])
         .unwrap();
-        assert_eq!(config.cache.resources, ["pods", "deploy", "svc"]);
+        assert_eq!(config.cache.resources, ["pods", "deploy", "svc"].map(Into::into));
         assert_eq!((config.upstream.page_size, config.cache.ring_age_max.as_secs()), (12, 120));
         assert_eq!(config.cache.ring_events_max, ServeConfig::default().cache.ring_events_max);
     }

@@ -161,10 +161,15 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
         }
         Some((status.name.clone(), target))
     };
-    // If the apiserver does not serve the resource, there is nothing to compare.
-    let exists = |status: &&ResourceStatus| status.state() != ResourceState::NotFound;
+    // If the apiserver does not serve the resource, there is nothing to compare, and neither if it
+    // denies kubefan a resource that only a reader asked for.
+    let is_cached = |status: &&ResourceStatus| match status.state() {
+        ResourceState::NotFound => false,
+        ResourceState::Forbidden => !status.on_demand,
+        _ => true,
+    };
     if args.resources.is_empty() {
-        return cached.iter().filter(exists).filter_map(of_cache).collect();
+        return cached.iter().filter(is_cached).filter_map(of_cache).collect();
     }
     let named = |name: &String| {
         let is_named = |status: &&ResourceStatus| {
@@ -184,7 +189,7 @@ fn targets(args: &VerifyArgs, cached: Vec<ResourceStatus>) -> Vec<(String, Targe
 async fn compare(client: &Client, upstream: &Upstream, resource: String, mut target: Target) -> ComparedCache {
     let mut compared = ComparedCache {
         resource,
-        namespace: String::new(),
+        namespace: target.namespace.clone(),
         objects: 0,
         version: String::new(),
         outcome: CompareResult::Unknown(String::new()),
@@ -198,6 +203,7 @@ async fn compare(client: &Client, upstream: &Upstream, resource: String, mut tar
             Ok(list) => list,
             Err(error) if is_cluster_scoped(&error, &target) => {
                 target.namespace.clear();
+                compared.namespace.clear();
                 continue;
             }
             Err(error) => {
@@ -209,7 +215,6 @@ async fn compare(client: &Client, upstream: &Upstream, resource: String, mut tar
                 continue;
             }
         };
-        compared.namespace.clone_from(&target.namespace);
         (compared.objects, compared.version) = (list.objects.len(), list.resource_version.clone());
         match differences(upstream, list, &target).await {
             Ok(differences) if differences.count == 0 => {
@@ -395,5 +400,12 @@ mod tests {
         assert_eq!(selected(&["-n", "b"], &scopes), pairs(&[("pods", "b")]));
         let missing = ResourceStatus { state: ResourceState::NotFound.into(), ..cached("widgets", true, "") };
         assert_eq!(selected(&[], &[missing]), []);
+        let forbidden = |on_demand| {
+            let state = ResourceState::Forbidden.into();
+            ResourceStatus { state, on_demand, ..cached("secrets", true, "a") }
+        };
+        assert_eq!(selected(&[], &[forbidden(true)]), [], "only a reader asked for it");
+        assert_eq!(selected(&[], &[forbidden(false)]), pairs(&[("secrets", "a")]), "the operator asked for it");
+        assert_eq!(selected(&["secrets"], &[forbidden(true)]), pairs(&[("secrets", "a")]), "it is named");
     }
 }

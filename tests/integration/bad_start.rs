@@ -69,10 +69,11 @@ async fn a_bad_configuration_file_gives_a_one_line_error() {
     let path = file.to_str().unwrap();
     let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
     let cases = [
-        (format!("{head}resource: [pods]\n"), "line 3: unknown key \"resource\"; did you mean \"resources\"?"),
+        (format!("{head}resorces: [pods]\n"), "line 3: unknown key \"resorces\"; did you mean \"resources\"?"),
+        (format!("{head}resources: pods\n"), "resources: \"pods\" is no list; write it like resources: [pods]"),
         (format!("{head}pageSize: 0\n"), "--page-size"),
         (format!("{head}pageSize: [1]\n"), "line 3"),
-        (format!("{head}ringAgeMax: soon\n"), "\"soon\" is no duration"),
+        (format!("{head}ringAgeMax: soon\n"), "ringAgeMax: \"soon\" is no duration; write it like 30s"),
         (format!("{head}resources: [pods\n"), "line "),
         ("resources: [pods]\n".to_owned(), "apiVersion is missing"),
         ("apiVersion: v1\nkind: Config\n".to_owned(), "kubefan.dev/v1alpha1"),

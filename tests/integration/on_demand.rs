@@ -19,14 +19,17 @@ use crate::harness::{
     objects::version_of,
     record::{Query, Watch, connect},
     rig::{PODS, Rig, Setup, on_demand, pod, pods, target, versions},
+    simulated::Simulated,
     tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_custom_resource_is_selected_by_its_selectable_fields;
+    apiserver: a_custom_resource_is_selected_by_its_selectable_fields, media_that_are_configured_are_cached_from_the_start;
+    local: watches_beyond_the_limit_are_passed_on_under_their_name;
     paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
         an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
-        a_resource_that_is_clearly_too_large_is_not_listed, a_first_sync_that_grows_too_large_is_stopped,
+        an_idle_place_goes_to_the_resource_that_is_requested_next, a_start_asks_for_no_list_of_its_own,
+        a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again, a_first_sync_that_grows_too_large_is_stopped,
         a_cache_that_grows_too_large_ends_its_streams, the_bytes_of_all_caches_are_limited_together,
         an_unread_cache_is_dropped_and_can_return, a_reader_waits_a_limited_time_for_the_first_sync,
         limits_count_only_what_the_upstream_selector_selects;
@@ -113,7 +116,45 @@ async fn the_number_of_resources_is_limited() {
     assert_eq!(rig.network.recorded_requests("/api/v1/configmaps").len(), 0);
 }
 
-async fn a_resource_that_is_clearly_too_large_is_not_listed() {
+async fn an_idle_place_goes_to_the_resource_that_is_requested_next() {
+    let setup = Setup::of(&[]).on_demand(OnDemandLimits { on_demand_resources_max: 3, ..on_demand() });
+    let rig = Rig::synced(setup.sim(), setup).await;
+    let cached = async || rig.resources().await.into_iter().map(|one| one.name).collect::<Vec<_>>();
+    let mut pods_watch = rig.watch_all("pods").await;
+    drop(rig.watch_all("services").await);
+    sleep(Duration::from_secs(1)).await;
+    drop(rig.watch_all("configmaps").await);
+    // Clients that come back at once, such as informers that list again, keep their places.
+    assert_exhausted(&refused(&rig, "nodes").await, "--on-demand-resources-max");
+    assert_eq!(cached().await, ["configmaps", "pods", "services"]);
+    sleep(Duration::from_secs(11)).await;
+    rig.list(target("services")).await.unwrap();
+    let _nodes = rig.watch_all("nodes").await;
+    assert_eq!(
+        cached().await,
+        ["nodes", "pods", "services"],
+        "the resource that was read least recently loses its place"
+    );
+    sleep(Duration::from_secs(11)).await;
+    let _deployments = rig.watch_all("deployments").await;
+    assert_eq!(cached().await, ["deployments.apps", "nodes", "pods"]);
+    sleep(Duration::from_secs(3600)).await;
+    assert_exhausted(&refused(&rig, "configmaps").await, "all of them are in use");
+    let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
+    pods_watch.until(last).await;
+    assert_eq!(pods_watch.gaps, [], "a place with an open stream is never taken");
+}
+
+async fn a_start_asks_for_no_list_of_its_own() {
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let rig = Rig::synced(setup.sim(), setup).await;
+    fill(&rig, 0, 3);
+    assert_eq!(rig.watch_all("pods").await.state.len(), 3);
+    let asked = rig.network.recorded_requests(PODS);
+    assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
+}
+
+async fn a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again() {
     let setup = Setup::of(&[]).on_demand(limited(5, 1 << 30));
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 20);
@@ -125,11 +166,15 @@ async fn a_resource_that_is_clearly_too_large_is_not_listed() {
         start_time.elapsed()
     );
     let asked = rig.network.recorded_requests(PODS);
-    assert_eq!(asked.len(), 1, "{asked:?}");
-    assert!(asked[0].path.contains("limit=1"), "{asked:?}");
+    assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
     assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
     assert_eq!(rig.network.recorded_requests(PODS).len(), 1, "the answer is remembered");
-
+    for attempt in 1..4 {
+        sleep(Duration::from_secs(61)).await;
+        assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+        let asked = rig.network.recorded_requests(PODS);
+        assert!(asked.len() == 1 + attempt && asked[attempt].path.contains("limit=1&"), "{asked:?}");
+    }
     for n in 3..20 {
         rig.sim.delete(&pods(), "default", &format!("p{n}")).unwrap();
     }
@@ -148,9 +193,6 @@ async fn a_first_sync_that_grows_too_large_is_stopped() {
             let sim = setup.sim();
             let rig = Rig::synced(sim, setup).await;
             fill(&rig, 0, 40);
-            // The size check before the list fails, as it does if lists with a limit are not
-            // allowed.
-            rig.fault(Verb::List, Fault::InternalError, 1);
             let start_time = Instant::now();
             assert_exhausted(&refused(&rig, "pods").await, flag);
             assert!(start_time.elapsed() < Duration::from_secs(1), "{flag}: {:?}", start_time.elapsed());
@@ -271,6 +313,72 @@ async fn limits_count_only_what_the_upstream_selector_selects() {
     rig.ready().await;
     assert_eq!(rig.watch_all("pods").await.state.len(), 3);
     assert!(rig.network.recorded_requests(PODS).iter().all(|asked| asked.path.contains("fieldSelector=")));
+}
+
+async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
+    let simulated = Simulated::start().await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let watch = async |kubefan: &Kubefan, resource: &str| {
+        let url = format!("http://{}/api/v1/{resource}?watch=1&resourceVersion=0", kubefan.grpc_addr);
+        client.get(url).send().await.unwrap()
+    };
+    let is_cached = |answer: &reqwest::Response| answer.headers().contains_key("cache-status");
+    let kubefan = simulated.kubefan(&["--on-demand-resources-max=2"]).await;
+    let (pods_watch, services) = (watch(&kubefan, "pods").await, watch(&kubefan, "services").await);
+    assert!(is_cached(&pods_watch) && is_cached(&services));
+    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
+    for name in ["one", "two"] {
+        let mut passed_on = watch(&kubefan, "configmaps").await;
+        assert_eq!((passed_on.status().as_u16(), is_cached(&passed_on)), (200, false));
+        simulated.sim.create(&configmaps, json!({ "metadata": { "namespace": "default", "name": name } })).unwrap();
+        let mut read = String::new();
+        while !read.contains(&format!(r#""name":"{name}""#)) {
+            read += std::str::from_utf8(&passed_on.chunk().await.unwrap().unwrap()).unwrap();
+        }
+    }
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let counted = r#"kubefan_requests_total{answered_by="upstream",code="200",protocol="http",resource="configmaps",verb="watch"} 2"#;
+    assert!(metrics.contains(counted), "{metrics}");
+    let log = kubefan.process.log();
+    assert_eq!(log.matches("no place for another resource").count(), 1, "{log}");
+
+    let alone = simulated.kubefan(&["--on-demand-resources-max=1", "--passthrough=off"]).await;
+    let _pods = watch(&alone, "pods").await;
+    let refused = watch(&alone, "configmaps").await;
+    assert_eq!(refused.status().as_u16(), 429);
+    assert!(refused.headers().contains_key("retry-after"));
+    let text = refused.text().await.unwrap();
+    for word in ["--on-demand-resources-max", "--resource", "--passthrough"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+async fn media_that_are_configured_are_cached_from_the_start() {
+    let api = ApiServer::shared().await;
+    let resources = "--resource=configmaps=protobuf,services=json+protobuf,nodes";
+    let kubefan = Kubefan::start(&api, &[resources, "--on-demand=false"]).await;
+    let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    let synced: Vec<_> = ready.lines().filter_map(|line| Some(line.split_once(" synced; ")?.0)).collect();
+    assert_eq!(synced, ["[+]configmaps (protobuf)", "[+]nodes", "[+]services", "[+]services (protobuf)"], "{ready}");
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let watches = metrics.lines().filter(|line| line.starts_with("kubefan_upstream_watches{") && line.ends_with(" 1"));
+    assert_eq!(watches.count(), 4, "one for each cache: {metrics}");
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    for (resource, accept, is_cached) in [
+        ("configmaps", protobuf, true),
+        ("configmaps", "application/json", false),
+        ("services", protobuf, true),
+        ("services", "application/json", true),
+        ("nodes", "application/json", true),
+    ] {
+        let url = format!("http://{}/api/v1/{resource}?resourceVersion=0", kubefan.grpc_addr);
+        let answer = client.get(url).header("accept", accept).bearer_auth(api.admin_token()).send().await.unwrap();
+        let cache_status = answer.headers().contains_key("cache-status");
+        assert_eq!((answer.status().as_u16(), cache_status), (200, is_cached), "{resource} as {accept}");
+    }
+    let status = Watch::start(&mut connect(kubefan.grpc_addr).await, target("configmaps"), "").await.err().unwrap();
+    assert!(status.message().contains("--resource configmaps=json+protobuf"), "{status}");
 }
 
 async fn a_custom_resource_is_selected_by_its_selectable_fields() {

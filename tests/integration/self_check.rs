@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kubefan_sim::apiserver::{Fault, Verb};
+use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
 use serde_json::json;
 use tokio::time::sleep;
 use tonic::Code;
@@ -17,6 +17,7 @@ use crate::{
         network::{Network, RecordedRequest, answer, waits},
         record::Watch,
         rig::{PODS, Rig, Setup, pod, pods},
+        simulated::Simulated,
         tests, wait,
     },
     upstream_faults::{line, relists_for, synced, write},
@@ -24,6 +25,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: checks_against_a_real_apiserver_pass_under_writes;
+    local: a_check_without_the_right_to_list_is_reported_once;
     paused: a_lost_event_is_found_and_sent_in_a_marked_gap, a_difference_at_the_same_version_ends_the_streams,
         a_lost_delete_is_found, an_answer_from_another_cache_is_not_compared, a_failed_check_is_no_difference,
         a_check_reads_one_version_at_a_limited_pace, a_relist_during_a_check_is_not_repeated;
@@ -209,6 +211,35 @@ async fn a_relist_during_a_check_is_not_repeated() {
     sleep(Duration::from_secs(20)).await;
     assert_eq!((checks(&rig, "different"), relists_for(&rig, "self_check")), (0.0, 0.0));
     assert_eq!(watch.state, rig.truth(PODS).await);
+}
+
+async fn a_check_without_the_right_to_list_is_reported_once() {
+    let simulated = Simulated::start().await;
+    let forbidden =
+        FaultRule { fault: Fault::Forbidden, verb: Some(Verb::List), resource: Some(pods()), requests: usize::MAX };
+    simulated.sim.set_fault(forbidden);
+    let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=1s"]).await;
+    let missing = "kubefan may not list pods in all namespaces; grant it the verb list";
+    let failed = |at_least: f64| {
+        let kubefan = &kubefan;
+        wait::until("failed checks", wait::SOON, move || async move {
+            let (_, text) = kubefan.admin("/metrics").await?;
+            let line =
+                text.lines().find(|line| line.starts_with("kubefan_self_checks_total{") && line.contains("failed"))?;
+            line.rsplit(' ').next()?.parse().ok().filter(|count: &f64| *count >= at_least).map(|_| ())
+        })
+    };
+    failed(3.0).await;
+    let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    let line = ready.lines().find(|line| line.contains(missing));
+    assert!(code.is_success() && line.is_some_and(|line| line.starts_with("[+]pods synced")), "{ready}");
+    let log = kubefan.process.log();
+    assert_eq!(log.matches(missing).count(), 1, "{log}");
+    simulated.sim.clear_faults();
+    wait::until("the right to be noticed", wait::SOON, || async {
+        kubefan.admin("/readyz?verbose").await.filter(|(_, ready)| !ready.contains(missing))
+    })
+    .await;
 }
 
 async fn checks_against_a_real_apiserver_pass_under_writes() {

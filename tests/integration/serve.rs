@@ -37,7 +37,8 @@ pub(crate) const TESTS: &[Test] = tests! {
         a_termination_ends_every_stream_with_its_reason, a_termination_waits_no_longer_than_the_drain_timeout,
         a_health_watch_does_not_delay_the_shutdown, health_covers_each_resource_before_its_sync_and_in_an_outage,
         reflection_describes_the_service, reflection_answers_clients_of_the_old_version, the_number_of_streams_is_limited, a_timeout_ends_a_watch_cleanly,
-        ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file;
+        ports_chosen_by_the_system_are_printed, flags_override_the_environment_which_overrides_the_file,
+        both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named, a_misspelt_resource_gets_a_suggestion_at_once;
 };
 
 async fn a_data_port_with_a_certificate_accepts_only_tls() {
@@ -457,6 +458,42 @@ async fn ports_chosen_by_the_system_are_printed() {
     let ports = [first.grpc_addr, first.admin_addr, second.grpc_addr, second.admin_addr].map(|address| address.port());
     assert!(ports.iter().all(|port| *port != 0), "{ports:?}");
     assert_eq!(ports.iter().collect::<std::collections::HashSet<_>>().len(), 4);
+}
+
+async fn both_names_of_a_variable_are_taken_and_a_misspelt_one_is_named() {
+    let simulated = Simulated::start().await;
+    let log = simulated.dir.path().join("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubefan"));
+    command
+        .args(["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
+        .env("KUBEFAN_RESOURCES", "pods,services")
+        .env("KUBEFAN_PAGESIZE", "7")
+        .env("KUBEFAN_PORT", "tcp://10.0.0.1:7443")
+        .env("KUBECONFIG", simulated.kubeconfig());
+    let process = crate::harness::process::Process::spawn("kubefan", &mut command, &log);
+    let printed = wait::until("both resources", wait::SOON, || async {
+        let printed = process.log();
+        (printed.matches("synced").count() >= 2).then_some(printed)
+    })
+    .await;
+    assert!(printed.contains("KUBEFAN_PAGESIZE is ignored; did you mean KUBEFAN_PAGE_SIZE?"), "{printed}");
+    assert_eq!(printed.matches(" is ignored").count(), 1, "{printed}");
+    let ran = crate::harness::kubefan::run_with(&["serve"], |command| {
+        command.env("KUBEFAN_RESOURCE", "pods").env("KUBEFAN_RESOURCES", "nodes");
+    })
+    .await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("KUBEFAN_RESOURCE and KUBEFAN_RESOURCES mean the same"), "{ran:?}");
+}
+
+async fn a_misspelt_resource_gets_a_suggestion_at_once() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pdos"]).await;
+    let meant = "the apiserver has no resource \"pdos\"; did you mean \"pods\"?";
+    let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    assert!(ready.contains(meant), "{ready}");
+    let log = kubefan.process.log();
+    assert_eq!(log.matches(meant).count(), 1, "{log}");
 }
 
 async fn flags_override_the_environment_which_overrides_the_file() {

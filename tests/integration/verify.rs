@@ -16,7 +16,8 @@ pub(crate) const TESTS: &[Test] = tests! {
     apiserver: kubefan_equals_a_real_apiserver_under_writes;
     local: an_equal_cache_is_reported_with_its_version, differences_are_named,
         a_check_that_cannot_finish_reports_unknown, another_cluster_and_rejected_credentials_are_named,
-        a_kubefan_is_refused_as_the_apiserver_to_compare_with;
+        a_kubefan_is_refused_as_the_apiserver_to_compare_with,
+        a_forbidden_resource_that_a_reader_asked_for_is_not_compared;
 };
 
 async fn verify(kubefan: &Kubefan, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
@@ -77,6 +78,26 @@ async fn a_kubefan_is_refused_as_the_apiserver_to_compare_with() {
     assert_eq!(ran.code, Some(2), "{ran:?}");
     let reason = format!("unknown: the server at http://{} is a kubefan", kubefan.grpc_addr);
     assert!(ran.stdout.contains(&reason), "{ran:?}");
+}
+
+async fn a_forbidden_resource_that_a_reader_asked_for_is_not_compared() {
+    let simulated = Simulated::start().await;
+    let configmaps = kubefan_model::GroupVersionResource::new("", "v1", "configmaps");
+    let forbidden = FaultRule { fault: Fault::Forbidden, verb: None, resource: Some(configmaps), requests: usize::MAX };
+    simulated.sim.set_fault(forbidden);
+    let kubefan = simulated.kubefan(&["--resource=pods", "--namespace=default"]).await;
+    let server = kubefan.grpc_addr.to_string();
+    let got = run(&["get", "configmaps", "-n", "default", "--server", &server]).await;
+    assert!(got.code == Some(1) && got.stderr.contains("denies kubefan configmaps"), "{got:?}");
+    let (code, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
+    let line = ready.lines().find(|line| line.starts_with("[+]configmaps/default forbidden: "));
+    let rights = "cannot watch resource \"configmaps\" in API group \"\" in the namespace \"default\"";
+    assert!(code.is_success() && line.is_some_and(|line| line.contains(rights)), "{ready}");
+    let ran = verify(&kubefan, &simulated.kubeconfig(), &[]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(rows(&ran)[1..].iter().map(|row| row[0]).collect::<Vec<_>>(), ["pods"], "{ran:?}");
+    let ran = verify(&kubefan, &simulated.kubeconfig(), &["configmaps"]).await;
+    assert_eq!((ran.code, &rows(&ran)[1][..2]), (Some(2), &["configmaps", "default"][..]), "{ran:?}");
 }
 
 async fn differences_are_named() {

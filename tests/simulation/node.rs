@@ -111,7 +111,7 @@ impl Node {
             seed: Some(options.seed.wrapping_add(starts)),
         };
         let registry_options = RegistryOptions {
-            resources: vec!["pods".to_owned()],
+            resources: vec!["pods".into()],
             namespaces: Vec::new(),
             ring: RingLimits {
                 ring_bytes_max: None,

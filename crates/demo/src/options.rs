@@ -27,7 +27,7 @@ pub struct DemoOptions {
 impl Default for DemoOptions {
     fn default() -> Self {
         let mut serve = ServeConfig::default();
-        serve.cache.resources = vec!["pods".to_owned()];
+        serve.cache.resources = vec!["pods".into()];
         Self { objects: 5_000, subscribers: 300, rate: 200, duration: Some(Duration::from_secs(30)), seed: 1, serve }
     }
 }

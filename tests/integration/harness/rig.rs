@@ -13,7 +13,9 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{CacheContext, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
+    caches::{
+        CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
+    },
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,
@@ -70,7 +72,7 @@ impl Setup {
                 line_bytes_max: 16 << 20,
             },
             registry: RegistryOptions {
-                resources: resources.iter().map(|name| name.to_string()).collect(),
+                resources: resources.iter().map(|resource| ConfiguredResource::parse(resource).unwrap()).collect(),
                 namespaces: Vec::new(),
                 ring: RingLimits {
                     ring_bytes_max: None,

@@ -65,6 +65,9 @@ pub enum Refusal {
     /// A limit is reached.
     #[error("{0}")]
     Exhausted(String),
+    /// A limit of the caches that readers start is reached. Upstream can answer instead.
+    #[error("{0}")]
+    NoRoom(String),
     /// Upstream could not be asked.
     #[error("{0}")]
     Unavailable(String),

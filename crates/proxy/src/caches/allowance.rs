@@ -67,13 +67,17 @@ pub(super) struct TooLarge(pub(super) String);
 pub(super) struct Allowance {
     objects_max: usize,
     budget: EncodingBudget,
+    /// Whether upstream is asked for the size before the list.
+    checks_first: bool,
     /// The bytes that this cache uses.
     bytes: usize,
 }
 
 impl Allowance {
-    pub(super) fn new(objects_max: usize, budget: EncodingBudget) -> Self {
-        Self { objects_max, budget, bytes: 0 }
+    /// `checks_first` asks upstream for the size before the list: see
+    /// [`check_size_upstream`](Self::check_size_upstream).
+    pub(super) fn new(objects_max: usize, budget: EncodingBudget, checks_first: bool) -> Self {
+        Self { objects_max, budget, checks_first, bytes: 0 }
     }
 
     /// Records the current size of the cache, and fails if it exceeds a limit.
@@ -100,8 +104,14 @@ impl Allowance {
     }
 
     /// Lists one object and reads the number of remaining ones, so that a cache that is far too
-    /// large is not started.
+    /// large is not listed again and again.
+    ///
+    /// Only a resource that was too large before is checked. For all others, the request would cost
+    /// upstream a list for nothing, and [`record`](Self::record) stops the list at the limit.
     pub(super) async fn check_size_upstream(&self, context: &CacheContext, served: &Served) -> Result<(), TooLarge> {
+        if !self.checks_first {
+            return Ok(());
+        }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct ListMetadata {

@@ -1,6 +1,6 @@
 //! One cache as the registry stores it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +41,29 @@ pub(super) struct Cache {
     pub(super) schema: Arc<CachedSchema>,
     /// The relist that a check has asked for.
     pub(super) planned_relist: Arc<PlannedRelist>,
+    /// The right that kubefan lacks, in words; `None` if the last request had it.
+    pub(super) missing_right: MissingRight,
+}
+
+/// A right that kubefan lacks. Requests without it are refused for as long as the operator does
+/// nothing, so it is logged once and shown for as long as it is missing.
+#[derive(Default)]
+pub(super) struct MissingRight(Mutex<Option<String>>);
+
+impl MissingRight {
+    /// Records the outcome of a request: the missing right in words, or `None`. Returns true if that
+    /// is new.
+    pub(super) fn set(&self, right: Option<String>) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *known != right;
+        *known = right;
+        is_new
+    }
+
+    /// The missing right in words.
+    pub(super) fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Why a configured resource has no cache.

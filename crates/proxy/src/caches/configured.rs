@@ -15,20 +15,22 @@ use super::{
     cache_entry::{Cache, CacheId, UncachedReason},
     discovered::DiscoveredResource,
     registry::Registry,
+    resource_media::ConfiguredResource,
     retry::Retry,
 };
 use crate::{
     fanout::{Phase, StreamEnd},
     upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
-use kubefan_model::{GroupVersionResource, Scope, object::ObjectParser};
+use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
 
 /// The longest wait before the next look for a resource that does not exist: someone may create its
 /// CRD.
 const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Keeps one configured resource cached, without end.
-pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
+pub(super) async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource) {
+    let ConfiguredResource { name, media } = resource;
     let mut retry = Retry::new(registry.context.upstream.clone(), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.
     let mut warm = true;
@@ -37,7 +39,7 @@ pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
         match registry.discover("", "", &name).await {
             Ok(discovered) => {
                 retry.reset();
-                match claim(&registry, &name, &discovered) {
+                match claim(&registry, &name, &media, &discovered) {
                     Ok(caches) => {
                         let warm = std::mem::take(&mut warm);
                         run_caches(&registry, &name, caches, &discovered.schema, warm).await;
@@ -71,18 +73,40 @@ pub(super) async fn keep_cached(registry: Arc<Registry>, name: String) {
     }
 }
 
-/// Adds the caches of a configured resource. Fails with the other name if the resource is already
-/// cached under one: two configured names may mean the same resource.
-fn claim(registry: &Arc<Registry>, name: &str, discovered: &DiscoveredResource) -> Result<Vec<Arc<Cache>>, String> {
+/// Adds the caches of a configured resource, one per scope and medium. Fails with the other name if
+/// the resource is already cached under one: two configured names may mean the same resource.
+fn claim(
+    registry: &Arc<Registry>,
+    name: &str,
+    media: &[Media],
+    discovered: &DiscoveredResource,
+) -> Result<Vec<Arc<Cache>>, String> {
     let _one_at_a_time = registry.starting.lock().unwrap_or_else(PoisonError::into_inner);
     let gvr = &discovered.info.gvr;
     let other = |cache: &Cache| !cache.on_demand && cache.name != name && cache.served.gvr == *gvr;
     if let Some(other) = registry.caches.iter().find(|cache| other(cache)) {
         return Err(other.name.clone());
     }
-    let scopes = scopes(&registry.options.namespaces, &discovered.info).into_iter();
     let json = || ObjectParser::new(&discovered.fields);
-    Ok(scopes.map(|scope| registry.insert(name, discovered, scope, json(), false)).collect())
+    let mut caches = Vec::new();
+    for scope in scopes(&registry.options.namespaces, &discovered.info) {
+        let mut parsers: Vec<ObjectParser> = Vec::new();
+        for media in media {
+            let parser = match media {
+                Media::Protobuf => discovered.protobuf_parser().unwrap_or_else(|reason| {
+                    warn!(resource = name, reason, "cached as JSON although protobuf is configured");
+                    json()
+                }),
+                Media::Json | Media::Table => json(),
+            };
+            if parsers.iter().all(|other| other.media() != parser.media()) {
+                parsers.push(parser);
+            }
+        }
+        caches
+            .extend(parsers.into_iter().map(|parser| registry.insert(name, discovered, scope.clone(), parser, false)));
+    }
+    Ok(caches)
 }
 
 /// Runs the caches of a configured resource until one of them ends. They restart together, because
@@ -97,6 +121,8 @@ async fn run_caches(
     registry.uncached.remove(name);
     let mut informers = JoinSet::new();
     for cache in &caches {
+        // Peers offer JSON only.
+        let warm = warm && cache.served.parser.media() == Media::Json;
         informers.spawn(registry.clone().supervise(cache.clone(), None, schema.clone(), warm));
     }
     let reason = match informers.join_next().await {

@@ -7,7 +7,7 @@ use crate::{
     fanout::Served,
     upstream::discovery::{CustomResourceSchema, DiscoveryError, ResourceInfo, SchemaFingerprint},
 };
-use kubefan_model::fields::FieldTable;
+use kubefan_model::{GroupVersionResource, fields::FieldTable, object::ObjectParser, protobuf::kinds};
 
 /// A resource that upstream serves.
 pub(super) struct DiscoveredResource {
@@ -43,6 +43,19 @@ impl DiscoveredResource {
         Ok(Self { info, fields, list_kind, schema })
     }
 
+    /// A parser for its objects in protobuf.
+    ///
+    /// # Errors
+    /// Why kubefan cannot read them, as a sentence about the resource.
+    pub(super) fn protobuf_parser(&self) -> Result<ObjectParser, String> {
+        let gvr = &self.info.gvr;
+        if !kinds::is_known(gvr) {
+            return Err(not_built_in(gvr));
+        }
+        ObjectParser::protobuf(gvr, &self.fields)
+            .ok_or_else(|| format!("{gvr} has selectable fields that kubefan cannot read from protobuf"))
+    }
+
     /// Whether a cache can serve this resource without being set up again: its names and selectable
     /// fields are the same.
     pub(super) fn matches(&self, served: &Served) -> bool {
@@ -52,4 +65,9 @@ impl DiscoveredResource {
             && *fields == served.fields
             && *list_kind == served.list_kind
     }
+}
+
+/// Why a resource is not cached as protobuf, if kubefan has no protobuf type for it.
+pub(super) fn not_built_in(gvr: &GroupVersionResource) -> String {
+    format!("{gvr} is not cached as protobuf: it is no built-in type that kubefan knows")
 }

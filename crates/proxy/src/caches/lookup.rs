@@ -67,6 +67,10 @@ impl Catalog for Arc<Registry> {
         self.caches.iter().any(|cache| cache.key().media == media && cache.key().gvr == *gvr)
     }
 
+    fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
+        self.without_room.contains_key(gvr)
+    }
+
     fn changes(&self) -> watch::Receiver<u64> {
         Registry::changes(self)
     }

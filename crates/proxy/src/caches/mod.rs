@@ -8,7 +8,8 @@
 //!   context                          clients and options that all caches share
 //!   retry, planned_relist            when one cache asks upstream again
 //!   rounds, bookmark_pause           when readers wait for upstream
-//!   discovered, schema, allowance    the facts and limits of one resource
+//!   discovered, schema, allowance,   the facts and limits of one resource, and its configured media
+//!     resource_media
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
@@ -37,6 +38,7 @@ mod peer_source;
 mod planned_relist;
 mod readiness;
 mod registry;
+mod resource_media;
 mod retry;
 mod rounds;
 mod run;
@@ -51,3 +53,4 @@ pub use context::CacheContext;
 pub use list_scheduler::ListScheduler;
 pub use readiness::Readiness;
 pub use registry::{Registry, RegistryOptions};
+pub use resource_media::ConfiguredResource;

@@ -3,9 +3,13 @@
 //!
 //! A reader that may start an informer could fill the memory by naming resources. So everything is
 //! limited: the number of resources, the objects of each, and the bytes of all together. Limits
-//! apply before the first list (by the apiserver's own count), during it and afterwards. A resource
-//! that was too large is refused for a while without asking upstream again, and a cache without
-//! readers is dropped.
+//! apply during the first list and afterwards. A resource that was too large is refused for a while
+//! without asking upstream again, and before the next attempt upstream is asked for its size. A
+//! cache without readers is dropped, and its place is given away much sooner if another resource
+//! needs one.
+//!
+//! Upstream can answer every request that is refused here. So with passthrough a limit costs
+//! upstream a request, and no client an error.
 //!
 //! Protobuf and table caches always start on demand, because only a request shows that a client
 //! wants the encoding. They hold the same resources a second time, so they have byte budgets of
@@ -13,21 +17,21 @@
 //! encodings, and each costs a second watch and a second copy.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use tokio::time::{Instant, sleep, timeout};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
     allowance::{Allowance, EncodingBudget, OnDemandLimits},
     cache_entry::{Cache, CacheEnd, CacheId},
-    discovered::DiscoveredResource,
+    discovered::{DiscoveredResource, not_built_in},
     registry::Registry,
 };
-use crate::fanout::{Phase, Refusal, Served, StreamEnd};
+use crate::fanout::{HubStatus, Phase, Refusal, Served, StreamEnd};
 use kubefan_model::{
     GroupVersionResource, Media, Scope,
     object::ObjectParser,
@@ -42,6 +46,19 @@ const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 const ENCODING_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a cache that was too large or not available is refused before the next attempt.
 const REFUSED_MEMORY: Duration = Duration::from_secs(60);
+/// How long upstream is asked for the size of a resource that was too large, before it is listed
+/// again.
+const TOO_LARGE_MEMORY: Duration = Duration::from_secs(3600);
+/// How long a place must be without a reader before another resource may take it. A client that
+/// opens its watch again, or lists again first, is back sooner.
+const PLACE_IDLE_MIN: Duration = Duration::from_secs(10);
+/// The same for a place whose first list is not complete: readers may be waiting for it.
+const PLACE_SYNCING_MIN: Duration = Duration::from_secs(60);
+/// The most resources that are named in metrics because a limit left them without a cache.
+const WITHOUT_ROOM_MAX: usize = 1000;
+
+/// What `--on-demand-resources-max` counts: a resource in one scope, in all encodings.
+type Place = (GroupVersionResource, Scope);
 
 /// Removes a cache from the map when its task ends, even by a panic. A cache that stayed in the map
 /// would be served and never change.
@@ -60,6 +77,7 @@ impl Drop for RemoveOnDrop {
         let removed = registry.caches.remove_if(id, |_, current| Arc::ptr_eq(current, cache));
         match ended.take() {
             Some(ended) if removed.is_some() && ended.refused => {
+                registry.note_without_room(&id.gvr);
                 registry.refused.insert(id.clone(), (Instant::now(), ended.reason.message));
             }
             Some(_) => {}
@@ -81,13 +99,14 @@ pub(super) struct StartPermit {
 }
 
 impl Registry {
-    /// Checks whether a reader may start this cache.
+    /// Checks whether a reader may start this cache. Costs no request to upstream.
     pub(super) fn may_start(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
         let permit = self.start_permit(id)?;
-        match self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_MEMORY) {
-            Some(refused) => Err(exhausted(id.media, refused.1.clone())),
-            None => Ok(permit),
+        if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_MEMORY) {
+            return Err(exhausted(id.media, refused.1.clone()));
         }
+        self.find_place(id, permit.resources_max)?;
+        Ok(permit)
     }
 
     /// The budget of a cache in an encoding other than JSON. Fails if the configuration or the
@@ -105,14 +124,18 @@ impl Registry {
         };
         let limits = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         match media {
-            Media::Json | Media::Protobuf => check_protobuf(gvr)?,
+            Media::Json | Media::Protobuf if kinds::is_known(gvr) => {}
+            Media::Json | Media::Protobuf => return Err(Refusal::NotCached(not_built_in(gvr))),
             Media::Table => check_table(gvr)?,
         }
         Ok(EncodingBudget { bytes_max: limits.bytes_max, unit, flag, used: used.clone() })
     }
 
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
-        let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr));
+        // A configured resource may be cached in every encoding, and needs no place for that.
+        let is_configured = self.is_configured(id);
+        let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr, is_configured));
+        let checks_first = self.refused.contains_key(id);
         if id.media == Media::Json {
             let OnDemandLimits { size, on_demand_resources_max, .. } = on_demand()?;
             let budget = EncodingBudget {
@@ -121,21 +144,23 @@ impl Registry {
                 flag: "--on-demand-bytes-max",
                 used: self.on_demand_bytes.clone(),
             };
-            let allowance = Allowance::new(size.on_demand_objects_max, budget);
-            return Ok(StartPermit { allowance, resources_max: Some(on_demand_resources_max) });
+            let allowance = Allowance::new(size.on_demand_objects_max, budget, checks_first);
+            let resources_max = (!is_configured).then_some(on_demand_resources_max);
+            return Ok(StartPermit { allowance, resources_max });
         }
         let budget = self.encoding_budget(&id.gvr, id.media)?;
-        // A configured resource may be cached in every encoding.
-        let on_demand = if self.is_configured(id) { None } else { Some(on_demand()?) };
+        let on_demand = if is_configured { None } else { Some(on_demand()?) };
         let objects_max = on_demand.map_or(usize::MAX, |on_demand| on_demand.size.on_demand_objects_max);
-        let allowance = Allowance::new(objects_max, budget);
+        let allowance = Allowance::new(objects_max, budget, checks_first);
         Ok(StartPermit { allowance, resources_max: on_demand.map(|on_demand| on_demand.on_demand_resources_max) })
     }
 
-    /// Whether this resource is configured in this scope.
+    /// Whether this resource is configured in this scope, in any encoding.
     fn is_configured(&self, id: &CacheId) -> bool {
-        let json = CacheId { media: Media::Json, ..id.clone() };
-        self.caches.get(&json).is_some_and(|cache| !cache.on_demand)
+        [Media::Json, Media::Protobuf].into_iter().any(|media| {
+            let configured = CacheId { media, ..id.clone() };
+            self.caches.get(&configured).is_some_and(|cache| !cache.on_demand)
+        })
     }
 
     /// Starts a cache for a reader, and waits a limited time for its first sync.
@@ -165,26 +190,16 @@ impl Registry {
         let CacheId { gvr, scope, media } = id;
         let parser = match media {
             Media::Json => ObjectParser::new(&discovered.fields),
-            Media::Protobuf => {
-                let parser = ObjectParser::protobuf(gvr, &discovered.fields);
-                parser.ok_or_else(|| {
-                    Refusal::NotCached(format!("{gvr} has selectable fields that kubefan cannot read from protobuf"))
-                })?
-            }
+            Media::Protobuf => discovered.protobuf_parser().map_err(Refusal::NotCached)?,
             Media::Table => ObjectParser::table(Tables::new(gvr, wall_clock), &discovered.fields),
         };
         let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cache) = self.caches.get(id) {
             return Ok(cache.clone());
         }
-        if let Some(limit) = resources_max {
-            let others = self.cached_on_demand().into_iter().filter(|other| *other != (gvr.clone(), scope.clone()));
-            if others.count() >= limit {
-                let message = format!(
-                    "{limit} resources are cached on demand, the most this kubefan allows (--on-demand-resources-max)"
-                );
-                return Err(exhausted(*media, message));
-            }
+        if let Some((idle, its_scope)) = self.find_place(id, resources_max)? {
+            info!(resource = %idle, scope = its_scope.namespace(), taken_by = %gvr, "idle; no longer cached");
+            self.drop_cached(|cache| (&cache.served.gvr, &cache.served.scope) == (&idle, &its_scope));
         }
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, true);
@@ -199,14 +214,69 @@ impl Registry {
         Ok(cache)
     }
 
-    /// The resources and scopes that are cached only because readers started them, in any encoding.
-    fn cached_on_demand(&self) -> HashSet<(GroupVersionResource, Scope)> {
-        let of = |cache: &Cache| (cache.on_demand, (cache.served.gvr.clone(), cache.served.scope.clone()));
-        let (started, configured): (Vec<_>, Vec<_>) =
-            self.caches.iter().map(|cache| of(&cache)).partition(|(on_demand, _)| *on_demand);
-        let mut started: HashSet<_> = started.into_iter().map(|(_, of)| of).collect();
-        started.retain(|of| !configured.iter().any(|(_, configured)| configured == of));
-        started
+    /// The place that must be given up for a cache; `None` if it has one or one is free. It is that
+    /// of the resource that no reader has read for the longest time. Fails if all were read lately.
+    fn find_place(&self, id: &CacheId, limit: Option<usize>) -> Result<Option<Place>, Refusal> {
+        let Some(limit) = limit else { return Ok(None) };
+        let CacheId { gvr, scope, media } = id;
+        let mut others = self.places();
+        others.remove(&(gvr.clone(), scope.clone()));
+        if others.len() < limit {
+            return Ok(None);
+        }
+        let idle = others.into_iter().filter_map(|(place, idle_since)| Some((idle_since?, place)));
+        let idle = idle.min_by_key(|(idle_since, _)| *idle_since).map(|(_, place)| place);
+        if idle.is_none() {
+            let message = format!(
+                "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
+                 are in use; raise --on-demand-resources-max, name {gvr} with --resource, or let requests over HTTP go to the \
+                 apiserver (--passthrough)"
+            );
+            if self.note_without_room(gvr) {
+                warn!(resource = %gvr, message, "no place for another resource on demand");
+            }
+            return Err(exhausted(*media, message));
+        }
+        Ok(idle)
+    }
+
+    /// The places that readers have taken, with the time since which each could be given away; `None`
+    /// if it is in use.
+    fn places(&self) -> HashMap<Place, Option<Instant>> {
+        let (mut places, mut configured) = (HashMap::<Place, Option<Instant>>::new(), HashSet::new());
+        for cache in self.caches.iter() {
+            let place = (cache.served.gvr.clone(), cache.served.scope.clone());
+            if !cache.on_demand {
+                configured.insert(place);
+                continue;
+            }
+            let HubStatus { phase, subscribers, used_at, .. } = cache.served.hub.status();
+            let idle_min = if phase == Phase::Syncing { PLACE_SYNCING_MIN } else { PLACE_IDLE_MIN };
+            let idle_since = (subscribers == 0 && used_at.elapsed() >= idle_min).then_some(used_at);
+            // A place is as idle as the encoding that was read last.
+            let of_place = places.entry(place).or_insert(idle_since);
+            *of_place = of_place.zip(idle_since).map(|(one, other)| one.max(other));
+        }
+        places.retain(|place, _| !configured.contains(place));
+        places
+    }
+
+    /// Drops the caches that readers started and that fulfil `is_dropped`.
+    fn drop_cached(&self, is_dropped: impl Fn(&Cache) -> bool) {
+        // Removed from the map first, so that a new reader starts a new cache.
+        self.caches.retain(|_, cache| {
+            let dropped = cache.on_demand && is_dropped(cache);
+            if dropped {
+                cache.stop.cancel();
+            }
+            !dropped
+        });
+    }
+
+    /// Remembers that a limit left a resource without a cache. Returns true for a resource that was
+    /// not known as such.
+    fn note_without_room(&self, gvr: &GroupVersionResource) -> bool {
+        self.without_room.len() < WITHOUT_ROOM_MAX && self.without_room.insert(gvr.clone(), ()).is_none()
     }
 
     /// How long a cache that a reader started may stay without readers. `None` if readers cannot
@@ -222,20 +292,15 @@ impl Registry {
 pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     loop {
         sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
-        registry.refused.retain(|_, (at, _)| at.elapsed() < REFUSED_MEMORY);
-        let idle = |cache: &Cache| {
+        registry.refused.retain(|_, (at, _)| at.elapsed() < TOO_LARGE_MEMORY);
+        registry.drop_cached(|cache| {
             let status = cache.served.hub.status();
-            cache.on_demand && status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout
-        };
-        // Removed from the map first, so that a new reader starts a new cache.
-        registry.caches.retain(|_, cache| {
-            let idle = idle(cache);
+            let idle = status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout;
             if idle {
                 let media = cache.served.parser.media().as_str();
                 info!(resource = %cache.served.gvr, media, "idle; no longer cached");
-                cache.stop.cancel();
             }
-            !idle
+            idle
         });
     }
 }
@@ -246,17 +311,24 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-fn not_cached(gvr: &GroupVersionResource) -> Refusal {
-    Refusal::NotCached(format!(
-        "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache every resource that is requested"
-    ))
+fn not_cached(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
+    Refusal::NotCached(match is_configured {
+        true => format!(
+            "{gvr} is cached only as protobuf; start kubefan with --resource {gvr}=json+protobuf, or with --on-demand to cache \
+             every resource that is requested"
+        ),
+        false => format!(
+            "{gvr} is not cached; start kubefan with --resource {gvr}, or with --on-demand to cache every resource that is \
+             requested"
+        ),
+    })
 }
 
 /// The refusal for a limit. For encodings other than JSON it is the refusal that makes the reader
 /// fall back to upstream or to JSON.
 fn exhausted(media: Media, message: String) -> Refusal {
     match media {
-        Media::Json => Refusal::Exhausted(message),
+        Media::Json => Refusal::NoRoom(message),
         Media::Protobuf | Media::Table => Refusal::NotCached(message),
     }
 }
@@ -269,12 +341,4 @@ fn check_table(gvr: &GroupVersionResource) -> Result<(), Refusal> {
             "{gvr} is not cached as tables: kubefan cannot recompute {columns}, so they would be as old as the last event"
         ))),
     }
-}
-
-/// Fails if kubefan has no protobuf type for the resource.
-fn check_protobuf(gvr: &GroupVersionResource) -> Result<(), Refusal> {
-    if kinds::is_known(gvr) {
-        return Ok(());
-    }
-    Err(Refusal::NotCached(format!("{gvr} is not cached as protobuf: it is no built-in type that kubefan knows")))
 }

@@ -11,23 +11,29 @@ pub type Readiness = (bool, Vec<(bool, String)>);
 
 impl Registry {
     /// Whether every configured resource can be served or does not exist, with a line for each
-    /// cache and each resource without one.
+    /// configured cache, each resource without one, and each right that kubefan lacks. Caches that
+    /// readers started do not count, because no reader is refused without them.
     pub fn readiness(&self) -> Readiness {
         let mut lines = Vec::new();
-        for cache in self.caches.iter().filter(|cache| !cache.on_demand) {
+        for cache in self.caches.iter() {
             let HubStatus { phase, message, age, .. } = cache.served.hub.status();
+            let missing_right = cache.missing_right.get();
+            if cache.on_demand && phase != Phase::Forbidden && missing_right.is_none() {
+                continue;
+            }
             let proven = match age {
                 Some(age) => format!("; proven {}s ago", age.as_secs()),
                 None if phase.serves() => "; not proven yet".to_owned(),
                 None => String::new(),
             };
+            let missing_right = missing_right.map(|right| format!("; {right}")).unwrap_or_default();
+            let Served { scope, parser, .. } = &cache.served;
+            let title = cache_title(&cache.name, scope, parser.media());
+            let line = line(&title, phase, &message) + &proven + &missing_right;
             // A stale cache is ready within `staleness_max`: an outage of upstream affects all
             // replicas alike, so removing this one helps no client.
             let refused = self.options.staleness_max.is_some_and(|max| age.is_none_or(|age| age > max));
-            lines.push((
-                phase.serves() && !refused,
-                line(&cache_title(&cache.name, &cache.served.scope), phase, &message) + &proven,
-            ));
+            lines.push((cache.on_demand || phase.serves() && !refused, line));
         }
         for uncached in self.uncached.iter() {
             // Requests for a resource that does not exist are answered with NOT_FOUND.
@@ -43,11 +49,11 @@ impl Registry {
     pub fn health(&self) -> HashMap<String, bool> {
         let mut health = HashMap::new();
         let mut note = |name: &str, scope: &Scope, serves: bool| {
-            for name in [name.to_owned(), cache_title(name, scope)] {
+            for name in [name.to_owned(), cache_title(name, scope, Media::Json)] {
                 *health.entry(name).or_insert(true) &= serves;
             }
         };
-        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json) {
+        for cache in self.caches.iter().filter(|cache| cache.key().media == Media::Json || !cache.on_demand) {
             let Served { gvr, scope, hub, .. } = &cache.served;
             let (full_name, serves) = (gvr.to_string(), hub.phase().borrow().serves());
             note(&full_name, scope, serves);

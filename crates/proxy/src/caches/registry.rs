@@ -19,11 +19,12 @@ use tracing::{info, warn};
 use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
-    cache_entry::{Cache, CacheEnd, CacheId, UncachedReason},
+    cache_entry::{Cache, CacheEnd, CacheId, MissingRight, UncachedReason},
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
     informer::{Informer, Stopped},
+    resource_media::ConfiguredResource,
     schema::{CachedSchema, follow_schema},
     version_lookup::ClusterVersion,
 };
@@ -40,8 +41,8 @@ use kubefan_model::{Media, Scope, object::ObjectParser};
 /// Options of all caches.
 #[derive(Clone)]
 pub struct RegistryOptions {
-    /// Resources to cache, by any name that kubectl accepts.
-    pub resources: Vec<String>,
+    /// Resources to cache from the start.
+    pub resources: Vec<ConfiguredResource>,
     /// Namespaces to cache. Empty caches the whole cluster.
     pub namespaces: Vec<String>,
     /// History limits of each cache.
@@ -75,6 +76,9 @@ pub struct Registry {
     pub(super) uncached: DashMap<String, UncachedReason>,
     /// The caches that readers started and that failed, with the time and the reason.
     pub(super) refused: DashMap<CacheId, (Instant, String)>,
+    /// The resources that a limit of the caches that readers start has left without a cache. Its
+    /// size is limited: see `on_demand`.
+    pub(super) without_room: DashMap<GroupVersionResource, ()>,
     /// The bytes of all JSON caches that readers started.
     pub(super) on_demand_bytes: Arc<AtomicUsize>,
     /// The bytes of all protobuf caches.
@@ -96,9 +100,9 @@ impl Registry {
         metrics: Arc<Metrics>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let uncached = options.resources.iter().map(|name| {
+        let uncached = options.resources.iter().map(|resource| {
             let message = "the apiserver was not asked yet".to_owned();
-            (name.clone(), UncachedReason { phase: Phase::Syncing, message })
+            (resource.name.clone(), UncachedReason { phase: Phase::Syncing, message })
         });
         let uncached = uncached.collect();
         let gate = Gate::new(options.gate, metrics.gate());
@@ -110,6 +114,7 @@ impl Registry {
             caches: DashMap::new(),
             uncached,
             refused: DashMap::new(),
+            without_room: DashMap::new(),
             on_demand_bytes: Arc::default(),
             protobuf_bytes: Arc::default(),
             tables_bytes: Arc::default(),
@@ -194,11 +199,18 @@ impl Registry {
         let backfiller = Backfiller::new(self.context.clone(), served.clone());
         let cluster_version = ClusterVersion::new(self.context.clone(), &served);
         let prover = Prover::new(self.context.clone(), served.clone(), self.options.proves);
-        let (name, stop, planned_relist) = (name.to_owned(), self.stop.child_token(), Arc::default());
-        let schema = Arc::new(CachedSchema::new(discovered.schema.clone()));
-        let cache =
-            Cache { name, served, backfiller, cluster_version, prover, on_demand, stop, schema, planned_relist };
-        let cache = Arc::new(cache);
+        let cache = Arc::new(Cache {
+            name: name.to_owned(),
+            served,
+            backfiller,
+            cluster_version,
+            prover,
+            on_demand,
+            stop: self.stop.child_token(),
+            schema: Arc::new(CachedSchema::new(discovered.schema.clone())),
+            planned_relist: Arc::default(),
+            missing_right: MissingRight::default(),
+        });
         if let Some(before) = self.caches.insert(CacheId::of(&cache.served), cache.clone()) {
             // A configured resource replaces the cache that a reader had started.
             before.stop.cancel();
@@ -263,14 +275,8 @@ impl Registry {
 
     /// The name and hub of every cache, for logs and debugging.
     pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
-        let title = |cache: &Cache| {
-            let title = cache_title(&cache.served.gvr.to_string(), &cache.served.scope);
-            match cache.served.parser.media() {
-                Media::Json => title,
-                media => format!("{title} ({})", media.as_str()),
-            }
-        };
-        self.caches.iter().map(|cache| (title(&cache), cache.served.hub.clone())).collect()
+        let title = |Served { gvr, scope, parser, .. }: &Served| cache_title(&gvr.to_string(), scope, parser.media());
+        self.caches.iter().map(|cache| (title(&cache.served), cache.served.hub.clone())).collect()
     }
 
     /// Limits the history of all caches to a share (0 to 1) of its usual size. If
@@ -291,10 +297,15 @@ impl Registry {
     }
 }
 
-/// A cache's name for people: the resource, and the namespace if it has one.
-pub(super) fn cache_title(name: &str, scope: &Scope) -> String {
-    match scope {
+/// A cache's name for people: the resource, the namespace if it has one, and the encoding if it is
+/// not JSON.
+pub(super) fn cache_title(name: &str, scope: &Scope, media: Media) -> String {
+    let title = match scope {
         Scope::Cluster => name.to_owned(),
         Scope::Namespace(namespace) => format!("{name}/{namespace}"),
+    };
+    match media {
+        Media::Json => title,
+        media => format!("{title} ({})", media.as_str()),
     }
 }

@@ -13,8 +13,8 @@ impl Registry {
         let mut tasks = JoinSet::new();
         let discovery = self.context.discovery.clone();
         tasks.spawn(async move { discovery.keep_fresh().await });
-        for name in self.options.resources.clone() {
-            tasks.spawn(keep_cached(self.clone(), name));
+        for resource in self.options.resources.clone() {
+            tasks.spawn(keep_cached(self.clone(), resource));
         }
         if let Some(idle_timeout) = self.idle_timeout() {
             tasks.spawn(drop_idle(self.clone(), idle_timeout));

@@ -6,10 +6,11 @@ use std::time;
 use serde::Deserialize;
 
 use super::{
-    ByteSize, Duration,
-    rules::{any, at_least, names, optional, size, wait},
+    ByteSize, ConfigError, Duration,
+    rules::{any, at_least, names, optional, size, unusable, wait},
     section::{display_choice, section},
 };
+use crate::caches::ConfiguredResource;
 
 /// Whether the cached objects are packed. The versions that they replaced always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -30,11 +31,11 @@ section! {
     /// The resources and the history that are cached.
     config: CacheConfig {}
 
-    /// Cache this resource from the start; any name that kubectl takes. Repeat it, or separate
+    /// Cache this resource from the start; any name that kubectl takes. It is cached as JSON;
+    /// NAME=protobuf and NAME=json+protobuf choose what its clients ask for. Repeat it, or separate
     /// names by commas.
     #[arg(value_delimiter = ',')]
-    resources as resource("NAME"): Vec<String>
-        => resources: Vec<String>, names(is_resource_name, "no name of a resource");
+    resources as resource("NAME"): Vec<String> => resources: Vec<ConfiguredResource>, configured_resources;
     /// Cache only this namespace; each one has resource versions of its own. Repeat it, or separate
     /// names by commas.
     #[arg(short = 'n', value_delimiter = ',')]
@@ -54,6 +55,24 @@ section! {
     /// subscriber that resumes from far back gets each change once instead of a snapshot
     /// [default: a twentieth of the cached JSON, at least 4Mi]
     residue_bytes_max("SIZE"): ByteSize => residue_bytes_max: Option<u64>, optional(size(1));
+}
+
+/// Resources with the media to cache them in.
+fn configured_resources(
+    flag: &'static str,
+    given: Option<Vec<String>>,
+) -> Result<Vec<ConfiguredResource>, ConfigError> {
+    let parse = |text: &String| {
+        let name = text.split('=').next().unwrap_or_default();
+        ConfiguredResource::parse(text).map_err(|wrong| {
+            let problem = format!("{wrong:?} is no medium; write {name}=protobuf or {name}=json+protobuf");
+            unusable(flag, text, problem)
+        })
+    };
+    let resources: Vec<_> = given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?;
+    let only_names = resources.iter().map(|resource| resource.name.clone()).collect();
+    names(is_resource_name, "no name of a resource")(flag, Some(only_names))?;
+    Ok(resources)
 }
 
 /// The form of a resource's name as kubectl takes it, such as `pods` or `deployments.v1.apps`.

@@ -12,7 +12,7 @@ use serde::{
     de::{Error, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::{ConfigError, ServeOptions};
+use super::{ConfigError, ServeOptions, names::nearest};
 
 /// `apiVersion` of the file.
 pub const API_VERSION: &str = "kubefan.dev/v1alpha1";
@@ -98,7 +98,7 @@ pub fn read(path: &Path) -> Result<ServeOptions, ConfigError> {
 }
 
 fn parse(text: &str) -> Result<ServeOptions, String> {
-    let header: Header = serde_saphyr::from_str(text).map_err(one_line)?;
+    let header: Header = serde_saphyr::from_str(text).map_err(|error| one_line(text, &error))?;
     let expect = |key: &str, value: Option<String>, expected: &str| match value.as_deref() {
         Some(value) if value == expected => Ok(()),
         Some(value) => Err(format!("{key} is {value:?}; this kubefan reads {expected:?}")),
@@ -108,26 +108,64 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     };
     expect("apiVersion", header.api_version, API_VERSION)?;
     expect("kind", header.kind, KIND)?;
-    let File(options) = serde_saphyr::from_str(text).map_err(one_line)?;
+    let File(options) = serde_saphyr::from_str(text).map_err(|error| one_line(text, &error))?;
     Ok(options)
 }
 
-fn one_line(error: serde_saphyr::Error) -> String {
-    let place = error.location().map(|at| format!("line {}: ", at.line())).unwrap_or_default();
-    let message = match error.without_snippet() {
-        serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => match nearest(field, expected) {
-            Some(known) => format!("unknown key {field:?}; did you mean {known:?}?"),
-            None => format!("unknown key {field:?}; the keys are those of `kubefan serve --help`, in camelCase"),
-        },
+fn one_line(text: &str, error: &serde_saphyr::Error) -> String {
+    let error = error.without_snippet();
+    let line = error.location().map(|at| at.line());
+    let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+    let message = match error {
+        serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => {
+            match nearest(field, expected.iter().copied()) {
+                Some(known) => format!("unknown key {field:?}; did you mean {known:?}?"),
+                None => format!("unknown key {field:?}; the keys are those of `kubefan serve --help`, in camelCase"),
+            }
+        }
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key:?} is given twice"),
-        other => other.to_string().lines().next().unwrap_or("no YAML").to_owned(),
+        other => match line.and_then(|line| entry_at(text, usize::try_from(line).ok()?)) {
+            Some((key, value)) => format!("{key}: {}", problem_of(key, value, other)),
+            None => text_of(other),
+        },
     };
     format!("{place}{message}")
 }
 
-fn nearest<'a>(field: &str, known: &[&'a str]) -> Option<&'a str> {
-    let distances = known.iter().map(|known| (strsim::damerau_levenshtein(field, known), *known));
-    distances.filter(|(distance, _)| *distance <= 3).min().map(|(_, known)| known)
+/// The key whose value is at a line (from 1), and the value as far as it is on one line.
+fn entry_at(text: &str, line: usize) -> Option<(&'static str, &str)> {
+    let lines: Vec<_> = text.lines().take(line).collect();
+    let entry = |line: &'_ str| {
+        let (key, _) = line.split_once(':')?;
+        KEYS.iter().find(|known| **known == key).copied()
+    };
+    let (at, key) = lines.iter().enumerate().rev().find_map(|(at, line)| Some((at, entry(line)?)))?;
+    let last = *lines.last()?;
+    let value = if at + 1 == lines.len() { last.split_once(':')?.1 } else { last };
+    let value = value.split(" #").next().unwrap_or_default().trim();
+    Some((key, value))
+}
+
+/// What is wrong with a value, in words of the file and not of its parser.
+fn problem_of(key: &str, value: &str, error: &serde_saphyr::Error) -> String {
+    match error {
+        serde_saphyr::Error::Unexpected { expected, .. } if expected.contains("sequence") => {
+            format!("{value:?} is no list; write it like {key}: [{value}]")
+        }
+        serde_saphyr::Error::InvalidScalar { ty: "boolean", .. } => format!("{value:?} is neither true nor false"),
+        serde_saphyr::Error::InvalidScalar { .. } => format!("{value:?} is no whole number; write it like {key}: 500"),
+        other => text_of(other),
+    }
+}
+
+/// The first line of an error's own text, without the place.
+fn text_of(error: &serde_saphyr::Error) -> String {
+    if let serde_saphyr::Error::Message { msg, .. } = error {
+        return msg.clone();
+    }
+    let text = error.to_string();
+    let text = text.lines().next().unwrap_or_default();
+    text.split_once(" at line ").map_or(text, |(text, _)| text).to_owned()
 }
 
 #[cfg(test)]
@@ -156,8 +194,8 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_its_line() {
         assert_eq!(
-            error("pageSize: 1\nresource: [pods]\n"),
-            "line 4: unknown key \"resource\"; did you mean \"resources\"?"
+            error("pageSize: 1\nresorces: [pods]\n"),
+            "line 4: unknown key \"resorces\"; did you mean \"resources\"?"
         );
         assert!(error("zzzzzzzzz: 1\n").starts_with("line 3: unknown key \"zzzzzzzzz\"; the keys are"));
     }
@@ -172,6 +210,35 @@ mod tests {
             let message = error(text);
             assert!(message.starts_with("line ") && !message.contains('\n'), "{message}");
         }
+    }
+
+    #[test]
+    fn a_value_of_another_kind_is_named_with_its_key_and_an_example() {
+        for (text, expected) in [
+            ("resources: pods\n", "line 3: resources: \"pods\" is no list; write it like resources: [pods]"),
+            (
+                "pageSize: 1\nnamespaces: a,b # both\n",
+                "line 4: namespaces: \"a,b\" is no list; write it like namespaces: [a,b]",
+            ),
+            (
+                "ringAgeMax: 15 minutes\n",
+                "line 3: ringAgeMax: \"15 minutes\" is no duration; write it like 30s, 1m30s or 500ms",
+            ),
+            ("ringAgeMax: 900\n", "line 3: ringAgeMax: \"900\" is no duration; write it like 30s, 1m30s or 500ms"),
+            ("ringBytesMax: 1MB\n", "line 3: ringBytesMax: \"1MB\" is no size; write it like 64Mi, 1Gi or 65536"),
+            ("pageSize: many\n", "line 3: pageSize: \"many\" is no whole number; write it like pageSize: 500"),
+            ("onDemand: perhaps\n", "line 3: onDemand: \"perhaps\" is neither true nor false"),
+        ] {
+            assert_eq!(error(text), expected);
+        }
+    }
+
+    #[test]
+    fn an_option_takes_the_name_of_its_flag_too_but_only_one_of_both() {
+        let options = parse(&format!("{HEADER}resource: [pods]\nnamespace: [a]\n")).unwrap();
+        assert_eq!(options.cache.resources.unwrap(), ["pods"]);
+        assert_eq!(options.cache.namespaces.unwrap(), ["a"]);
+        assert!(error("resource: [pods]\nresources: [nodes]\n").contains("resources is given twice, under two names"));
     }
 
     #[test]

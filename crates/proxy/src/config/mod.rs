@@ -8,6 +8,7 @@
 //! in its section.
 
 pub mod cache;
+pub mod environment;
 pub mod file;
 pub mod logging;
 mod names;
@@ -26,7 +27,8 @@ pub use on_demand::FormConfig;
 pub use passthrough::PassthroughConfig;
 pub use peers::{PeerConfig, PeerFiles, PeersName};
 pub use rules::ConfigError;
-pub use serve::{ServeConfig, ServeOptions, default_texts};
+pub use section::SecondVariable;
+pub use serve::{ServeConfig, ServeOptions, default_texts, second_variables};
 pub use serving::ConsistentReads;
 pub use units::{ByteSize, Duration};
 pub use upstream::WatchListMode;

@@ -1,4 +1,4 @@
-//! The spellings of one option's name, made from its field's name while the program is compiled:
+//! Names of options. The spellings of one option's name, made from its field's name while the program is compiled:
 //! the flag, the environment variable and the key in the configuration file. No spelling is
 //! written by hand, so the three cannot drift apart.
 
@@ -70,6 +70,14 @@ macro_rules! spelled {
     };
 }
 pub(super) use spelled;
+
+/// The known name that a misspelt one probably means: at most three typing errors, and fewer than
+/// half of the characters.
+pub(super) fn nearest<'a>(misspelt: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(misspelt, known), known));
+    let is_near = |(distance, _): &(usize, &str)| *distance <= 3 && *distance * 2 < misspelt.chars().count();
+    distances.filter(is_near).min().map(|(_, known)| known)
+}
 
 #[cfg(test)]
 mod tests {

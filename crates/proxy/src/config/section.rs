@@ -4,6 +4,9 @@
 //! the key in the file, the default, the overlay (default < file < environment < flag) and the
 //! checked field of the configuration. Were these written separately, an option could be added to
 //! the flags and forgotten in the file.
+//!
+//! An option whose flag has a name of its own (`--resource`, key `resources`) takes both names in
+//! all three places. Otherwise the name that is right in one place is ignored in another.
 
 use serde::de::MapAccess;
 
@@ -11,6 +14,9 @@ use serde::de::MapAccess;
 pub(super) trait Section: Sized {
     /// The keys in the configuration file.
     const KEYS: &'static [&'static str];
+
+    /// The environment variables with a second name.
+    const SECOND_VARIABLES: &'static [SecondVariable];
 
     /// Completes the options that are not set from `lower`. A list replaces a list.
     fn overlay(self, lower: Self) -> Self;
@@ -20,6 +26,17 @@ pub(super) trait Section: Sized {
 
     /// The defaults as `--help` shows them, by field name.
     fn default_texts() -> Vec<(&'static str, String)>;
+}
+
+/// An environment variable with a second name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SecondVariable {
+    /// The field of the option, which is its name on the command line's parser.
+    pub field: &'static str,
+    /// The name that help shows.
+    pub first: &'static str,
+    /// The other name.
+    pub second: &'static str,
 }
 
 /// Declares a section: its options and the configuration that they become.
@@ -42,8 +59,8 @@ pub(super) trait Section: Sized {
 ///     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(1));
 ///     /// An option that only the functions above read.
 ///     tls_cert_file("FILE"): PathBuf;
-///     /// The flag is --resource, the key in the file is `resources`.
-///     resources as resource("NAME"): Vec<String> => resources: Vec<String>, names(...);
+///     /// The flag is --resource, the key in the file is `resources`. Both places take both.
+///     namespaces as namespace("NAME"): Vec<String> => namespaces: Vec<String>, names(...);
 /// }
 /// ```
 macro_rules! section {
@@ -72,6 +89,7 @@ macro_rules! section {
                     help_heading = $heading,
                     value_name = $value_name
                 )]
+                $(#[arg(alias = $crate::config::section::second_name!("", Kebab, $name, $flag))])?
                 $(#[$attr])*
                 pub $name: Option<$given>,
             )*
@@ -105,14 +123,30 @@ macro_rules! section {
         }
 
         impl $crate::config::section::Section for $options {
-            const KEYS: &'static [&'static str] = &[$($crate::config::names::spelled!("", Camel, $name)),*];
+            const KEYS: &'static [&'static str] = &[$(
+                $crate::config::names::spelled!("", Camel, $name),
+                $($crate::config::names::spelled!("", Camel, $flag),)?
+            )*];
+
+            const SECOND_VARIABLES: &'static [$crate::config::section::SecondVariable] =
+                &[$($($crate::config::section::SecondVariable {
+                    field: stringify!($name),
+                    first: $crate::config::names::spelled!("KUBEFAN_", Upper, $flag),
+                    second: $crate::config::section::second_name!("KUBEFAN_", Upper, $name, $flag),
+                },)?)*];
 
             fn overlay(self, lower: Self) -> Self {
                 Self { $($name: self.$name.or(lower.$name)),* }
             }
 
             fn read<'de, M: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
-                $(if key == $crate::config::names::spelled!("", Camel, $name) {
+                $(if key == $crate::config::names::spelled!("", Camel, $name)
+                    $(|| key == $crate::config::names::spelled!("", Camel, $flag))?
+                {
+                    if self.$name.is_some() {
+                        let name = $crate::config::names::spelled!("", Camel, $name);
+                        return Err(serde::de::Error::custom(format_args!("{name} is given twice, under two names")));
+                    }
                     self.$name = map.next_value()?;
                     return Ok(true);
                 })*
@@ -140,6 +174,14 @@ macro_rules! flag_name {
     };
 }
 pub(super) use flag_name;
+
+/// The second name of an option whose flag has a name of its own: that of its field.
+macro_rules! second_name {
+    ($prefix:literal, $spelling:ident, $field:ident, $flag:ident) => {
+        $crate::config::names::spelled!($prefix, $spelling, $field)
+    };
+}
+pub(super) use second_name;
 
 /// Lets a choice of the command line print itself as it is given there.
 macro_rules! display_choice {

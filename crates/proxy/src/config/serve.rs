@@ -12,10 +12,12 @@ use super::{
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
     rules::unusable,
-    section::Section,
+    section::{SecondVariable, Section},
     serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
+use crate::caches::ConfiguredResource;
+use kubefan_model::Media;
 
 /// Declares the sections in the order of `--help`.
 macro_rules! sections {
@@ -51,6 +53,11 @@ macro_rules! sections {
             fn resolve(self) -> Result<ServeConfig, ConfigError> {
                 Ok(ServeConfig { $($section: self.$section.resolve()?),* })
             }
+        }
+
+        /// The environment variables with a second name.
+        pub fn second_variables() -> Vec<SecondVariable> {
+            [$($options::SECOND_VARIABLES),*].concat()
         }
 
         /// The defaults as `--help` shows them, by the name of the option's field.
@@ -98,6 +105,15 @@ impl ServeOptions {
             return ConfigError::contradiction(
                 "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
             );
+        }
+        let as_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
+        if let Some(resource) = config.cache.resources.iter().find(as_protobuf)
+            && config.on_demand.protobuf().is_none()
+        {
+            return ConfigError::contradiction(format!(
+                "--resource {}=protobuf has no effect with --protobuf=off; give only one of them",
+                resource.name
+            ));
         }
         check_staleness(serving.staleness_max, config.upstream.idle_timeout)?;
         Ok(config)
@@ -172,7 +188,7 @@ mod tests {
         let lower = given(&["--page-size=9", "--ring-events-max=11", "--resource=nodes,services"]);
         let config = upper.overlay(lower).validate().unwrap();
         assert_eq!((config.upstream.page_size, config.cache.ring_events_max), (7, 11));
-        assert_eq!(config.cache.resources, ["pods"]);
+        assert_eq!(config.cache.resources, ["pods".into()]);
     }
 
     #[test]
@@ -200,7 +216,7 @@ mod tests {
 
     #[test]
     fn each_contradiction_names_its_flags() {
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 13] = [
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
             (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),
             (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
@@ -223,6 +239,10 @@ mod tests {
                 "--passthrough-upgrades has no effect with --passthrough=off",
             ),
             (&["--cache-tables-bytes-max=1Mi"], "--cache-tables-bytes-max has no effect without --cache-tables"),
+            (
+                &["--protobuf=off", "--resource=nodes,pods=json+protobuf"],
+                "--resource pods=protobuf has no effect with --protobuf=off",
+            ),
             (&["--protobuf=off", "--protobuf-bytes-max=1Mi"], "--protobuf-bytes-max has no effect with --protobuf=off"),
             (
                 &["--on-demand-idle-timeout=1m", "--on-demand=false", "--resource=pods"],
@@ -237,8 +257,13 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_flag() {
-        let cases: [(&[&str], &str); 10] = [
+        let cases: [(&[&str], &str); 12] = [
             (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
+            (&["--resource=pods,pods=protobuf"], "--resource \"pods\": given twice"),
+            (
+                &["--resource=pods=xml"],
+                "--resource \"pods=xml\": \"xml\" is no medium; write pods=protobuf or pods=json+protobuf",
+            ),
             (&["--resource=a/b"], "--resource \"a/b\": no name of a resource"),
             (&["--namespace=Default"], "--namespace \"Default\": no name of a namespace"),
             (&["--page-size=0"], "--page-size \"0\": must be at least 1"),

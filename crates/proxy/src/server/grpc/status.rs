@@ -38,7 +38,7 @@ pub fn refused(refusal: &Refusal) -> Status {
             Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
         }
         Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
-        Refusal::Exhausted(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
+        Refusal::Exhausted(_) | Refusal::NoRoom(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
         Refusal::Unavailable(_) => temporary(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
         Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
     }

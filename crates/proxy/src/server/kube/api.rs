@@ -245,15 +245,15 @@ impl<C: Catalog> KubeApi<C> {
         Ok(Answer::Response(response))
     }
 
-    /// The label of a resource in metrics: its name if it is cached, so that callers cannot create
-    /// labels.
+    /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so that
+    /// callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
         let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
         let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));
         let is_cached = |path: &Path| {
             [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
         };
-        match named.filter(is_cached) {
+        match named.filter(|path| is_cached(path) || self.reads.lacks_room(path)) {
             Some(Path { group, version, resource, .. }) => {
                 GroupVersionResource::new(&group, &version, &resource).to_string()
             }

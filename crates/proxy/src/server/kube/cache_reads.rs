@@ -56,6 +56,11 @@ impl<C: Catalog> CacheReads<C> {
         self.reader.catalog().holds(&GroupVersionResource::new(&path.group, &path.version, &path.resource), media)
     }
 
+    /// Whether a limit has refused a cache of the resource that a path names.
+    pub fn lacks_room(&self, path: &Path) -> bool {
+        self.reader.catalog().lacks_room(&GroupVersionResource::new(&path.group, &path.version, &path.resource))
+    }
+
     /// What a path and selectors select, in the first of the formats. If passthrough is off, in the
     /// first format that can be made here.
     pub async fn select(
@@ -120,6 +125,8 @@ impl<C: Catalog> CacheReads<C> {
         };
         let selected = selected.map_err(|refusal| match refusal {
             Refusal::NotSynced { .. } if waits_for_sync => ReadError::Final(Failure::from(&refusal)),
+            // No other encoding would find room, and a retry may.
+            Refusal::NoRoom(_) if !self.has_upstream => ReadError::Final(Failure::from(&refusal)),
             refusal => refusal.into(),
         })?;
         if waits_for_sync && *selected.served.hub.phase().borrow() == Phase::Syncing {

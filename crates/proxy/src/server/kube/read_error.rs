@@ -29,6 +29,8 @@ impl From<Refusal> for ReadError {
             Refusal::NotFound(_) | Refusal::Forbidden(_) | Refusal::NotCached(_) | Refusal::Invalid { .. } => {
                 Self::Upstream(failure)
             }
+            // The limits of caches protect kubefan's memory, and upstream has its own.
+            Refusal::NoRoom(_) => Self::Upstream(failure),
             // The cache is not as fresh as requested.
             Refusal::NotSynced { .. } | Refusal::Stale { .. } | Refusal::Future { .. } | Refusal::Unavailable(_) => {
                 Self::Upstream(failure)

@@ -276,7 +276,7 @@ impl From<&Refusal> for Failure {
         let message = refusal.to_string();
         match refusal {
             Refusal::NotSynced { .. } => Self::initializing(),
-            Refusal::Exhausted(_) => Self::too_many_requests(message),
+            Refusal::Exhausted(_) | Refusal::NoRoom(_) => Self::too_many_requests(message),
             Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Draining => Self::unavailable(message),
             Refusal::NotFound(_) | Refusal::NotCached(_) => Self::not_served(message),
             Refusal::Forbidden(_) => Self::forbidden(message),
