@@ -31,6 +31,7 @@ mod on_demand;
 mod passthrough;
 mod peers;
 mod protobuf;
+mod quiet;
 mod recovery;
 mod relists;
 mod restarts;
@@ -85,6 +86,14 @@ fn main() -> std::process::ExitCode {
         passthrough::TESTS,
         peers::TESTS,
         protobuf::TESTS,
+        quiet::dynamic_informers::TESTS,
+        quiet::failover::TESTS,
+        quiet::kubectl_outage::TESTS,
+        quiet::outage::TESTS,
+        quiet::restarted_fleet::TESTS,
+        quiet::starts::TESTS,
+        quiet::state_metrics::TESTS,
+        quiet::upgrade::TESTS,
         recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,
