@@ -15,7 +15,10 @@ use std::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::harness::{process::Process, tools, wait};
+use crate::{
+    clients::{Both, Server},
+    harness::{process::Process, tools, wait},
+};
 
 pub(crate) mod cluster;
 pub(crate) mod dynamic_informers;
@@ -27,6 +30,9 @@ pub(crate) mod starts;
 pub(crate) mod state_metrics;
 pub(crate) mod upgrade;
 pub(crate) mod upstream_requests;
+
+/// Lines of a program's output that a failure shows.
+const LINES_MAX: usize = 10;
 
 /// The program with client-go's informers.
 pub(crate) fn client_go() -> PathBuf {
@@ -43,11 +49,19 @@ pub(crate) fn json_lines(process: &Process) -> Vec<Value> {
     process.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
+/// The last lines that a program printed.
+pub(crate) fn last_lines(process: &Process) -> String {
+    let log = process.log();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
+}
+
 /// Waits until a program of `-marks` has printed that all informers have reached this mark. Returns
 /// when; `None` if it was not in time.
 pub(crate) async fn reached(process: &Process, mark: u64, at_most: Duration) -> Option<Instant> {
     let probe = || {
-        let reached = json_lines(process).iter().any(|line| line["reached"].as_u64().is_some_and(|reached| reached >= mark));
+        let reached =
+            json_lines(process).iter().any(|line| line["reached"].as_u64().is_some_and(|reached| reached >= mark));
         async move { reached.then(Instant::now) }
     };
     wait::try_until(at_most, probe).await
@@ -88,6 +102,17 @@ impl Display for Table {
         line(&self.columns.iter().map(|_| "---".to_owned()).collect::<Vec<_>>())?;
         self.rows.iter().try_for_each(|row| line(row))
     }
+}
+
+/// The lines of one of kubefan's metrics that are not 0.
+pub(crate) async fn counted(both: &Both, name: &str) -> String {
+    let (_, lines) = both.metric(name).await;
+    lines.lines().filter(|line| !line.ends_with(" 0")).collect::<Vec<_>>().join("\n")
+}
+
+/// How a server is called in the tables.
+pub(crate) fn through(server: &Server) -> &'static str {
+    if server.name == "direct" { "straight" } else { server.name }
 }
 
 /// Seconds with two digits, or `never` with the time waited.

@@ -209,8 +209,10 @@ impl ApiServer {
     pub(crate) async fn start_beside(&self, program: &Path) -> Beside {
         self.plane.assert_private("start_beside");
         let port = free_port();
-        let beside =
-            Beside { _process: self.plane.spawn_apiserver(program, port), addr: SocketAddr::from(([127, 0, 0, 1], port)) };
+        let beside = Beside {
+            _process: self.plane.spawn_apiserver(program, port),
+            addr: SocketAddr::from(([127, 0, 0, 1], port)),
+        };
         let url = format!("https://{}", beside.addr);
         let ready = wait::try_until(READY_AT_MOST, || is_ready(&self.http, &url)).await;
         assert!(ready.is_some(), "kube-apiserver at {} was not ready in time", beside.addr);

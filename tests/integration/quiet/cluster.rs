@@ -1,17 +1,16 @@
 //! A cluster with objects of many resources: those that kube-state-metrics watches.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::{
-    sync::Semaphore,
     task::{JoinHandle, JoinSet},
     time::{MissedTickBehavior, interval},
 };
 
 use crate::harness::{apiserver::ApiServer, objects::version_of};
 
-/// Number of concurrent requests while the cluster is filled.
+/// Number of parallel writers while the cluster is filled, each with its own connection.
 const CONCURRENCY: usize = 16;
 /// Leases that are written, as those of nodes and of leader elections are.
 const LEASES: usize = 5;
@@ -91,8 +90,7 @@ const CONTROLLER: &str = r#"{"spec":{"replicas":0,"selector":{"app":"a"},"templa
 const JOB: &str =
     r#"{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"main","image":"pause"}]}}}}"#;
 const CRON_JOB: &str = r#"{"spec":{"schedule":"0 0 1 1 *","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"main","image":"pause"}]}}}}}}"#;
-const CLAIM: &str =
-    r#"{"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}"#;
+const CLAIM: &str = r#"{"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}"#;
 const VOLUME: &str =
     r#"{"spec":{"accessModes":["ReadWriteOnce"],"capacity":{"storage":"1Gi"},"hostPath":{"path":"/x"}}}"#;
 const SCALER: &str =
@@ -130,18 +128,13 @@ pub(crate) const KINDS: [Kind; 28] = [
         r#"{"spec":{"defaultBackend":{"service":{"name":"x","port":{"number":80}}}}}"#,
     ),
     of("networking.k8s.io", "v1", "networkpolicies", r#"{"spec":{"podSelector":{}}}"#),
-    of(
-        "policy",
-        "v1",
-        "poddisruptionbudgets",
-        r#"{"spec":{"minAvailable":1,"selector":{"matchLabels":{"app":"a"}}}}"#,
-    ),
+    of("policy", "v1", "poddisruptionbudgets", r#"{"spec":{"minAvailable":1,"selector":{"matchLabels":{"app":"a"}}}}"#),
     of("storage.k8s.io", "v1", "storageclasses", r#"{"provisioner":"example.com/x"}"#).cluster_scoped(),
     of(
         "storage.k8s.io",
         "v1",
         "volumeattachments",
-        r#"{"spec":{"attacher":"example.com/x","nodeName":"n","source":{"persistentVolumeName":"v"}}}"#,
+        r#"{"spec":{"attacher":"example.com","nodeName":"n","source":{"persistentVolumeName":"v"}}}"#,
     )
     .cluster_scoped(),
     of("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", r#"{"webhooks":[]}"#).cluster_scoped(),
@@ -174,17 +167,16 @@ pub(crate) async fn populate(api: &ApiServer, total: usize) -> usize {
 
 /// Creates objects of one kind in the namespace `default`.
 pub(crate) async fn create(api: &ApiServer, kind: &Kind, numbers: std::ops::Range<usize>) {
-    let permits = Arc::new(Semaphore::new(CONCURRENCY));
-    let mut requests = JoinSet::new();
-    for number in numbers {
-        let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
-        let (api, kind) = (api.handle(), *kind);
-        requests.spawn(async move {
-            api.create(&kind.path_in("default"), &kind.object(&format!("o-{number}"))).await;
-            drop(permit);
+    let mut writers = JoinSet::new();
+    for writer in 0..CONCURRENCY.min(numbers.len()) {
+        let (api, kind, numbers) = (api.handle(), *kind, numbers.clone());
+        writers.spawn(async move {
+            for number in numbers.skip(writer).step_by(CONCURRENCY) {
+                api.create(&kind.path_in("default"), &kind.object(&format!("o-{number}"))).await;
+            }
         });
     }
-    requests.join_all().await;
+    writers.join_all().await;
 }
 
 /// Writes a mark into the label of the first object of each kind. Returns the versions, in order.
@@ -219,11 +211,7 @@ pub(crate) async fn write_leases(api: &ApiServer, per_second: u32) -> Background
 }
 
 /// Changes a label of the object at the path that `path` returns for each tick.
-pub(crate) fn write(
-    api: &ApiServer,
-    per_second: u32,
-    path: impl Fn(u64) -> String + Send + 'static,
-) -> Background {
+pub(crate) fn write(api: &ApiServer, per_second: u32, path: impl Fn(u64) -> String + Send + 'static) -> Background {
     let (client, url) = (api.client(), api.url().to_owned());
     Background(tokio::spawn(async move {
         let mut ticks = interval(Duration::from_secs(1) / per_second);

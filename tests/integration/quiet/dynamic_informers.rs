@@ -1,5 +1,5 @@
-//! A program with a dynamic informer for each of many custom resources, in front of kubefan with its
-//! default settings. More resources are asked for than are cached on demand.
+//! A program with a dynamic informer for each of many custom resources, behind a kubefan with its
+//! default settings. It asks for more resources than are cached on demand.
 
 use std::{process::Command, time::Duration};
 
@@ -7,18 +7,12 @@ use futures::future::join_all;
 use serde_json::json;
 
 use super::{
-    Table, client_go, directory, json_lines, reached, seconds,
+    Table, client_go, counted, directory, json_lines, last_lines, reached, seconds, through,
     upstream_requests::{KUBEFAN, UpstreamRequests},
 };
 use crate::{
     clients::Both,
-    harness::{
-        Test,
-        apiserver::ApiServer,
-        audit::Audit,
-        process::Process,
-        tests, wait,
-    },
+    harness::{Test, apiserver::ApiServer, audit::Audit, process::Process, tests, wait},
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -35,8 +29,11 @@ async fn dynamic_informers_of_more_resources_than_are_cached_sync() {
     let audit = Audit::of_reads();
     let api = ApiServer::start(audit.options()).await;
     let plurals: Vec<String> = (0..RESOURCES).map(|number| format!("gadget{number}s")).collect();
-    join_all(plurals.iter().enumerate().map(|(number, plural)| api.create_crd(GROUP, plural, &format!("Gadget{number}"))))
-        .await;
+    let create = |number: usize| {
+        let (api, plural) = (&api, &plurals[number]);
+        async move { api.create_crd(GROUP, plural, &format!("Gadget{number}")).await }
+    };
+    join_all((0..RESOURCES).map(create)).await;
     for (number, plural) in plurals.iter().enumerate() {
         for name in 0..OBJECTS {
             let object = json!({
@@ -79,17 +76,17 @@ async fn dynamic_informers_of_more_resources_than_are_cached_sync() {
         let agents: &[&str] = if server.name == "kubefan" { &[KUBEFAN, &agent] } else { &[&agent] };
         let upstream = UpstreamRequests::of(&audit.requests("")[at..], agents);
         table.row(&[
-            &server.name,
+            &through(server),
             &format!("{count} of {RESOURCES}"),
             &seconds(all, SYNCED_AT_MOST),
             &seconds(changed.map(|at| (at - start).as_secs_f64()), wait::SOON),
             &upstream.lists,
             &upstream.watches,
         ]);
-        synced.push((server.name, count, changed.is_some(), process.log()));
+        synced.push((server.name, count, changed.is_some(), last_lines(&process)));
     }
     println!("{table}");
-    println!("{}", both.metric("kubefan_requests_total").await.1);
+    println!("{}", counted(&both, "kubefan_requests_total").await);
     for (server, count, changed, log) in synced {
         assert!(count == RESOURCES as u64 && changed, "{server}: {count} informers have synced: {log}");
     }

@@ -5,7 +5,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use kubefan_common::proto::v1alpha1::{Target, WatchRequest, watch_response::Message};
-use tokio::time::{Instant, sleep};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::{
@@ -18,6 +19,7 @@ use crate::harness::{
     apiserver::{ApiServer, Options},
     is_full_scale,
     kubefan::Kubefan,
+    objects::version_of,
     record::{Watch, connect},
     tests, wait,
 };
@@ -27,6 +29,8 @@ pub(crate) const TESTS: &[Test] = tests! {
 };
 
 const OPENED_AT_MOST: Duration = Duration::from_secs(120);
+/// How soon a refusal follows the headers of an answer.
+const REFUSED_AT_MOST: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Bookmarks of a quiet resource arrive once a minute, or after a consistent read.
 const BOOKMARK_AT_MOST: Duration = Duration::from_secs(150);
@@ -49,10 +53,14 @@ async fn a_subscriber_resumes_at_another_replica_from_the_version_of_a_bookmark(
         let version = bookmark(&replicas[from]).await;
         let start = Instant::now();
         let (refusals, last) = open(replicas[to].grpc_addr, &version).await;
-        let took = last.is_ok().then(|| start.elapsed().as_secs_f64());
-        let words = refusals.last().map_or("-".to_owned(), |status| format!("{:?}: {}", status.code(), status.message()));
+        let took = last.as_ref().ok().map(|(_, opened)| (*opened - start).as_secs_f64());
+        let words =
+            refusals.last().map_or("-".to_owned(), |status| format!("{:?}: {}", status.code(), status.message()));
         table.row(&[&"kubefan", &seconds(took, OPENED_AT_MOST), &refusals.len(), &words.replace('|', "/")]);
-        let watch = last.unwrap_or_else(|status| panic!("not opened at {version}: {status}"));
+        let (mut watch, _) = last.unwrap_or_else(|status| panic!("not opened at {version}: {status}"));
+        let label = json!({ "metadata": { "labels": { "attempt": attempt.to_string() } } });
+        let path = format!("{}/o-0", configmaps.path_in("default"));
+        watch.until(version_of(&api.patch(&path, &label).await)).await;
         assert!(watch.gaps.is_empty() && watch.snapshots == 0, "a gap or a snapshot after {version}");
         let start = Instant::now();
         let url = format!("{}{}?watch=1&resourceVersion={version}", api.url(), configmaps.path());
@@ -79,13 +87,17 @@ async fn bookmark(replica: &Kubefan) -> String {
     let mut watch = Watch::over(Box::pin(responses), "");
     watch.until_resumable().await;
     let before: u64 = watch.resume_version.parse().expect("an etcd revision is a number");
-    // So that the cluster's version is later than the caches'.
-    wait::until("the cluster's version to advance", wait::SOON, || async { (version_of_cluster(replica).await > before).then_some(()) })
-        .await;
+    // Later than the version of both caches.
+    let cluster = wait::until("the cluster's version to advance", wait::SOON, || async {
+        let version = version_of_cluster(replica).await;
+        (version > before).then_some(version)
+    })
+    .await;
     let bookmarks = async {
         loop {
             let response = watch.step().await.expect("the watch continues").expect("the watch continues");
-            if matches!(response.message, Some(Message::Bookmark(_))) {
+            let version = response.resume_version.parse().unwrap_or(0_u64);
+            if matches!(response.message, Some(Message::Bookmark(_))) && version >= cluster {
                 return response.resume_version;
             }
         }
@@ -98,19 +110,29 @@ async fn version_of_cluster(replica: &Kubefan) -> u64 {
     let url = format!("http://{}{}", replica.grpc_addr, kind(RESOURCE).path());
     let text = reqwest::get(url).await.expect("the replica answers").text().await.expect("a list is text");
     let list: serde_json::Value = serde_json::from_str(&text).expect("a list is JSON");
-    crate::harness::objects::version_of(&list)
+    version_of(&list)
 }
 
-/// Opens a watch from a version, again after each refusal.
-async fn open(replica: SocketAddr, version: &str) -> (Vec<Status>, Result<Watch, Status>) {
+/// Opens a watch from a version, again after each refusal. Returns the refusals, and the watch with
+/// the time at which it was opened.
+async fn open(replica: SocketAddr, version: &str) -> (Vec<Status>, Result<(Watch, Instant), Status>) {
     let mut client = connect(replica).await;
     let (mut refusals, start) = (Vec::new(), Instant::now());
     loop {
-        match client.watch(request(version)).await {
+        let outcome = match client.watch(request(version)).await {
             Ok(response) => {
-                let watch = Watch::over(Box::pin(response.into_inner()), version);
-                return (refusals, Ok(watch));
+                let opened = Instant::now();
+                let mut watch = Watch::over(Box::pin(response.into_inner()), version);
+                // A refusal may follow the headers.
+                match timeout(REFUSED_AT_MOST, watch.step()).await {
+                    Ok(Err(status)) => Err(status),
+                    _ => Ok((watch, opened)),
+                }
             }
+            Err(status) => Err(status),
+        };
+        match outcome {
+            Ok(opened) => return (refusals, Ok(opened)),
             Err(status) if start.elapsed() > OPENED_AT_MOST => return (refusals, Err(status)),
             Err(status) => refusals.push(status),
         }

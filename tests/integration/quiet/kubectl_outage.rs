@@ -3,18 +3,30 @@
 
 use std::{path::Path, time::Duration};
 
-use super::{Table, seconds, timed};
+use super::{Table, directory, seconds, through, timed};
 use crate::{
     clients::Both,
-    harness::{Test, apiserver::{ApiServer, Options}, is_full_scale, objects::pod, tests},
+    harness::{
+        Test,
+        apiserver::{ApiServer, Options},
+        is_full_scale,
+        objects::pod,
+        tests,
+    },
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: kubectl_fails_with_a_reason_while_the_apiserver_is_down;
 };
 
-const COMMANDS: [&[&str]; 4] =
-    [&["get", "pods"], &["get", "configmaps", "-o", "json"], &["get", "pod", "web"], &["delete", "pod", "web"]];
+/// `NEW` becomes an empty directory, so that kubectl does not know what the server serves.
+const COMMANDS: [&[&str]; 5] = [
+    &["get", "pods"],
+    &["get", "pods", "--cache-dir", "NEW"],
+    &["get", "configmaps", "-o", "json"],
+    &["get", "pod", "web"],
+    &["delete", "pod", "web"],
+];
 const FAILED_AT_MOST: Duration = Duration::from_secs(180);
 /// Longest text shown in the table.
 const WORDS_MAX: usize = 160;
@@ -30,15 +42,19 @@ async fn kubectl_fails_with_a_reason_while_the_apiserver_is_down() {
         assert!(ok, "{}: {error}", server.name);
     }
     both.api.kill9();
-    let mut table = Table::new("kubectl while the apiserver is down", &["command", "through", "fails after s", "words"]);
+    let mut table =
+        Table::new("kubectl while the apiserver is down", &["command", "through", "fails after s", "words"]);
     for command in commands {
         for server in &both.servers {
-            let (failed, took) = timed(fails(&both, &server.kubeconfig, command)).await;
+            let new = directory();
+            let new = new.path().to_str().expect("the path is text");
+            let arguments: Vec<&str> = command.iter().map(|word| if *word == "NEW" { new } else { word }).collect();
+            let (failed, took) = timed(fails(&both, &server.kubeconfig, &arguments)).await;
             let words = failed.clone().unwrap_or_default();
             let last = words.trim().lines().last().unwrap_or_default().replace('|', "/");
             let shown: String = last.chars().take(WORDS_MAX).collect();
             let took = seconds(failed.is_some().then_some(took), FAILED_AT_MOST);
-            table.row(&[&command.join(" "), &server.name, &took, &shown]);
+            table.row(&[&command.join(" "), &through(server), &took, &shown]);
             assert!(!last.is_empty(), "{} {command:?}: {failed:?}", server.name);
         }
     }

@@ -1,31 +1,21 @@
-//! How an outage of the apiserver ends: the time from its readiness until every cache is live again,
-//! and what the caches ask for. Informers that watch the apiserver directly and others behind
-//! kubefan go through the same outage.
+//! How an outage of the apiserver ends: the time from its readiness until every cache is live
+//! again, and what the caches ask for. Informers that watch the apiserver directly and others
+//! behind kubefan go through the same outage.
 
-use std::{
-    path::Path,
-    process::Command,
-    time::Duration,
-};
+use std::{path::Path, process::Command, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
 use super::{
     Table, client_go,
     cluster::{self, KINDS, Kind},
-    directory, reached, seconds,
+    counted, directory, last_lines, reached, seconds,
     upstream_requests::{KUBEFAN, UpstreamRequests, states_by_path},
 };
 use crate::{
     clients::{Both, Server},
     harness::{
-        Test,
-        apiserver::ApiServer,
-        audit::Audit,
-        is_full_scale,
-        objects::version_of,
-        process::Process,
-        tests, wait,
+        Test, apiserver::ApiServer, audit::Audit, is_full_scale, objects::version_of, process::Process, tests, wait,
     },
 };
 
@@ -62,7 +52,7 @@ async fn outage(objects: usize, length: Duration) {
     cluster::mark(&both.api, &KINDS, BEFORE).await;
     for (process, server) in informers.iter().zip(&both.servers) {
         let reached = reached(process, BEFORE, wait::SOON * 4).await;
-        assert!(reached.is_some(), "{} has not synced: {}", server.name, process.log());
+        assert!(reached.is_some(), "{} has not synced: {}", server.name, last_lines(process));
     }
     let at = audit.requests("").len();
     both.api.kill9();
@@ -95,7 +85,7 @@ async fn outage(objects: usize, length: Duration) {
         table.row(&[&what, &live, &counts.lists, &counts.watches, &counts.states, &most]);
     }
     println!("{table}");
-    println!("{}", both.metric("kubefan_relists_total").await.1);
+    println!("{}", counted(&both, "kubefan_relists_total").await);
     for (what, live) in [("kubefan's caches", caches), ("informers through kubefan", through), ("informers", direct)] {
         assert!(live.is_some(), "{what} are not live after {} s", LIVE_AT_MOST.as_secs());
     }

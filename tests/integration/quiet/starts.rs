@@ -6,7 +6,7 @@ use std::{path::Path, process::Command};
 use super::{
     Table, client_go,
     cluster::{self, Background, Kind, kind},
-    directory, json_lines,
+    counted, directory, json_lines, through,
     upstream_requests::{KUBEFAN, UpstreamRequests, objects_sent},
 };
 use crate::{
@@ -61,7 +61,18 @@ async fn an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource()
     let directory = directory();
     let mut table = Table::new(
         format!("Informer starts (client-go, {} each; leases written {WRITES_PER_SECOND}/s)", scale.starts),
-        &["resource", "encoding", "through", "first s", "median s", "slowest s", "LIST", "of them versions only", "WATCH", "objects sent by the apiserver"],
+        &[
+            "resource",
+            "encoding",
+            "through",
+            "first s",
+            "median s",
+            "slowest s",
+            "LIST",
+            "of them versions only",
+            "WATCH",
+            "objects sent by the apiserver",
+        ],
     );
     for (size, kind, _) in &sizes {
         for busy in [false, true] {
@@ -74,19 +85,21 @@ async fn an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource()
                     let at = audit.requests("").len();
                     let sent = objects_sent(&both.api, Some(kind.resource)).await;
                     let agent = format!("{}-starts", server.name);
-                    let starts = run(&program, server, &agent, kind, scale.starts, flags, directory.path()).await;
+                    let log = directory.path().join(format!("{agent} {resource} {encoding}"));
+                    let starts = run(&program, server, &agent, kind, scale.starts, flags, &log).await;
                     let sent = objects_sent(&both.api, Some(kind.resource)).await - sent;
                     assert_eq!(starts.seconds.len(), scale.starts);
                     assert!(starts.objects.iter().all(|count| *count == objects_now(&starts)), "{:?}", starts.objects);
                     assert_eq!(objects_now(&starts), objects(&both.api, kind).await, "{resource}");
-                    let own = |request: &&Request| request.uri.starts_with(&kind.path()) || is_version_lookup(request, kind);
+                    let own =
+                        |request: &&Request| request.uri.starts_with(&kind.path()) || is_version_lookup(request, kind);
                     let requests: Vec<Request> = audit.requests("").split_off(at).iter().filter(own).cloned().collect();
                     let agents: &[&str] = if server.name == "kubefan" { &[KUBEFAN, &agent] } else { &[&agent] };
                     let upstream = UpstreamRequests::of(&requests, agents);
                     table.row(&[
                         &resource,
                         encoding,
-                        &server.name,
+                        &through(server),
                         &format!("{:.3}", starts.seconds[0]),
                         &format!("{:.3}", starts.median()),
                         &format!("{:.3}", starts.seconds.iter().fold(0.0_f64, |a, b| a.max(*b))),
@@ -100,8 +113,8 @@ async fn an_informer_starts_with_all_objects_of_a_quiet_and_of_a_busy_resource()
         }
     }
     println!("{table}");
-    println!("{}", both.metric("kubefan_subscriptions_started_total").await.1);
-    println!("{}", both.metric("kubefan_proofs_total").await.1);
+    println!("{}", counted(&both, "kubefan_subscriptions_started_total").await);
+    println!("{}", counted(&both, "kubefan_proofs_total").await);
 }
 
 /// Whether kubefan asks for the cluster's version in the namespace `default`.
@@ -139,13 +152,12 @@ async fn run(
     kind: &Kind,
     count: usize,
     flags: &[&str],
-    directory: &Path,
+    log: &Path,
 ) -> Starts {
     let mut command = Command::new(program);
     command.arg("--kubeconfig").arg(&server.kubeconfig).args(["--agent", agent, "--starts", &count.to_string()]);
     command.args(["--resources", &kind.full_name()]).args(flags);
-    let log = directory.join(format!("{}-{}", agent, rand::random::<u32>()));
-    let mut process = Process::spawn("client-go", &mut command, &log);
+    let mut process = Process::spawn("client-go", &mut command, log);
     let ended = process.ended(wait::SOON * 4).await;
     assert!(ended.success(), "{}: {ended}: {}", server.name, process.log());
     let lines = json_lines(&process);

@@ -1,6 +1,6 @@
-//! What copies of a real program cost the apiserver: kube-state-metrics, which watches 28 resources,
-//! straight and through kubefan. At the end every copy must serve the same metrics, so each has the
-//! same objects.
+//! What copies of a real program cost the apiserver: kube-state-metrics, which watches 28
+//! resources, straight and through kubefan. At the end every copy must serve the same metrics, so
+//! each has the same objects.
 
 use std::{collections::BTreeSet, path::Path, process::Command, time::Duration};
 
@@ -47,11 +47,23 @@ async fn copies_of_kube_state_metrics_see_the_same_and_share_their_requests() {
     let directory = directory();
     let expected = reference(&program, &api, directory.path()).await;
     let columns = [
-        "copies", "through", "all ready after s", "same metrics", "LIST", "of them versions only", "WATCH",
-        "LIST + WATCH", "objects sent by the apiserver", APART,
+        "copies",
+        "through",
+        "all ready after s",
+        "same metrics",
+        "LIST",
+        "of them versions only",
+        "WATCH",
+        "LIST + WATCH",
+        "objects sent by the apiserver",
+        APART,
     ];
     let mut table = Table::new(
-        format!("kube-state-metrics: {} informers, {created} objects, for {} s after readiness", KINDS.len(), STEADY.as_secs()),
+        format!(
+            "kube-state-metrics: {} informers, {created} objects, for {} s after readiness",
+            KINDS.len(),
+            STEADY.as_secs()
+        ),
         &columns,
     );
     let (mut wrong, mut agents_seen, mut media) = (Vec::new(), Vec::new(), Vec::new());
@@ -129,7 +141,8 @@ async fn settings() -> Vec<Setting> {
     ];
     // Not every version of kubefan lets the operator choose the encodings.
     if kubefan::run(&["serve", "--help"]).await.stdout.contains("=protobuf") {
-        settings.push(Setting { name: "kubefan, --resource NAMES=protobuf".to_owned(), flags: configured("=protobuf") });
+        settings
+            .push(Setting { name: "kubefan, --resource NAMES=protobuf".to_owned(), flags: configured("=protobuf") });
     }
     settings
 }

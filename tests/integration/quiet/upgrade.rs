@@ -5,11 +5,7 @@
 //! At full scale kube-apiserver of the release before is replaced; in the short form the same
 //! release is, which ends the same connections but changes no schema.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use tokio::{task::JoinSet, time::sleep};
 
@@ -19,19 +15,16 @@ use super::{
     cluster::{self, Kind, kind},
     upstream_requests::{APART, KUBEFAN, UpstreamRequests},
 };
-use crate::{
-    clients::Both,
-    harness::{
-        Test,
-        apiserver::{ADMIN, ApiServer, Beside},
-        assets,
-        audit::Audit,
-        is_full_scale,
-        kubefan::Kubefan,
-        link::Link,
-        objects::version_of,
-        tests, wait,
-    },
+use crate::harness::{
+    Test,
+    apiserver::{ADMIN, ApiServer, Beside},
+    assets,
+    audit::Audit,
+    is_full_scale,
+    kubefan::Kubefan,
+    link::Link,
+    objects::version_of,
+    tests, wait,
 };
 
 mod watchers;
@@ -63,10 +56,10 @@ struct Scale {
 
 fn scale() -> Scale {
     match is_full_scale() {
-        true => {
-            Scale { objects: 200, watches: 200, drain: Duration::from_secs(5), observed: Duration::from_secs(240) }
+        true => Scale { objects: 200, watches: 200, drain: Duration::from_secs(5), observed: Duration::from_secs(240) },
+        false => {
+            Scale { objects: 20, watches: 20, drain: Duration::from_millis(200), observed: Duration::from_secs(2) }
         }
-        false => Scale { objects: 20, watches: 20, drain: Duration::from_millis(200), observed: Duration::from_secs(2) },
     }
 }
 
@@ -134,10 +127,22 @@ async fn upgrade(replacement: Replacement) {
     };
     let requests = audit.requests("").split_off(at);
 
-    let columns =
-        ["clients", "ended at the switch", "ended later", "first lists again, or snapshots", "gaps", "LIST upstream", "WATCH upstream", "whole states upstream", APART];
+    let columns = [
+        "clients",
+        "ended at the switch",
+        "ended later",
+        "first lists again, or snapshots",
+        "gaps",
+        "LIST upstream",
+        "WATCH upstream",
+        "whole states upstream",
+        APART,
+    ];
     let mut table = Table::new(
-        format!("{replacement:?} upgrade {before} → {after}, {} watches of each kind of client, {written} writes", scale.watches),
+        format!(
+            "{replacement:?} upgrade {before} → {after}, {} watches of each kind of client, {written} writes",
+            scale.watches
+        ),
         &columns,
     );
     let own = UpstreamRequests::of(&requests, &[KUBEFAN, "kubefan-http"]);
@@ -239,6 +244,6 @@ async fn metrics(kubefan: &Kubefan) -> String {
     const NAMES: [&str; 3] =
         ["kubefan_relists_total{", "kubefan_subscriptions_finished_total{", "kubefan_upstream_watch_restarts_total{"];
     let (_, text) = kubefan.admin("/metrics").await.unwrap_or_default();
-    let ours = |line: &&str| NAMES.iter().any(|name| line.starts_with(name));
+    let ours = |line: &&str| NAMES.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0");
     text.lines().filter(ours).collect::<Vec<_>>().join("\n")
 }

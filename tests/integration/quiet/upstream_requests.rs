@@ -116,8 +116,11 @@ pub(crate) fn requests_by_agent(requests: &[Request]) -> BTreeMap<String, usize>
 /// metrics; with a resource such as `pods`, of that resource only. The events that a watch from a
 /// version catches up with count as initial.
 pub(crate) async fn objects_sent(api: &ApiServer, resource: Option<&str>) -> f64 {
-    const METRICS: [&str; 3] =
-        ["apiserver_cache_list_returned_objects_total", "apiserver_storage_list_returned_objects_total", "apiserver_init_events_total"];
+    const METRICS: [&str; 3] = [
+        "apiserver_cache_list_returned_objects_total",
+        "apiserver_storage_list_returned_objects_total",
+        "apiserver_init_events_total",
+    ];
     let label = resource.map(|resource| format!(r#"resource="{resource}""#));
     let mut sum = 0.0;
     for metric in METRICS {

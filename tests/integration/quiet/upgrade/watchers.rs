@@ -6,7 +6,10 @@ use std::{
     fmt::{self, Display, Formatter},
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, atomic::{AtomicUsize, Ordering}},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
