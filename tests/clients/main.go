@@ -1,6 +1,6 @@
-// Command clients runs client-go's informers of every kind, or one of pods, or a leader election,
-// against the server of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so
-// that runs against two servers can be compared.
+// Command clients runs informers of client-go of every kind, or a leader election, against the server
+// of a kubeconfig. It knows nothing of kubefan. It prints what it saw as JSON, so that runs against
+// two servers can be compared.
 package main
 
 import (
@@ -10,6 +10,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -27,6 +28,9 @@ func main() {
 	seconds := flag.Int("seconds", 300, "time limit in seconds")
 	pods := flag.Bool("pods", false, "instead, run one informer of pods until the pod -until was created and deleted")
 	elect := flag.String("elect", "", "instead of informers, let two candidates contend for this Lease, `NAMESPACE/NAME`")
+	starts := flag.Int("starts", 0, "instead, start an informer of -resources this often and print how long each start took")
+	marks := flag.Bool("marks", false, "instead, run dynamic informers of -resources and print which marks all of them have seen")
+	resources := flag.String("resources", "", "one `RESOURCE.GROUP` for -starts; several RESOURCE.VERSION.GROUP, with commas, for -marks")
 	measured := flag.Bool("measure", false, "instead, run one informer of pods and take a benchmark's orders on stdin")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -50,6 +54,10 @@ func main() {
 		err = contend(ctx, config, *agent, *elect)
 	case *pods:
 		err = recordPods(ctx, config, *agent, *until)
+	case *starts > 0:
+		err = measureStarts(ctx, config, *agent, *contentType, *resources, *starts)
+	case *marks:
+		err = followMarks(ctx, config, *agent, strings.Split(*resources, ","))
 	case *measured:
 		err = measure(ctx, config, *contentType)
 	default:

@@ -15,27 +15,27 @@ pub(crate) mod kubectl;
 pub(crate) mod python;
 
 /// An apiserver and a kubefan in front of it.
-struct Both {
-    api: ApiServer,
-    kubefan: Kubefan,
-    servers: [Server; 2],
+pub(crate) struct Both {
+    pub(crate) api: ApiServer,
+    pub(crate) kubefan: Kubefan,
+    pub(crate) servers: [Server; 2],
 }
 
 /// A server, as a client is configured for it.
 #[derive(Clone)]
-struct Server {
-    name: &'static str,
-    kubeconfig: PathBuf,
+pub(crate) struct Server {
+    pub(crate) name: &'static str,
+    pub(crate) kubeconfig: PathBuf,
 }
 
 impl Both {
     /// Starts kubefan in front of `api` with additional arguments.
-    async fn start(api: ApiServer, args: &[&str]) -> Both {
+    pub(crate) async fn start(api: ApiServer, args: &[&str]) -> Both {
         Both::start_at(api, "127.0.0.1:0", args).await
     }
 
     /// Like [`Self::start`], with kubefan at a given address.
-    async fn start_at(api: ApiServer, address: &str, args: &[&str]) -> Both {
+    pub(crate) async fn start_at(api: ApiServer, address: &str, args: &[&str]) -> Both {
         let (certificate, key) = api.server_certificate();
         let paths = [certificate, key].map(|path| path.to_str().expect("the path is text").to_owned());
         let tls = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1]];
@@ -48,7 +48,7 @@ impl Both {
     }
 
     /// The sum of one of kubefan's metrics over its labels, and its lines.
-    async fn metric(&self, name: &str) -> (f64, String) {
+    pub(crate) async fn metric(&self, name: &str) -> (f64, String) {
         let (_, metrics) = self.kubefan.admin("/metrics").await.expect("metrics are served");
         let ours: Vec<_> =
             metrics.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))).collect();

@@ -33,6 +33,7 @@ mod outages;
 mod passthrough;
 mod peers;
 mod protobuf;
+mod quiet;
 mod recovery;
 mod relists;
 mod restarts;
@@ -90,6 +91,14 @@ fn main() -> std::process::ExitCode {
         passthrough::TESTS,
         peers::TESTS,
         protobuf::TESTS,
+        quiet::dynamic_informers::TESTS,
+        quiet::failover::TESTS,
+        quiet::kubectl_outage::TESTS,
+        quiet::outage::TESTS,
+        quiet::restarted_fleet::TESTS,
+        quiet::starts::TESTS,
+        quiet::state_metrics::TESTS,
+        quiet::upgrade::TESTS,
         recovery::TESTS,
         relists::TESTS,
         restarts::TESTS,

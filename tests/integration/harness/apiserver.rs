@@ -6,6 +6,7 @@
 use std::{
     fs,
     io::Write,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -33,17 +34,26 @@ pub(crate) const READER: &str = "reader";
 pub(crate) const NOBODY: &str = "nobody";
 
 const READY_AT_MOST: Duration = Duration::from_secs(90);
+const STOPPED_AT_MOST: Duration = Duration::from_secs(90);
 
 /// Options for starting a control plane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     apiserver_flags: Vec<String>,
+    /// kube-apiserver of another release.
+    program: Option<PathBuf>,
 }
 
 impl Options {
     /// Adds a flag of kube-apiserver, such as `--feature-gates=WatchList=false`.
     pub(crate) fn flag(mut self, flag: &str) -> Options {
         self.apiserver_flags.push(flag.to_owned());
+        self
+    }
+
+    /// Runs this kube-apiserver instead of the usual one.
+    pub(crate) fn program(mut self, program: PathBuf) -> Options {
+        self.program = Some(program);
         self
     }
 }
@@ -179,9 +189,44 @@ impl ApiServer {
         self.plane.assert_private("restart");
         // The lock must not be held across the wait. Dropping the old process first frees its port.
         self.plane.apiserver.lock().unwrap().take();
-        let apiserver = self.plane.spawn_apiserver();
+        let apiserver = self.plane.spawn_apiserver(&self.plane.program(), self.plane.port);
         *self.plane.apiserver.lock().unwrap() = Some(apiserver);
         self.plane.ready().await.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Stops kube-apiserver as an upgrade does, and starts another release at the same address with
+    /// the same data. Waits until it is ready.
+    pub(crate) async fn upgrade(&self, program: &Path) {
+        self.plane.assert_private("upgrade");
+        self.terminate().await;
+        let apiserver = self.plane.spawn_apiserver(program, self.plane.port);
+        *self.plane.apiserver.lock().unwrap() = Some(apiserver);
+        self.plane.ready().await.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Starts another kube-apiserver beside this one, with the same data and at its own address.
+    /// Waits until it is ready.
+    pub(crate) async fn start_beside(&self, program: &Path) -> Beside {
+        self.plane.assert_private("start_beside");
+        let port = free_port();
+        let beside = Beside {
+            _process: self.plane.spawn_apiserver(program, port),
+            addr: SocketAddr::from(([127, 0, 0, 1], port)),
+        };
+        let url = format!("https://{}", beside.addr);
+        let ready = wait::try_until(READY_AT_MOST, || is_ready(&self.http, &url)).await;
+        assert!(ready.is_some(), "kube-apiserver at {} was not ready in time", beside.addr);
+        beside
+    }
+
+    /// Stops kube-apiserver as an upgrade does.
+    pub(crate) async fn terminate(&self) {
+        self.plane.assert_private("terminate");
+        let old = self.plane.apiserver.lock().unwrap().take();
+        if let Some(mut old) = old {
+            old.terminate();
+            old.ended(STOPPED_AT_MOST).await;
+        }
     }
 
     /// Compacts etcd at `revision`: versions below it are gone. A resourceVersion is an etcd
@@ -224,6 +269,13 @@ impl ApiServer {
     }
 }
 
+/// A second kube-apiserver of a control plane. It stops when dropped.
+pub(crate) struct Beside {
+    _process: Process,
+    /// The address it listens on.
+    pub(crate) addr: SocketAddr,
+}
+
 /// The processes and files behind the handles.
 struct ControlPlane {
     // Fields drop in this order: the apiserver before etcd, the directory last.
@@ -263,18 +315,24 @@ impl ControlPlane {
             dir,
         };
         // kube-apiserver itself waits for etcd.
-        *plane.apiserver.lock().unwrap() = Some(plane.spawn_apiserver());
+        *plane.apiserver.lock().unwrap() = Some(plane.spawn_apiserver(&plane.program(), port));
         plane.ready().await?;
         Ok(plane)
     }
 
-    fn spawn_apiserver(&self) -> Process {
+    /// The kube-apiserver that the control plane starts with.
+    fn program(&self) -> PathBuf {
+        let usual = || assets::get().expect("the programs were found before").kube_apiserver.clone();
+        self.options.program.clone().unwrap_or_else(usual)
+    }
+
+    fn spawn_apiserver(&self, program: &Path, port: u16) -> Process {
         let file = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
-        let mut command = Command::new(&assets::get().expect("the programs were found before").kube_apiserver);
+        let mut command = Command::new(program);
         command
             .args([
                 format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
-                format!("--secure-port={}", self.port),
+                format!("--secure-port={port}"),
                 file("cert-dir", "certs"),
                 file("client-ca-file", "ca.pem"),
                 file("tls-cert-file", "server.pem"),
@@ -300,14 +358,12 @@ impl ControlPlane {
 
     async fn ready(&self) -> Result<(), String> {
         let client = self.client(&token_of(ADMIN));
-        let url = format!("{}/readyz", self.url);
         let ended = || self.apiserver.lock().unwrap().as_mut().and_then(Process::exited);
         let outcome = wait::try_until(READY_AT_MOST, || async {
             if let Some(status) = ended() {
                 return Some(Err(format!("ended with {status}")));
             }
-            let response = client.get(&url).send().await.ok()?;
-            response.status().is_success().then_some(Ok(()))
+            is_ready(&client, &self.url).await.map(Ok)
         })
         .await
         .unwrap_or_else(|| Err(format!("was not ready after {} s", READY_AT_MOST.as_secs())));
@@ -358,6 +414,11 @@ impl ControlPlane {
     fn assert_private(&self, what: &str) {
         assert!(!self.shared, "{what} would disturb the other tests: start a control plane of your own");
     }
+}
+
+async fn is_ready(client: &reqwest::Client, url: &str) -> Option<()> {
+    let response = client.get(format!("{url}/readyz")).send().await.ok()?;
+    response.status().is_success().then_some(())
 }
 
 fn spawn_etcd(dir: &Path, port: u16) -> Result<Process, String> {

@@ -1,7 +1,8 @@
-//! Provides etcd, kube-apiserver and kubectl for the tests. The first use builds them from the Go
-//! module `tests/apiserver` into `target/test-assets`, in a directory named after the build inputs.
-//! A file lock makes test processes that start together build only once. A rename at the end of the
-//! build prevents the use of an incomplete build.
+//! Provides the programs of Kubernetes for the tests: etcd, kube-apiserver and kubectl, and for a
+//! few large tests kube-apiserver of the release before and kube-state-metrics. The first use
+//! builds them from Go modules into `target/test-assets`, in directories named after the build
+//! inputs. A file lock makes test processes that start together build only once. A rename at the
+//! end of a build prevents the use of an incomplete build.
 
 #![expect(clippy::disallowed_methods, reason = "runs before any test does, outside of every runtime")]
 
@@ -25,8 +26,56 @@ pub(crate) struct Assets {
     pub(crate) kubectl: PathBuf,
 }
 
-const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
-const MODULE_DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver");
+/// A Go module and the programs that are built from it.
+struct Module {
+    directory: &'static str,
+    /// The start of the name of the directory with its programs.
+    name: &'static str,
+    /// Where its programs are in KUBEFAN_TEST_ASSETS. Only those of the empty name must be there.
+    given: &'static str,
+    /// The module that the version comes from.
+    versioned: &'static str,
+    /// What is built at a time: the name of the only program, or empty if each is named after its
+    /// package; and the packages.
+    builds: &'static [(&'static str, &'static [&'static str], Stamp)],
+    programs: &'static [&'static str],
+}
+
+/// The version information in a program.
+#[derive(Clone, Copy)]
+enum Stamp {
+    None,
+    /// Without it, kube-apiserver does not serve the APIs that became stable in recent releases.
+    Kubernetes,
+}
+
+const CONTROL_PLANE: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver"),
+    name: "kubernetes",
+    given: "",
+    versioned: "k8s.io/kubernetes",
+    builds: &[
+        ("", &["k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kubectl"], Stamp::Kubernetes),
+        ("etcd", &["go.etcd.io/etcd/server/v3"], Stamp::None),
+    ],
+    programs: &["etcd", "kube-apiserver", "kubectl"],
+};
+const RELEASE_BEFORE: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/apiserver-before"),
+    name: "kubernetes",
+    given: "before",
+    versioned: "k8s.io/kubernetes",
+    builds: &[("", &["k8s.io/kubernetes/cmd/kube-apiserver"], Stamp::Kubernetes)],
+    programs: &["kube-apiserver"],
+};
+const STATE_METRICS: Module = Module {
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/state-metrics"),
+    name: "kube-state-metrics",
+    given: "state-metrics",
+    versioned: "k8s.io/kube-state-metrics/v2",
+    builds: &[("kube-state-metrics", &["k8s.io/kube-state-metrics/v2"], Stamp::None)],
+    programs: &["kube-state-metrics"],
+};
 /// Shorter waits print no progress.
 const PROGRESS_START: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -42,61 +91,88 @@ pub(crate) fn target_dir() -> &'static Path {
 /// missing prerequisites.
 pub(crate) fn get() -> Result<&'static Assets, String> {
     static ASSETS: OnceLock<Result<Assets, String>> = OnceLock::new();
-    ASSETS.get_or_init(find_or_build).as_ref().map_err(Clone::clone)
+    let find = || {
+        let dir = find_or_build(&CONTROL_PLANE)?;
+        let [etcd, kube_apiserver, kubectl] = ["etcd", "kube-apiserver", "kubectl"].map(|name| dir.join(name));
+        Ok(Assets { etcd, kube_apiserver, kubectl })
+    };
+    ASSETS.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
-fn find_or_build() -> Result<Assets, String> {
-    if let Some(dir) = env::var_os("KUBEFAN_TEST_ASSETS") {
-        return in_dir(Path::new(&dir)).map_err(|name| format!("KUBEFAN_TEST_ASSETS={} has no {name}", dir.display()));
+/// kube-apiserver of the minor release before the one that the tests run against.
+pub(crate) fn kube_apiserver_before() -> PathBuf {
+    extra(&RELEASE_BEFORE)
+}
+
+/// kube-state-metrics.
+pub(crate) fn kube_state_metrics() -> PathBuf {
+    extra(&STATE_METRICS)
+}
+
+/// A program that only large tests need.
+fn extra(module: &Module) -> PathBuf {
+    let dir = find_or_build(module).unwrap_or_else(|error| panic!("{error}"));
+    dir.join(module.programs[0])
+}
+
+/// The directory with the programs of a module.
+fn find_or_build(module: &Module) -> Result<PathBuf, String> {
+    let recipe = Recipe::read(module)?;
+    if let Some(given) = env::var_os("KUBEFAN_TEST_ASSETS") {
+        let dir = Path::new(&given).join(module.given);
+        match missing_in(module, &dir) {
+            None => return Ok(dir),
+            Some(name) if module.given.is_empty() => {
+                return Err(format!("KUBEFAN_TEST_ASSETS={} has no {name}", given.display()));
+            }
+            Some(_) => {}
+        }
     }
-    let recipe = Recipe::read()?;
     let root = target_dir().join("test-assets");
     let dir = root.join(&recipe.name);
     fs::create_dir_all(&root).map_err(|error| format!("cannot create {}: {error}", root.display()))?;
     let _lock = lock(&root.join("lock"))?;
-    in_dir(&dir).or_else(|_| {
+    if missing_in(module, &dir).is_some() {
         recipe.build(&dir)?;
-        in_dir(&dir).map_err(|name| format!("the build did not create {name} in {}", dir.display()))
-    })
-}
-
-/// The programs in a directory, or the name of the first missing one.
-fn in_dir(dir: &Path) -> Result<Assets, &'static str> {
-    match PROGRAMS.into_iter().find(|name| !dir.join(name).is_file()) {
-        Some(missing) => Err(missing),
-        None => Ok(Assets {
-            etcd: dir.join("etcd"),
-            kube_apiserver: dir.join("kube-apiserver"),
-            kubectl: dir.join("kubectl"),
-        }),
+    }
+    match missing_in(module, &dir) {
+        Some(name) => Err(format!("the build did not create {name} in {}", dir.display())),
+        None => Ok(dir),
     }
 }
 
+/// The first program of a module that is not in a directory.
+fn missing_in(module: &Module, dir: &Path) -> Option<&'static str> {
+    module.programs.iter().copied().find(|name| !dir.join(name).is_file())
+}
+
 /// The build inputs. The name changes whenever the Go module changes.
-struct Recipe {
+struct Recipe<'a> {
+    module: &'a Module,
     /// Such as `1.35.4`.
-    kubernetes: String,
+    version: String,
     name: String,
 }
 
-impl Recipe {
-    fn read() -> Result<Recipe, String> {
+impl Recipe<'_> {
+    fn read(module: &Module) -> Result<Recipe<'_>, String> {
         let read = |file: &str| {
-            let path = Path::new(MODULE_DIR).join(file);
+            let path = Path::new(module.directory).join(file);
             fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
         };
         let (go_mod, go_sum) = (read("go.mod")?, read("go.sum")?);
-        let version = |module: &str| {
-            let mut words = go_mod.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-            words
-                .find_map(|words| (words.first() == Some(&module)).then(|| words[1].trim_start_matches('v').to_owned()))
-                .ok_or_else(|| format!("{MODULE_DIR}/go.mod does not require {module}"))
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let required = |words: Vec<String>| {
+            let at = words.iter().position(|word| word == module.versioned)?;
+            words.get(at + 1).map(|version| version.trim_start_matches('v').to_owned())
         };
-        let (kubernetes, etcd) = (version("k8s.io/kubernetes")?, version("go.etcd.io/etcd/server/v3")?);
+        let version = go_mod.lines().find_map(|line| required(words(line)));
+        let version =
+            version.ok_or_else(|| format!("{}/go.mod does not require {}", module.directory, module.versioned))?;
         let mut hasher = DefaultHasher::new();
         (&go_mod, &go_sum).hash(&mut hasher);
-        let name = format!("kubernetes-{kubernetes}-etcd-{etcd}-{:08x}", hasher.finish() as u32);
-        Ok(Recipe { kubernetes, name })
+        let name = format!("{}-{version}-{:08x}", module.name, hasher.finish() as u32);
+        Ok(Recipe { module, version, name })
     }
 
     /// Builds into a directory beside `dir`, and renames it to `dir` when it is complete.
@@ -107,37 +183,44 @@ impl Recipe {
             fs::remove_dir_all(&partial).map_err(io_error)?;
         }
         fs::create_dir_all(&partial).map_err(io_error)?;
-
-        // Without version information, kube-apiserver does not serve the APIs that became stable in
-        // recent releases.
-        let mut numbers = self.kubernetes.split('.');
-        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-        let version = "-X k8s.io/component-base/version.git";
-        let ldflags = format!(
-            "-s -w {version}Version=v{} {version}Major={major} {version}Minor={minor} {version}TreeState=clean",
-            self.kubernetes
-        );
-        let packages = ["k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kubectl"];
-        let what = format!("kube-apiserver v{} from its Go module, about 6 minutes the first time", self.kubernetes);
-        go_build(&what, &partial, &partial, &ldflags, &packages)?;
-        let what = "etcd from its Go module, seconds to a minute";
-        go_build(what, &partial, &partial.join("etcd"), "-s -w", &["go.etcd.io/etcd/server/v3"])?;
-
+        for (program, packages, stamp) in self.module.builds {
+            let what = format!("{}, up to 6 minutes the first time", packages.join(" and "));
+            let output = if program.is_empty() { partial.clone() } else { partial.join(program) };
+            go_build(self.module.directory, &what, &partial, &output, &self.ldflags(*stamp), packages)?;
+        }
         if dir.exists() {
             fs::remove_dir_all(dir).map_err(io_error)?;
         }
         fs::rename(&partial, dir).map_err(io_error)
     }
+
+    fn ldflags(&self, stamp: Stamp) -> String {
+        let Stamp::Kubernetes = stamp else { return "-s -w".to_owned() };
+        let mut numbers = self.version.split('.');
+        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        let version = "-X k8s.io/component-base/version.git";
+        format!(
+            "-s -w {version}Version=v{} {version}Major={major} {version}Minor={minor} {version}TreeState=clean",
+            self.version
+        )
+    }
 }
 
-fn go_build(what: &str, log_dir: &Path, output: &Path, ldflags: &str, packages: &[&str]) -> Result<(), String> {
+fn go_build(
+    directory: &str,
+    what: &str,
+    log_dir: &Path,
+    output: &Path,
+    ldflags: &str,
+    packages: &[&str],
+) -> Result<(), String> {
     let log = log_dir.join("build.log");
     let log_file = File::create(&log).map_err(|error| format!("cannot create {}: {error}", log.display()))?;
     let mut go = Command::new("go")
         .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o"])
         .arg(output)
         .args(packages)
-        .current_dir(MODULE_DIR)
+        .current_dir(directory)
         .env("CGO_ENABLED", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -152,7 +235,7 @@ fn go_build(what: &str, log_dir: &Path, output: &Path, ldflags: &str, packages: 
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => {
                 let log = fs::read_to_string(&log).unwrap_or_default();
-                return Err(format!("`go build` in {MODULE_DIR} ended with {status}:\n{log}\n{ALTERNATIVES}"));
+                return Err(format!("`go build` in {directory} ended with {status}:\n{log}\n{ALTERNATIVES}"));
             }
             Ok(None) => progress.wait(),
             Err(error) => return Err(format!("cannot wait for `go build`: {error}")),

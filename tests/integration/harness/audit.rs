@@ -14,18 +14,27 @@ const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [Re
                       - { level: Metadata, verbs: [list, watch], resources: [{ group: '', resources: [pods] }] }\n\
                       - { level: None }\n";
 
+/// Logs every read.
+const READS_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+                            - { level: Metadata, verbs: [get, list, watch] }\n\
+                            - { level: None }\n";
+
 /// The audit log of a control plane.
 pub(crate) struct Audit {
     directory: TempDir,
 }
 
-/// A request for pods.
+/// A request that reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// `list` or `watch`.
     pub(crate) verb: String,
     /// Path and query.
     pub(crate) uri: String,
+    /// The `User-Agent`.
+    pub(crate) agent: String,
+    /// The HTTP status.
+    pub(crate) code: u64,
 }
 
 impl Request {
@@ -34,6 +43,7 @@ impl Request {
     /// version after a watch ends.
     pub(crate) fn requests_full_state(&self) -> bool {
         match self.verb.as_str() {
+            "get" => false,
             "list" => !self.uri.contains("continue=") && !self.uri.contains("fieldSelector=metadata.name%3D"),
             _ => self.uri.contains("sendInitialEvents=true"),
         }
@@ -41,10 +51,19 @@ impl Request {
 }
 
 impl Audit {
-    /// Creates an empty audit log.
+    /// Creates an empty audit log of lists and watches of pods.
     pub(crate) fn new() -> Audit {
+        Audit::with(POLICY)
+    }
+
+    /// Creates an empty audit log of all reads.
+    pub(crate) fn of_reads() -> Audit {
+        Audit::with(READS_POLICY)
+    }
+
+    fn with(policy: &str) -> Audit {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory is made");
-        std::fs::write(directory.path().join("policy.yaml"), POLICY).expect("the policy is written");
+        std::fs::write(directory.path().join("policy.yaml"), policy).expect("the policy is written");
         Audit { directory }
     }
 
@@ -65,7 +84,9 @@ impl Audit {
         for (at, entry) in entries.enumerate() {
             let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
             if text("userAgent").starts_with(user_agent) {
-                let request = Request { verb: text("verb"), uri: text("requestURI") };
+                let code = entry["responseStatus"]["code"].as_u64().unwrap_or_default();
+                let agent = text("userAgent");
+                let request = Request { verb: text("verb"), uri: text("requestURI"), agent, code };
                 requests.entry(text("auditID")).or_insert((at, request));
             }
         }

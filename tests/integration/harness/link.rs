@@ -1,6 +1,6 @@
-//! A connection that a test can cut: a forwarder on loopback between a client and a server. While
-//! it is cut, it closes new connections at once, so the client stays disconnected until the test
-//! restores it.
+//! A connection that a test can cut or lead to another server: a forwarder on loopback between a
+//! client and a server. While it is cut, it closes new connections at once, so the client stays
+//! disconnected until the test restores it.
 
 use std::net::SocketAddr;
 
@@ -15,6 +15,7 @@ pub(crate) struct Link {
     /// The address for the client.
     pub(crate) addr: SocketAddr,
     open: watch::Sender<bool>,
+    server: watch::Sender<SocketAddr>,
     accepts: JoinHandle<()>,
 }
 
@@ -24,12 +25,14 @@ impl Link {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let addr = listener.local_addr().expect("a listener has an address");
         let (open, state) = watch::channel(true);
+        let (server, current) = watch::channel(server);
         let accepts = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                let server = *current.borrow();
                 tokio::spawn(forward(client, server, state.clone()));
             }
         });
-        Link { addr, open, accepts }
+        Link { addr, open, server, accepts }
     }
 
     /// Closes all current and new connections.
@@ -40,6 +43,12 @@ impl Link {
     /// Forwards new connections again.
     pub(crate) fn mend(&self) {
         self.open.send_replace(true);
+    }
+
+    /// Forwards new connections to another server. The connections so far stay, as behind a load
+    /// balancer.
+    pub(crate) fn lead_to(&self, server: SocketAddr) {
+        self.server.send_replace(server);
     }
 }
 

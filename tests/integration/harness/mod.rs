@@ -47,6 +47,14 @@ const TEST_SECONDS_MAX: u64 = 600;
 /// Time limit of a test on a paused clock, where waiting takes no real time.
 const PAUSED_SECONDS_MAX: u64 = 24 * 3600;
 
+/// Time limit of a test at full scale, with the builds of its programs.
+const FULL_SCALE_SECONDS_MAX: u64 = 2_400;
+
+/// Whether the large form of a test is asked for: `KUBEFAN_TEST_SCALE=full`.
+pub(crate) fn is_full_scale() -> bool {
+    env::var("KUBEFAN_TEST_SCALE").is_ok_and(|scale| scale == "full")
+}
+
 /// The duration of the soak test, in seconds: `KUBEFAN_SOAK_SECONDS`, and 30 without it.
 pub(crate) fn soak_seconds() -> u64 {
     env::var("KUBEFAN_SOAK_SECONDS").map_or(30, |text| text.parse().expect("KUBEFAN_SOAK_SECONDS is a number"))
@@ -59,6 +67,9 @@ pub(crate) enum Needs {
     ApiServer,
     /// The same, and python3 with its `venv` module.
     ApiServerAndPython,
+    /// The same, and minutes: programs that only this test builds, or a size without which the test
+    /// shows nothing. It runs with `KUBEFAN_TEST_SCALE=full`.
+    ApiServerAtFullScale,
     /// Nothing but this machine.
     Nothing,
     /// Nothing but a paused clock, which advances only while every task waits: no network and no
@@ -74,13 +85,14 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Lists the tests of a file by requirement: `apiserver:`, `python:`, `local:` and `paused:`, in
-/// this order. Each group is optional and ends with a semicolon.
+/// Lists the tests of a file by requirement: `apiserver:`, `full:`, `python:`, `local:` and
+/// `paused:`, in this order. Each group is optional and ends with a semicolon.
 macro_rules! tests {
-    ($(apiserver: $($real:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
+    ($(apiserver: $($real:ident),+ $(,)?;)? $(full: $($full:ident),+ $(,)?;)? $(python: $($python:ident),+ $(,)?;)? $(local: $($local:ident),+ $(,)?;)?
      $(paused: $($paused:ident),+ $(,)?;)?) => {
         &[
             $($($crate::harness::tests!(@one $real ApiServer),)+)?
+            $($($crate::harness::tests!(@one $full ApiServerAtFullScale),)+)?
             $($($crate::harness::tests!(@one $python ApiServerAndPython),)+)?
             $($($crate::harness::tests!(@one $local Nothing),)+)?
             $($($crate::harness::tests!(@one $paused PausedTime),)+)?
@@ -113,6 +125,9 @@ fn trial(test: Test, skip_apiserver: bool) -> Trial {
     let trial = Trial::test(name, move || block_on(test));
     match test.needs {
         Needs::ApiServer => trial.with_kind("apiserver").with_ignored_flag(skip_apiserver),
+        Needs::ApiServerAtFullScale => {
+            trial.with_kind("apiserver").with_ignored_flag(skip_apiserver || !is_full_scale())
+        }
         Needs::ApiServerAndPython => {
             let python = has_python();
             if !python {
@@ -132,7 +147,7 @@ fn has_python() -> bool {
 }
 
 fn block_on(test: Test) -> Result<(), Failed> {
-    if matches!(test.needs, Needs::ApiServer | Needs::ApiServerAndPython) {
+    if !matches!(test.needs, Needs::Nothing | Needs::PausedTime) {
         assets::get()?;
     }
     use tokio::runtime::Builder;
@@ -141,7 +156,12 @@ fn block_on(test: Test) -> Result<(), Failed> {
         true => Builder::new_current_thread().enable_all().start_paused(true).build()?,
         false => Builder::new_multi_thread().worker_threads(2).enable_all().build()?,
     };
-    let limit = Duration::from_secs(if paused { PAUSED_SECONDS_MAX } else { TEST_SECONDS_MAX + soak_seconds() });
+    let seconds_max = match test.needs {
+        Needs::PausedTime => PAUSED_SECONDS_MAX,
+        _ if is_full_scale() => FULL_SCALE_SECONDS_MAX,
+        _ => TEST_SECONDS_MAX + soak_seconds(),
+    };
+    let limit = Duration::from_secs(seconds_max);
     let finished = runtime.block_on(async { tokio::time::timeout(limit, (test.run)()).await });
     // A task that the test left running must not delay the other tests.
     runtime.shutdown_background();
