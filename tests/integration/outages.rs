@@ -332,7 +332,7 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
     const COUNT: usize = 12;
     let (mut setup, sim) = with_widgets(COUNT);
     setup.schema_check_interval = Duration::from_secs(30);
-    setup.registry.resources.push("pods".to_owned());
+    setup.registry.resources.push("pods".into());
     let rig = Rig::synced(sim, setup).await;
     let mut watch = rig.watch_all("pods").await;
     let before = lists(&rig, &collection(0)).len();

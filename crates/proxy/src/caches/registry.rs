@@ -36,7 +36,7 @@ use crate::{
 };
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_common::sync::watch;
-use kubefan_model::{Media, Scope, object::ObjectParser};
+use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
 
 /// Options of all caches.
 #[derive(Clone)]
