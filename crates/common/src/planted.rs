@@ -27,8 +27,8 @@ macro_rules! bugs {
             /// The bugs that do harm in ordinary operation under faults, even on a single thread.
             pub const ALL: &[Self] = &[$(Self::$bug,)+];
 
-            /// The bugs that the tests of thread interleavings find. Most need two threads at an exact
-            /// moment.
+            /// The bugs that the tests of thread interleavings find. Most need two threads at an
+            /// exact moment.
             pub const AMONG_THREADS: &[Self] = &[$(Self::$thread_bug,)+];
 
             /// The name in `KUBEFAN_PLANTED_BUG`.

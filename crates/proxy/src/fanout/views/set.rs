@@ -2,8 +2,8 @@
 //! subscribers are still to be woken.
 //!
 //! The hub calls it inside its critical section, so the cost of a record must not grow with the
-//! number of views that it does not concern. Only a gap concerns every view: it costs each of them one
-//! entry, whatever its size.
+//! number of views that it does not concern. Only a gap concerns every view: it costs each of them
+//! one entry, whatever its size.
 
 use std::{
     collections::HashMap,

@@ -44,8 +44,8 @@ impl ViewGap {
         self.gap.to
     }
 
-    /// What is sent from `place` on, about `bytes_max` bytes of it. Place 0 is the start of the gap,
-    /// and place n + 1 the event at position n.
+    /// What is sent from `place` on, about `bytes_max` bytes of it. Place 0 is the start of the
+    /// gap, and place n + 1 the event at position n.
     pub fn part(&self, place: usize, selection: &Selection, bytes_max: usize) -> Vec<LogEntry> {
         let inside = self.gap.select(selection, place.saturating_sub(1));
         let inside = inside.map(|(at, event, seen)| EntryKind::GapEvent(event.clone(), seen, at));
