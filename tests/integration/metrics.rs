@@ -242,8 +242,8 @@ async fn every_result_of_a_resume_is_counted() {
     for version in [&watch.resume_version, &old, &before] {
         rig.watch(target("pods"), version).await.unwrap();
     }
-    // Upstream neither proves the cache nor confirms that the cluster has never reached the version,
-    // so this replica may lag.
+    // Upstream neither proves the cache nor confirms that the cluster has never reached the
+    // version, so this replica may lag.
     rig.fault(Verb::List, Fault::Forbidden, 2);
     assert!(rig.watch(target("pods"), "999999").await.is_err());
     rig.sim.compact();

@@ -20,10 +20,10 @@
 //! **Why not forward every consistent read?** Then upstream pays for each reader: decoding,
 //! filtering and encoding all objects. A proof costs one empty list and at most one empty watch,
 //! for any number of readers. **Why not wait for the next bookmark of the cache's own watch?**
-//! kube-apiserver sends them about once a minute. **Why a list for small caches?** One list of their
-//! metadata proves the state at once ([`super::state_comparison`]). It does not advance the cache, so
-//! a reader that names a version still needs a bookmark. **Why not trust the age of the last event?** Age
-//! proves nothing: the connection may be delayed or the apiserver behind.
+//! kube-apiserver sends them about once a minute. **Why a list for small caches?** One list of
+//! their metadata proves the state at once ([`super::state_comparison`]). It does not advance the
+//! cache, so a reader that names a version still needs a bookmark. **Why not trust the age of the
+//! last event?** Age proves nothing: the connection may be delayed or the apiserver behind.
 //!
 //! **Cost limits.** An answer proves nothing about writes after its request was sent, so a reader
 //! waits for a proof that starts after it arrived. One proof serves all readers that wait for it,

@@ -1,7 +1,7 @@
 //! Rounds of requests to upstream on behalf of readers. An answer says nothing of what happened
 //! after its request was sent, so each round serves the readers that came before it began, and a
-//! later reader waits for the next one. However many readers there are, the rounds of a cache follow
-//! one another, with an interval.
+//! later reader waits for the next one. However many readers there are, the rounds of a cache
+//! follow one another, with an interval.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -72,8 +72,8 @@ pub async fn list<C: Catalog>(
                 _ => Patience::AtOnce,
             };
             let fresh = reads.wait_until_fresh(&served, freshness, patience).await?;
-            // The snapshot is taken after the gate, so that a waiting list pins none (or a small one,
-            // if it was proved itself).
+            // The snapshot is taken after the gate, so that a waiting list pins none (or a small
+            // one, if it was proved itself).
             gate_permit = hub.gate().acquire().await?;
             let (store, version) = hub.snapshot_of(&fresh)?;
             if matches!(freshness, Freshness::Exact(exact) if exact != version) {
