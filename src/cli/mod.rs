@@ -86,7 +86,7 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(command: Command) -> Result<(), CliError> {
     match command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(*args, &variables()),
         #[cfg(feature = "sim")]
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "sim")]

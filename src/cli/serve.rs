@@ -8,7 +8,6 @@ use clap::{Args, Command};
 use super::{
     error::CliError,
     shutdown::{hangups, shutdown},
-    variables,
 };
 use kubefan_proxy::{
     app,
@@ -42,8 +41,8 @@ pub(super) fn with_defaults(command: Command) -> Command {
     })
 }
 
-/// Reads an option from the second name of its variable where only that is set. The parser knows one
-/// name.
+/// Reads an option from the second name of its variable where only that is set. The parser knows
+/// one name.
 pub(super) fn with_second_variables(command: Command) -> Command {
     let used = config::second_variables().into_iter().filter(|names| is_set(names.second) && !is_set(names.first));
     used.fold(command, |command, names| command.mut_arg(names.field, |arg| arg.env(names.second)))
@@ -53,15 +52,15 @@ fn is_set(variable: &str) -> bool {
     env::var_os(variable).is_some()
 }
 
-pub(super) fn run(args: ServeArgs) -> Result<(), CliError> {
+/// Runs until a signal. `variables` are the environment variables that a command reads.
+pub(super) fn run(args: ServeArgs, variables: &[String]) -> Result<(), CliError> {
     if let Some(names) = config::second_variables().iter().find(|names| is_set(names.first) && is_set(names.second)) {
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
     }
     let config = configure(args)?;
     telemetry::tracing::init(config.logging.format, &config.logging.level).map_err(CliError::Plain)?;
-    let known = variables();
-    let known: Vec<_> = known.iter().map(String::as_str).collect();
+    let known: Vec<_> = variables.iter().map(String::as_str).collect();
     // A variable whose name or value is not UTF-8 is no misspelt name.
     let set = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     for message in config::environment::unknown(set, &known) {

@@ -13,9 +13,7 @@ use kubefan_common::proto::v1alpha1::{
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{
-        CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
-    },
+    caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
     fanout::GateLimits,
     peer::Peers,

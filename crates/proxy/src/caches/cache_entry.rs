@@ -51,8 +51,8 @@ pub(super) struct Cache {
 pub(super) struct MissingRight(Mutex<Option<String>>);
 
 impl MissingRight {
-    /// Records the outcome of a request: the missing right in words, or `None`. Returns true if that
-    /// is new.
+    /// Records the outcome of a request: the missing right in words, or `None`. Returns true if
+    /// that is new.
     pub(super) fn set(&self, right: Option<String>) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = *known != right;

@@ -240,8 +240,8 @@ impl Registry {
         Ok(idle)
     }
 
-    /// The places that readers have taken, with the time since which each could be given away; `None`
-    /// if it is in use.
+    /// The places that readers have taken, with the time since which each could be given away;
+    /// `None` if it is in use.
     fn places(&self) -> HashMap<Place, Option<Instant>> {
         let (mut places, mut configured) = (HashMap::<Place, Option<Instant>>::new(), HashSet::new());
         for cache in self.caches.iter() {

@@ -27,8 +27,8 @@ pub fn unknown(set: impl IntoIterator<Item = (String, String)>, known: &[&str]) 
     unknown.into_iter().take(UNKNOWN_MAX).map(describe).collect()
 }
 
-/// Whether Kubernetes set this variable for a Service. `rest` follows [`PREFIX`]; the name of the
-/// Service may go on in it, as in `kubefan-peers`.
+/// Whether Kubernetes set this variable for a Service. `rest` follows [`PREFIX`]; it may begin with
+/// more of the Service's name, as in `kubefan-peers`.
 fn is_of_a_service(rest: &str, value: &str) -> bool {
     let ends = |end: &str| rest.strip_suffix(end).is_some_and(|start| start.is_empty() || start.ends_with('_'));
     if ends("SERVICE_HOST") || ends("SERVICE_PORT") || format!("_{rest}").contains("_SERVICE_PORT_") {

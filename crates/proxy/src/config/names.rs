@@ -1,6 +1,6 @@
-//! Names of options. The spellings of one option's name, made from its field's name while the program is compiled:
-//! the flag, the environment variable and the key in the configuration file. No spelling is
-//! written by hand, so the three cannot drift apart.
+//! Names of options. The spellings of one option's name, made from its field's name while the
+//! program is compiled: the flag, the environment variable and the key in the configuration file.
+//! No spelling is written by hand, so the three cannot drift apart.
 
 /// How a field's name, such as `page_size`, is spelled.
 #[derive(Clone, Copy)]

@@ -33,7 +33,7 @@ section! {
     /// [default: true if --listen is a loopback address or a Unix socket]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     on_demand("BOOL"): bool => is_on: bool, or_false;
-    /// Resources cached on demand at a time.
+    /// Resources cached on demand at a time. Watches of more go upstream over HTTP.
     on_demand_resources_max("COUNT"): usize = 16 => resources_max: usize, at_least(1);
     /// Objects in one resource cached on demand.
     on_demand_objects_max("COUNT"): usize = 100_000 => objects_max: usize, at_least(1);
@@ -45,7 +45,8 @@ section! {
     /// Also cache objects of built-in types as protobuf when a client asks for it; with off these
     /// requests go upstream.
     protobuf("MODE"): ProtobufMode = ProtobufMode::On => protobuf_mode: ProtobufMode, any;
-    /// Bytes of all objects cached as protobuf; requests for more go upstream.
+    /// Bytes of all objects cached as protobuf because a client asked for it; requests for more go
+    /// upstream.
     protobuf_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => protobuf_bytes_max: u64, size(1);
     /// Also cache the apiserver's own tables, which `kubectl get` prints, when a client asks for
     /// them: one more watch and one more copy of the objects per resource. Without it these

@@ -105,8 +105,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// Whether a resource is cached in any scope. Starts nothing.
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool;
 
-    /// Whether a limit has refused a cache of a resource since the start. It bounds the resources that
-    /// are named in metrics without being cached.
+    /// Whether a limit has refused a cache of a resource since the start. Such a resource is named
+    /// in metrics without being cached.
     fn lacks_room(&self, gvr: &GroupVersionResource) -> bool;
 
     /// Changes whenever a cache is added, removed or enters another phase.

@@ -245,8 +245,8 @@ impl<C: Catalog> KubeApi<C> {
         Ok(Answer::Response(response))
     }
 
-    /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so that
-    /// callers cannot create labels.
+    /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so
+    /// that callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
         let parents = std::iter::successors(Some(text), |path| path.rsplit_once('/').map(|(parent, _)| parent));
         let named = path.or_else(|| parents.skip(1).take(SUBPATH_PARTS_MAX).find_map(Path::parse));
