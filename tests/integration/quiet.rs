@@ -87,10 +87,12 @@ impl Table {
         Table { title: title.into(), columns, rows: Vec::new() }
     }
 
-    /// Adds a row with a cell for each column.
+    /// Adds a row with a cell for each column, and prints it: the rest may take minutes.
     pub(crate) fn row(&mut self, cells: &[&dyn Display]) {
         assert_eq!(cells.len(), self.columns.len(), "{}", self.title);
-        self.rows.push(cells.iter().map(|cell| cell.to_string()).collect());
+        let cells: Vec<String> = cells.iter().map(|cell| cell.to_string()).collect();
+        println!("{}: {}", self.title, cells.join(" | "));
+        self.rows.push(cells);
     }
 }
 

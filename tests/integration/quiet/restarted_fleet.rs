@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    Table, counted, directory, last_lines, seconds, through,
+    Table, cluster, counted, directory, last_lines, seconds, through,
     upstream_requests::{KUBEFAN, UpstreamRequests},
 };
 use crate::{
@@ -47,6 +47,9 @@ async fn informers_settle_after_a_restart_of_the_apiserver() {
     let mut workload = Workload::new(7, WorkloadOptions { objects: scale.pods, ..WorkloadOptions::default() });
     load::populate(&api, &mut workload).await;
     api.create("/api/v1/namespaces/default/pods", &pod("marker")).await;
+    // Without writes elsewhere, the pods' last version would be the cluster's, and every watch could
+    // resume from it after the restart.
+    let _leases = cluster::write_leases(&api, 10).await;
     let both = Both::start(api, &["--resource", "pods"]).await;
     let directory = directory();
     let mut table = Table::new(

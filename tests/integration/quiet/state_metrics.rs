@@ -10,7 +10,7 @@ use super::{
     Table,
     cluster::{self, KINDS},
     directory, seconds,
-    upstream_requests::{APART, KUBEFAN, UpstreamRequests, objects_sent, requests_by_agent},
+    upstream_requests::{APART, KUBEFAN, UpstreamRequests, most_frequent_gets, objects_sent, requests_by_agent},
 };
 use crate::{
     clients::Both,
@@ -108,6 +108,8 @@ async fn copies_of_kube_state_metrics_see_the_same_and_share_their_requests() {
                 wrong.push(format!("{} through {}: {same} of {copies}", AGENT, setting.name));
             }
             agents_seen.push(format!("{copies} copies, {}: {:?}", setting.name, requests_by_agent(&requests)));
+            let gets = most_frequent_gets(&requests, KUBEFAN, 4);
+            println!("kubefan's most frequent gets: {gets:?}");
             if let Some(both) = &both {
                 media.push(format!("{copies} copies, {}: {:?}", setting.name, watches_by_media(both).await));
             }

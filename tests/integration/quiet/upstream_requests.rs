@@ -112,6 +112,18 @@ pub(crate) fn requests_by_agent(requests: &[Request]) -> BTreeMap<String, usize>
     counts
 }
 
+/// The paths that one client asked for most often with gets, with their numbers.
+pub(crate) fn most_frequent_gets(requests: &[Request], agent: &str, most: usize) -> Vec<(usize, String)> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for request in requests.iter().filter(|request| request.verb == "get" && request.agent.starts_with(agent)) {
+        *counts.entry(request.uri.split('?').next().unwrap_or_default()).or_default() += 1;
+    }
+    let mut sorted: Vec<_> = counts.into_iter().map(|(path, count)| (count, path.to_owned())).collect();
+    sorted.sort_by(|a, b| b.cmp(a));
+    sorted.truncate(most);
+    sorted
+}
+
 /// The objects that the apiserver has sent in lists and as initial events of watches, by its own
 /// metrics; with a resource such as `pods`, of that resource only. The events that a watch from a
 /// version catches up with count as initial.

@@ -33,7 +33,7 @@ pub(super) struct Writers {
 pub(super) fn begin(api: &ApiServer, url: &str, kinds: &[Kind], objects: usize, per_second: u32) -> Writers {
     let (stop, stopped) = watch::channel(false);
     let mut writers = JoinSet::new();
-    for kind in kinds.iter().copied() {
+    for &kind in kinds {
         let (client, url, stopped) = (api.client(), url.to_owned(), stopped.clone());
         writers.spawn(async move {
             let mut ticks = interval(Duration::from_secs(1) / per_second);
