@@ -1,17 +1,21 @@
 //! The faults of one seed: what breaks, when, and when it heals. All of it is drawn from the seed
 //! and noted in the story.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use kubefan_sim::apiserver::{Backup, Fault, FaultRule, Verb};
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{upstream::EventFault, world::World};
+use super::{link::Route, upstream::EventFault, world::World};
 
 /// The kinds of faults, by the names under which they are counted.
-pub(crate) const KINDS: [&str; 25] = [
+pub(crate) const KINDS: [&str; 27] = [
     "upstream cut",
     "upstream cut mid-frame",
     "upstream half-open",
@@ -24,10 +28,12 @@ pub(crate) const KINDS: [&str; 25] = [
     "event out of order",
     "apiserver killed",
     "apiserver restarted",
+    "apiserver lags",
     "compacted",
     "rewound",
     "kubefan killed",
     "kubefan drained",
+    "memory short",
     "subscriber cut",
     "subscriber cut mid-frame",
     "subscriber half-open",
@@ -48,6 +54,8 @@ enum Heal {
     Kill(usize, Duration),
     Start(usize),
     SubscriberLatency(usize),
+    Lag(usize),
+    Memory(usize),
 }
 
 /// The faults of one seed.
@@ -106,11 +114,17 @@ impl Faults {
             let agenda = std::mem::take(&mut self.agenda);
             agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
         }
-        self.world.sim.clear_faults();
+        self.world.apiservers.iter().for_each(|apiserver| apiserver.clear_faults());
+        // Packets arrive again on a half-open connection, and the other end has forgotten it.
+        let reset = |route: &Route| route.each(|link| link.cut_if_silent());
         for node in &self.world.nodes {
             node.transport.heal();
+            reset(&node.transport.route);
         }
-        self.world.controls.iter().for_each(|control| control.heal());
+        for control in &self.world.controls {
+            control.heal();
+            reset(&control.route);
+        }
     }
 
     fn later(&mut self, after: Duration, heal: Heal) {
@@ -127,7 +141,7 @@ impl Faults {
             Heal::Latency(node) => world.nodes[node].transport.route.delay(Duration::ZERO),
             Heal::Apiserver => {
                 world.note("the apiserver is back, with an empty watch cache");
-                world.sim.restart();
+                world.apiservers.iter().for_each(|apiserver| apiserver.restart());
                 world.nodes.iter().for_each(|node| node.transport.route.refuse(false));
             }
             Heal::Kill(node, down) => {
@@ -140,6 +154,11 @@ impl Faults {
                     world.nodes[node].start();
                 }
             }
+            Heal::Lag(apiserver) => {
+                world.note(format!("apiserver {apiserver} catches up"));
+                world.apiservers[apiserver].catch_up();
+            }
+            Heal::Memory(node) => world.nodes[node].memory_percent.store(0, Ordering::Relaxed),
             Heal::SubscriberLatency(subscriber_number) => world.controls[subscriber_number].route.delay(Duration::ZERO),
         }
     }
@@ -152,6 +171,7 @@ impl Faults {
     pub(crate) async fn inject(&mut self) {
         let world = self.world.clone();
         let node = self.random.random_range(0..world.nodes.len());
+        let apiserver = self.random.random_range(0..world.apiservers.len());
         let subscriber_number = self.random.random_range(0..world.controls.len());
         let transport = &world.nodes[node].transport;
         let kind = KINDS[self.random.random_range(0..KINDS.len())];
@@ -203,7 +223,12 @@ impl Faults {
                 let fault = faults[self.random.random_range(0..faults.len())].clone();
                 let verb = if self.random.random_bool(0.5) { Verb::Watch } else { Verb::List };
                 world.note(format!("{kind}: {fault:?} for the next {verb:?}, and kubefan {node} is cut"));
-                world.sim.set_fault(FaultRule { fault, verb: Some(verb), resource: None, requests: 1 });
+                world.apiservers[apiserver].set_fault(FaultRule {
+                    fault,
+                    verb: Some(verb),
+                    resource: None,
+                    requests: 1,
+                });
                 transport.route.each(|link| link.cut());
             }
             "watch expired" => {
@@ -230,12 +255,26 @@ impl Faults {
                     node.transport.route.refuse(true);
                     node.transport.route.each(|link| link.cut());
                 }
-                world.sim.drop_connections();
+                world.apiservers.iter().for_each(|apiserver| apiserver.drop_connections());
                 self.later(time, Heal::Apiserver);
             }
             "apiserver restarted" => {
                 world.note(kind);
-                world.sim.restart();
+                world.apiservers.iter().for_each(|apiserver| apiserver.restart());
+            }
+            "apiserver lags" => {
+                let time = self.seconds(1, 30);
+                world.note(format!("{kind}: apiserver {apiserver}, for {time:?}"));
+                world.apiservers[apiserver].lag();
+                self.later(time, Heal::Lag(apiserver));
+            }
+            "memory short" => {
+                let percent = [87, 92, 97, 101][self.random.random_range(0..4)];
+                let time = self.seconds(2, 40);
+                world.note(format!("{upstream}, {percent} % of the budget for {time:?}"));
+                world.nodes[node].memory_percent.store(percent, Ordering::Relaxed);
+                world.memory_short.lock().unwrap().get_or_insert(world.now());
+                self.later(time, Heal::Memory(node));
             }
             "compacted" => {
                 world.note(kind);
@@ -248,7 +287,9 @@ impl Faults {
                 self.rewinds_left -= 1;
                 let backup = self.backups[self.random.random_range(0..=at)].clone();
                 self.backups.clear();
+                world.apiservers.iter().for_each(|apiserver| apiserver.catch_up());
                 world.sim.restore(&backup);
+                world.apiservers.iter().for_each(|apiserver| apiserver.drop_connections());
                 let (from, to) = {
                     let mut truth = world.truth.lock().unwrap();
                     let from = truth.now().1.revision;

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use kubefan_common::proto::v1alpha1::{DeleteReason, Event, EventType, WatchResponse, watch_response::Message};
 
-use super::{selection::Selection, truth::Kind};
+use super::{projection::Projected, selection::Selection, truth::Kind};
 
 /// The identity of a subscriber and what it asks for.
 #[derive(Clone, Debug)]
@@ -18,12 +18,46 @@ pub(crate) struct Spec {
     pub(crate) number: usize,
     pub(crate) selection: Selection,
     pub(crate) encoding: Encoding,
-    /// True for the client library, false for the generated client.
-    pub(crate) library: bool,
+    pub(crate) interface: Interface,
+    /// gRPC with the generated client only.
+    pub(crate) projected: Projected,
     /// `on_lag` CONFLATE.
     pub(crate) conflates: bool,
     /// `on_expired` RESTART.
     pub(crate) restarts: bool,
+}
+
+/// How a subscriber reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interface {
+    /// gRPC with the generated client.
+    Generated,
+    /// gRPC with the client library.
+    Library,
+    /// Plain HTTP requests.
+    Http(HttpReads),
+}
+
+/// How a program reads over HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HttpReads {
+    /// Protobuf is preferred to JSON.
+    pub(crate) is_protobuf: bool,
+    /// One connection for all requests. Otherwise one for each request, each to the next replica.
+    pub(crate) is_http2: bool,
+    /// Watches from a version ask for bookmarks.
+    pub(crate) bookmarks: bool,
+    /// The limit of lists.
+    pub(crate) page_size: Option<u32>,
+}
+
+/// The freshness that a read over HTTP demands.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    Consistent,
+    Any,
+    NotOlderThan(u64),
+    Exact(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +69,19 @@ pub(crate) enum Encoding {
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Spec { number, selection, encoding, library, conflates, restarts } = self;
-        let by = if *library { "library" } else { "generated client" };
+        let Spec { number, selection, interface, projected, encoding, conflates, restarts } = self;
+        let by = match interface {
+            Interface::Generated => "generated client",
+            Interface::Library => "library",
+            Interface::Http(reads) => return write!(f, "subscriber {number} ({selection:?}, {reads:?})"),
+        };
+        let projection = match projected.request() {
+            None => String::new(),
+            Some(_) => format!(", {projected:?}"),
+        };
         let lag = if *conflates { "CONFLATE" } else { "EXPIRE" };
         let expired = if *restarts { "RESTART" } else { "FAIL" };
-        write!(f, "subscriber {number} ({selection:?}, {encoding:?}, {by}, {lag}, {expired})")
+        write!(f, "subscriber {number} ({selection:?}, {encoding:?}, {by}, {lag}, {expired}{projection})")
     }
 }
 
@@ -77,6 +119,8 @@ impl ReceivedEvent {
 /// One entry of a history: something the subscriber did or received.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(crate) enum Observation {
+    /// A read over HTTP was sent, that demands this.
+    Asked(Freshness),
     /// A watch started, from a version or, if `None`, with a snapshot.
     Opened {
         replica: usize,
@@ -182,6 +226,11 @@ impl Recorder {
         let given =
             history.entries.iter().rev().take_while(|entry| !matches!(entry.what, Observation::StartsOver { .. }));
         given.filter_map(|entry| entry.resume).next().unwrap_or(0)
+    }
+
+    /// The highest resume version so far. It need not be the last one: a program may start over.
+    pub(crate) fn highest(&self) -> u64 {
+        self.history.lock().unwrap().entries.iter().filter_map(|entry| entry.resume).max().unwrap_or(0)
     }
 
     pub(crate) fn spec(&self) -> Spec {

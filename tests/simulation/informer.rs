@@ -4,7 +4,6 @@
 
 mod record;
 mod source;
-mod transport;
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     history::Encoding,
+    http_transport::Transport,
     selection::Selection,
     subscriber::{self, ClientSettings},
     world::World,
@@ -65,13 +65,18 @@ pub(crate) struct InformerSpec {
     pub(crate) recreated_as_two_calls: bool,
     /// The slow handler's calls are merged above this number.
     pub(crate) backlog: usize,
+    /// The slow handler takes this long for each call.
+    pub(crate) pace: Duration,
     /// The program runs for this long, then starts again without its state.
     pub(crate) lifetime: Duration,
 }
 
+/// The time in which a slow handler can be called for every object.
+const ALL_CALLS_MAX: Duration = Duration::from_secs(30);
+
 impl InformerSpec {
     /// Draws an informer. The first two of a seed use gRPC and HTTP.
-    pub(crate) fn draw(random: &mut Pcg64Mcg, number: usize, place: usize) -> InformerSpec {
+    pub(crate) fn draw(random: &mut Pcg64Mcg, number: usize, place: usize, objects: usize) -> InformerSpec {
         let http = [Protocol::Http1, Protocol::Http2];
         let any = [Protocol::Grpc, Protocol::Http1, Protocol::Http2];
         let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
@@ -90,6 +95,7 @@ impl InformerSpec {
             page_size: [7, 50, 500][random.random_range(0..3)],
             recreated_as_two_calls: random.random_bool(0.3),
             backlog: random.random_range(2..30),
+            pace: Duration::from_millis(random.random_range(1..400)).min(ALL_CALLS_MAX / objects as u32),
             lifetime: Duration::from_secs(random.random_range(60..1500)),
         }
     }
@@ -210,8 +216,8 @@ pub(crate) async fn run(
         let life = Life { informer: informer.clone(), handlers: Vec::new(), is_busy: Arc::default() };
         let program = Program { world: &world, spec: &spec, running: &running, life: life.clone() };
         *running.current.lock().unwrap() = Some(life);
-        program.add(0, &mut random, Backlog::default());
-        program.add(SLOW, &mut random, Backlog::Conflate(spec.backlog));
+        program.add(0, Backlog::default());
+        program.add(SLOW, Backlog::Conflate(spec.backlog));
         let (late, reads) = (fork(&mut random), fork(&mut random));
         let _ = timeout(spec.lifetime, async {
             tokio::select! {
@@ -261,7 +267,7 @@ fn source(
         return Arc::new(list_watch);
     }
     let is_http2 = spec.protocol == Protocol::Http2;
-    let transport = transport::Transport::new(world, spec.number, settings, turn, is_http2);
+    let transport = Transport::new(world, spec.number, settings, turn, is_http2);
     let options = HttpListWatchOptions {
         namespace: target.namespace,
         label_selector: target.label_selector,
@@ -282,11 +288,11 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    fn add(&self, number: usize, random: &mut Pcg64Mcg, backlog: Backlog) {
+    fn add(&self, number: usize, backlog: Backlog) {
         let recorder = self.running.recorder.clone();
         let pace = (number == SLOW).then(|| {
-            let each = Duration::from_millis(random.random_range(1..400));
-            Pace { world: self.world.clone(), number: self.spec.number, each, is_busy: self.life.is_busy.clone() }
+            let (number, each) = (self.spec.number, self.spec.pace);
+            Pace { world: self.world.clone(), number, each, is_busy: self.life.is_busy.clone() }
         });
         recorder.note(Observed::HandlerAdded(number));
         let handler = Handler { number, recorder, informer: self.life.informer.clone(), pace };
@@ -300,7 +306,7 @@ impl Program<'_> {
     /// Adds a handler some time after the start.
     async fn add_late(&self, mut random: Pcg64Mcg) -> Infallible {
         sleep(Duration::from_millis(random.random_range(1000..200_000))).await;
-        self.add(2, &mut random, Backlog::default());
+        self.add(2, Backlog::default());
         std::future::pending().await
     }
 

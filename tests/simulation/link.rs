@@ -95,6 +95,14 @@ impl Link {
         self.state().cut();
     }
 
+    /// Breaks the connection if it is half-open.
+    pub(crate) fn cut_if_silent(&self) {
+        let mut state = self.state();
+        if state.silent {
+            state.cut();
+        }
+    }
+
     /// Breaks the connection after this many more bytes, written by either end.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.state().breaks_after = Some(bytes);

@@ -4,13 +4,16 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use kubefan_proxy::{
     cache::RingLimits,
-    caches::{CacheContext, ListScheduler, Registry, RegistryOptions},
+    caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
     fanout::GateLimits,
     server::{ClientInfo, Server, ServerOptions},
@@ -20,12 +23,13 @@ use kubefan_proxy::{
         reflector::ReflectorOptions,
     },
 };
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
 use super::{
     link::{End, Route},
+    peering::Peering,
     upstream::Transport,
 };
 
@@ -40,6 +44,18 @@ pub(crate) struct NodeOptions {
     pub(crate) coalesce_max: Duration,
     pub(crate) cache_compression: bool,
     pub(crate) upstream_idle_timeout: Duration,
+    /// One connection to the apiservers for all requests, over HTTP/2.
+    pub(crate) upstream_http2: bool,
+    /// Readers may start a protobuf cache.
+    pub(crate) protobuf: bool,
+    /// A replica starts with the state and the history of another one.
+    pub(crate) peers: bool,
+    pub(crate) ring_bytes_max: Option<usize>,
+    /// How many requests may pin state at a time.
+    pub(crate) snapshots_max: usize,
+    pub(crate) snapshot_queue_timeout: Duration,
+    /// A consistent list of at least this many bytes waits for a bookmark.
+    pub(crate) consistent_list_bytes_min: usize,
     pub(crate) seed: u64,
 }
 
@@ -55,19 +71,43 @@ impl Default for NodeOptions {
             coalesce_max: Duration::ZERO,
             cache_compression: false,
             upstream_idle_timeout: Duration::from_secs(90),
+            upstream_http2: false,
+            protobuf: true,
+            peers: false,
+            ring_bytes_max: None,
+            snapshots_max: 256,
+            snapshot_queue_timeout: Duration::from_secs(10),
+            consistent_list_bytes_min: ServerOptions::from(&ServeConfig::default()).consistent_list_bytes_min,
             seed: 0,
         }
     }
 }
 
+/// The counters of the metrics that the table of a sweep shows.
+const COUNTED: [&str; 9] = [
+    "kubefan_lags_total",
+    "kubefan_proofs_total",
+    "kubefan_relists_total",
+    "kubefan_requests_total",
+    "kubefan_resumes_total",
+    "kubefan_snapshots_refused_total",
+    "kubefan_transfers_total",
+    "kubefan_upstream_watches_started_total",
+    "kubefan_warm_starts_total",
+];
+
 /// A replica, running or stopped.
 pub(crate) struct Node {
+    number: usize,
     options: NodeOptions,
     pub(crate) transport: Arc<Transport>,
+    peering: Arc<Peering>,
+    /// The memory in use, in percent of the budget.
+    pub(crate) memory_percent: Arc<AtomicU64>,
     running: Mutex<Option<Running>>,
     /// Counters of the metrics of earlier runs of this replica.
     counts: Mutex<BTreeMap<String, u64>>,
-    starts: Mutex<u64>,
+    starts: Mutex<Vec<Instant>>,
 }
 
 struct Running {
@@ -80,16 +120,17 @@ struct Running {
 }
 
 impl Node {
-    pub(crate) fn new(options: NodeOptions, transport: Arc<Transport>) -> Node {
-        Node { options, transport, running: Mutex::default(), counts: Mutex::default(), starts: Mutex::default() }
+    pub(crate) fn new(number: usize, options: NodeOptions, transport: Arc<Transport>, peering: Arc<Peering>) -> Node {
+        let (memory_percent, running, counts, starts) = Default::default();
+        Node { number, options, transport, peering, memory_percent, running, counts, starts }
     }
 
     /// Starts the replica with an empty cache.
     pub(crate) fn start(&self) {
         let starts = {
             let mut starts = self.starts.lock().unwrap();
-            *starts += 1;
-            *starts
+            starts.push(Instant::now());
+            starts.len() as u64
         };
         let options = &self.options;
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
@@ -107,22 +148,27 @@ impl Node {
             upstream_field_selector: String::new(),
             schema_check_interval: Duration::from_secs(300),
             cache_compression: options.cache_compression,
-            peers: None,
+            peers: options.peers.then(|| self.peering.peers_of(self.number)),
             seed: Some(options.seed.wrapping_add(starts)),
         };
         let registry_options = RegistryOptions {
             resources: vec!["pods".into()],
             namespaces: Vec::new(),
             ring: RingLimits {
-                ring_bytes_max: None,
+                ring_bytes_max: options.ring_bytes_max,
                 ring_events_max: options.ring_events_max,
                 ring_age_max: options.ring_age_max,
                 residue_bytes_max: options.residue_bytes_max,
             },
             coalesce_max: options.coalesce_max,
-            gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
+            gate: GateLimits {
+                snapshots_max: options.snapshots_max,
+                snapshot_queue_timeout: options.snapshot_queue_timeout,
+            },
             on_demand: None,
-            protobuf: None,
+            protobuf: options
+                .protobuf
+                .then_some(EncodingLimits { bytes_max: 64 << 20, idle_timeout: Duration::from_secs(600) }),
             tables: None,
             staleness_max: None,
             proves: true,
@@ -132,11 +178,27 @@ impl Node {
         let registry = Registry::new(context, registry_options, metrics.clone(), stop.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(registry.clone().run());
+        let percent = self.memory_percent.clone();
+        let used = move || Ok(percent.load(Ordering::Relaxed));
+        tasks.spawn(memory_pressure::keep_measured_within(registry.clone(), metrics.clone(), 100, used));
+        self.peering.open(self.number, registry.clone());
         let drain = CancellationToken::new();
-        let server_options = ServerOptions::from(&ServeConfig::default());
+        let server_options = ServerOptions {
+            consistent_list_bytes_min: options.consistent_list_bytes_min,
+            ..ServerOptions::from(&ServeConfig::default())
+        };
         let server =
             Server::new(Arc::new(registry), Routes::default(), server_options, None, metrics.clone(), drain.clone());
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
+    }
+
+    pub(crate) fn options(&self) -> &NodeOptions {
+        &self.options
+    }
+
+    /// The times of its starts.
+    pub(crate) fn started_at(&self) -> Vec<Instant> {
+        self.starts.lock().unwrap().clone()
     }
 
     /// Ends the replica and its connections at once.
@@ -145,6 +207,7 @@ impl Node {
         if let Some(running) = running {
             self.count(&running.metrics);
         }
+        self.peering.close(self.number);
         self.transport.route.each(|link| link.cut());
     }
 
@@ -176,7 +239,7 @@ impl Node {
     fn count(&self, metrics: &Metrics) {
         let mut counts = self.counts.lock().unwrap();
         for family in metrics.registry().gather() {
-            if !["kubefan_resumes_total", "kubefan_lags_total", "kubefan_relists_total"].contains(&family.name()) {
+            if !COUNTED.contains(&family.name()) {
                 continue;
             }
             for metric in family.get_metric() {

@@ -8,15 +8,19 @@
 //! key appears once.
 
 mod exact;
+mod form;
+mod freshness;
 mod informer;
+mod needs;
 mod span;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 pub(crate) use informer::judge_informer;
+pub(crate) use needs::Facts;
 
 use super::{
-    history::{Encoding, Entry, History, Observation, ReceivedEvent, Spec},
+    history::{Entry, Freshness, History, Interface, Observation, ReceivedEvent, Spec},
     truth::{Epoch, Truth},
 };
 
@@ -59,11 +63,11 @@ impl fmt::Display for Violation {
 }
 
 /// The reasons with which kubefan may end a stream here. The resource exists and may be read in
-/// every simulated world, and the gate has more permits than there are subscribers. Any other
-/// reason is wrong.
-const REASONS: [&str; 7] = [
+/// every simulated world. Any other reason is wrong.
+const REASONS: [&str; 8] = [
     "DRAINING",
     "HISTORY_REWRITTEN",
+    "LIMIT_REACHED",
     "NOT_SYNCED",
     "RESOURCE_VERSION_TOO_LARGE",
     "RESOURCE_VERSION_TOO_OLD",
@@ -111,6 +115,7 @@ enum ResumePhase {
 
 struct Walk<'a> {
     truth: &'a Truth,
+    facts: &'a Facts,
     spec: &'a Spec,
     positions: Vec<Position>,
     phase: Phase,
@@ -120,20 +125,25 @@ struct Walk<'a> {
     floor: Option<u64>,
     /// While this is not `Over`, the replica may still be sending a backfill.
     resume_phase: ResumePhase,
+    /// The last read over HTTP that asked for a state, with the epoch and the revision at which it
+    /// was sent.
+    asked: Option<(Freshness, usize, u64)>,
 }
 
 /// Judges one history. `ended`: every fault has healed and there was enough time, so the subscriber
 /// must have received everything.
-pub(crate) fn judge(truth: &Truth, history: &History, ended: bool) -> Result<(), Violation> {
+pub(crate) fn judge(truth: &Truth, facts: &Facts, history: &History, ended: bool) -> Result<(), Violation> {
     let positions = Vec::new();
     let mut walk = Walk {
         truth,
+        facts,
         spec: &history.spec,
         positions,
         phase: Phase::Closed,
         resume: None,
         floor: None,
         resume_phase: ResumePhase::Over,
+        asked: None,
     };
     let violation = |(guarantee, text): Breach, entry, at_end| {
         let text = format!("{} {text}", history.spec);
@@ -163,11 +173,7 @@ impl Walk<'_> {
     fn next_after(&self, position: Position) -> Option<u64> {
         let epoch = self.epoch(position);
         let rest = &epoch.writes[epoch.after(position.at)..];
-        rest.iter().find(|write| write.seen_by(self.spec.selection).is_some()).map(|write| write.version)
-    }
-
-    fn canonical(&self) -> bool {
-        self.spec.encoding == Encoding::Deltas
+        rest.iter().find(|write| self.event(write).is_some()).map(|write| write.version)
     }
 
     /// All positions, and the positions of later epochs that are equal to them because the restore
@@ -205,8 +211,12 @@ impl Walk<'_> {
     fn step(&mut self, entry: &Entry) -> Result<(), Breach> {
         let in_span = matches!(self.phase, Phase::Snapshot { .. } | Phase::Span { .. });
         match &entry.what {
+            Observation::Asked(freshness) => {
+                self.asked = Some((*freshness, entry.epoch, entry.revision));
+                return Ok(());
+            }
             Observation::Opened { from, .. } => return self.opened(*from),
-            Observation::Ended { code, reason, message } => return self.ended(code, reason, message),
+            Observation::Ended { code, reason, message } => return self.ended(code, reason, message, entry.at),
             Observation::Undecodable(why) => {
                 self.phase = Phase::Closed;
                 return self.retain_fitting(|_, position| match position.mixed {
@@ -225,8 +235,14 @@ impl Walk<'_> {
             Observation::SnapshotBegin { version, restarted_from } => {
                 self.snapshot_begin(*version, *restarted_from, entry)?
             }
-            Observation::GapBegin { from, .. } => self.span_begin(*from, false)?,
-            Observation::CatchUpBegin { from } => self.span_begin(*from, true)?,
+            Observation::GapBegin { from, .. } => {
+                self.check_need("a gap", *from, entry.at)?;
+                self.span_begin(*from, false)?;
+            }
+            Observation::CatchUpBegin { from } => {
+                self.check_need("a catch-up", *from, entry.at)?;
+                self.span_begin(*from, true)?;
+            }
             Observation::Event(received) => match &mut self.phase {
                 Phase::Snapshot { received: all, .. } | Phase::Span { received: all, .. } => all.push(received.clone()),
                 _ => self.exact_event(received, entry.resume)?,
@@ -315,8 +331,11 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn ended(&mut self, code: &str, reason: &str, message: &str) -> Result<(), Breach> {
+    fn ended(&mut self, code: &str, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
         self.phase = Phase::Closed;
+        if matches!(self.spec.interface, Interface::Http(_)) {
+            return self.http_ended(code, reason, message, now);
+        }
         match reason {
             // The network broke the stream, or it ended cleanly.
             "" => {}
@@ -342,6 +361,7 @@ impl Walk<'_> {
                         format!("got resume version {resume:?}, and was refused: {message}"),
                     ));
                 }
+                self.check_need("a refusal", self.resume.unwrap_or(0), now)?;
             }
             _ => {}
         }

@@ -1,8 +1,7 @@
 //! One seed: builds its world, runs it, and collects the result.
 
-use std::{cell::RefCell, collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
-use kubefan_sim::apiserver::{SimApiserver, SimOptions};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tokio::{
@@ -11,15 +10,14 @@ use tokio::{
 };
 
 use super::{
+    draw,
     faults::Faults,
-    history::{Encoding, History, Observation, Recorder, Spec},
-    informer::{self, InformerHistory, InformerRecorder, InformerSpec, Observed, RunningInformer},
-    node::{Node, NodeOptions},
-    oracle::{self, Guarantee, Violation},
-    selection::Selection,
-    subscriber::{self, ClientSettings},
+    history::{History, Interface, Recorder},
+    informer::{self, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
+    oracle::{self, Facts, Guarantee, Violation},
+    reader, subscriber,
+    tally::{STRAIGHT_STATES, STRAIGHT_WATCHES, straight, tally, tally_informers},
     truth::Truth,
-    upstream::Transport,
     workload::Workload,
     world::World,
 };
@@ -39,13 +37,18 @@ impl Default for Options {
     }
 }
 
-/// The time in which every subscriber must be up to date after all faults have healed.
-const CONVERGENCE_MAX: Duration = Duration::from_secs(600);
+/// The longest silence: in this time after all faults have healed every subscriber must have heard
+/// what was written before. It covers two backoffs of kubefan in a row (39 s each: one until
+/// upstream is back, one after its 410) and one of a client.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+/// How long a calm in the middle of a seed lasts at least: the longest silence, and writes in it.
+const CALM: Duration = Duration::from_secs(130);
 
 /// The result of a seed.
 pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) truth: Truth,
+    pub(crate) facts: Facts,
     pub(crate) histories: Vec<History>,
     /// Their numbers follow those of the other subscribers.
     pub(crate) informers: Vec<InformerHistory>,
@@ -72,7 +75,20 @@ impl Report {
         let needless = needless.filter(|count| **count > 0);
         let needless =
             needless.map(|count| format!("seed {seed}: {count} relists by the self-check, which no fault explains"));
-        panicked.or(violated).or(needless)
+        panicked.or(violated).or(needless).or_else(|| self.costs_more())
+    }
+
+    /// Whether the replicas asked upstream for more states or watches than the same programs would
+    /// have asked straight.
+    fn costs_more(&self) -> Option<String> {
+        let sum = |names: &[&str]| names.iter().filter_map(|name| self.counts.get(*name)).sum::<u64>();
+        let states = sum(&["requests upstream: list of pods", "requests upstream: watch of pods with the state"]);
+        let watches = sum(&["requests upstream: watch of pods"]);
+        let straight = (sum(&[STRAIGHT_STATES]), sum(&[STRAIGHT_STATES, STRAIGHT_WATCHES]));
+        let seed = self.seed;
+        (states > straight.0 || watches > straight.1).then(|| {
+            format!("seed {seed}: {states} states and {watches} watches upstream, and straight {straight:?} at most")
+        })
     }
 
     /// Hashes that differ between two runs that differ.
@@ -114,76 +130,15 @@ pub(crate) fn remember_panics() {
     }));
 }
 
-/// A world without subscribers, with its replicas not started.
-fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
-    let one_of = |random: &mut Pcg64Mcg, all: &[usize]| all[random.random_range(0..all.len())];
-    let sim = SimOptions {
-        window_events_max: one_of(random, &[60, 300, 10_000]),
-        bookmark_interval: Duration::from_secs(random.random_range(5..60)),
-        seed: random.random(),
-        ..SimOptions::default()
-    };
-    let options = NodeOptions {
-        ring_events_max: one_of(random, &[16, 32, 64, 256, 100_000]),
-        ring_age_max: Duration::from_secs(one_of(random, &[20, 300, 86_400]) as u64),
-        residue_bytes_max: [None, Some(2000), Some(20_000)][random.random_range(0..3)],
-        watch_list: random.random_bool(0.5),
-        page_size: one_of(random, &[7, 50, 500]) as u32,
-        coalesce_max: Duration::from_millis(one_of(random, &[0, 0, 5]) as u64),
-        cache_compression: random.random_bool(0.3),
-        upstream_idle_timeout: Duration::from_secs(random.random_range(30..=90)),
-        seed: random.random(),
-    };
-    let world = replicas(sim, &options, subscribers);
-    world.note(format!("{options:?}"));
-    world
-}
-
-/// An apiserver and two replicas in front of it, not started.
-pub(crate) fn replicas(sim: SimOptions, options: &NodeOptions, subscribers: usize) -> Arc<World> {
-    let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
-    let node = |number: u64| {
-        let options = NodeOptions { seed: options.seed.wrapping_add(number << 32), ..options.clone() };
-        Node::new(options, Transport::to(sim.clone()))
-    };
-    let nodes = (0..2).map(node).collect();
-    World::new(sim.clone(), nodes, subscribers)
-}
-
-fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
-    let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
-    Spec {
-        number,
-        // The first subscribers have selectors that objects enter and leave in every seed.
-        selection: match number {
-            0 => Selection::Everything,
-            1 => Selection::App("web"),
-            2 => Selection::Node("node-0"),
-            _ => Selection::ALL[random.random_range(0..Selection::ALL.len())],
-        },
-        encoding: encodings[random.random_range(0..encodings.len())],
-        library: random.random_bool(0.4),
-        conflates: random.random_bool(0.6),
-        restarts: random.random_bool(0.5),
-    }
-}
-
-fn settings(random: &mut Pcg64Mcg) -> ClientSettings {
-    ClientSettings {
-        start_after: Duration::from_millis(random.random_range(0..20_000)),
-        window_bytes: [4 << 10, 16 << 10, 64 << 10][random.random_range(0..3)],
-        bookmark_interval: Duration::from_millis(random.random_range(2000..20_000)),
-        timeout_seconds: if random.random_bool(0.2) { random.random_range(5..60) } else { 0 },
-        first_replica: random.random_range(0..2),
-    }
-}
-
 async fn run(seed: u64, options: &Options) -> Report {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let fork = |random: &mut Pcg64Mcg| Pcg64Mcg::seed_from_u64(random.random());
-    let (subscribers, informers) = (random.random_range(8..=14), random.random_range(2..=3));
-    let world = world(&mut random, subscribers + informers);
-    let objects = random.random_range(30..90);
+    let (streams, readers, informers) =
+        (random.random_range(8..=14), random.random_range(3..=5), random.random_range(2..=3));
+    // Their numbers follow each other: the streams over gRPC, the readers over HTTP, the informers.
+    let subscribers: usize = streams + readers;
+    let world = draw::world(&mut random, subscribers + informers);
+    let objects = draw::objects(&mut random);
     let mut workload = Workload::new(fork(&mut random), objects);
     workload.populate(&world.sim, &mut world.truth.lock().unwrap());
     world.nodes.iter().for_each(|node| node.start());
@@ -191,21 +146,23 @@ async fn run(seed: u64, options: &Options) -> Report {
 
     let (mut recorders, mut tasks) = (Vec::new(), JoinSet::new());
     for number in 0..subscribers {
-        let (spec, settings) = (spec(&mut random, number), settings(&mut random));
+        let spec = if number < streams { draw::spec(&mut random, number) } else { draw::reader(&mut random, number) };
+        let settings = draw::settings(&mut random);
         world.note(format!("{spec}: {settings:?}"));
         let recorder = Recorder::new(spec.clone(), world.clock());
         recorders.push(recorder.clone());
         let (world, random) = (world.clone(), fork(&mut random));
-        match spec.library {
-            true => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
-            false => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
+        match spec.interface {
+            Interface::Library => tasks.spawn(subscriber::library(world, spec, settings, recorder, random)),
+            Interface::Generated => tasks.spawn(subscriber::generated(world, spec, settings, recorder, random)),
+            Interface::Http(reads) => tasks.spawn(reader::run(world, spec, reads, settings, recorder, random)),
         };
     }
 
     let mut running = Vec::new();
     for place in 0..informers {
-        let spec = InformerSpec::draw(&mut random, subscribers + place, place);
-        let settings = settings(&mut random);
+        let spec = InformerSpec::draw(&mut random, subscribers + place, place, objects);
+        let settings = draw::settings(&mut random);
         world.note(format!("{spec:?}: {settings:?}"));
         let informer = RunningInformer::new(InformerRecorder::new(spec.clone(), world.clock()));
         running.push(informer.clone());
@@ -213,6 +170,7 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 
     let mut backed_up = 0;
+    let (mut calm_at, mut silences) = (random.random_range(100..options.writes.max(101)), Vec::new());
     while workload.writes < options.writes || faults.count() < 6 {
         let burst = match random.random_range(0..10u32) {
             0..7 => 1,
@@ -225,6 +183,11 @@ async fn run(seed: u64, options: &Options) -> Report {
         if workload.writes >= backed_up + 40 {
             backed_up = workload.writes;
             faults.back_up();
+        }
+        if workload.writes >= calm_at {
+            calm_at = usize::MAX;
+            let silent = calm(&world, &mut faults, &mut workload, &recorders, &mut random).await;
+            silences.extend(silent);
         }
         if random.random_bool(0.15) {
             faults.inject().await;
@@ -242,6 +205,7 @@ async fn run(seed: u64, options: &Options) -> Report {
     let healed = Instant::now();
     workload.finish(&world.sim, &mut world.truth.lock().unwrap());
     let mut violations = judge_when_quiet(&world, &recorders, &running, healed).await;
+    violations.append(&mut silences);
     let converged_in = healed.elapsed();
     if !tasks.is_empty() && tasks.try_join_next().is_some() {
         panic!("a subscriber of seed {seed} has ended by itself");
@@ -255,10 +219,15 @@ async fn run(seed: u64, options: &Options) -> Report {
         for (name, count) in node.counts() {
             *counts.entry(name).or_default() += count;
         }
+        for (class, count) in node.transport.requests() {
+            *counts.entry(format!("requests upstream: {class}")).or_default() += count;
+        }
     }
     let histories: Vec<_> = recorders.iter().map(Recorder::history).collect();
     let informers: Vec<_> = running.iter().map(|informer| informer.recorder.history()).collect();
-    for (name, count) in tally(&histories).into_iter().chain(tally_informers(&informers)) {
+    for (name, count) in
+        tally(&histories).into_iter().chain(tally_informers(&informers)).chain(straight(&histories, &informers))
+    {
         *counts.entry(name).or_default() += count;
     }
     for (kind, count) in faults.counts() {
@@ -266,6 +235,7 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
     Report {
         seed,
+        facts: world.facts(),
         truth: std::mem::replace(&mut world.truth.lock().unwrap(), Truth::new()),
         violations,
         panics: Vec::new(),
@@ -279,6 +249,45 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 }
 
+/// A time without faults in the middle of a seed, in which writes go on. Returns the subscribers
+/// that heard nothing for too long, although there was something to hear.
+async fn calm(
+    world: &World,
+    faults: &mut Faults,
+    workload: &mut Workload,
+    recorders: &[Recorder],
+    random: &mut Pcg64Mcg,
+) -> Vec<(usize, Violation)> {
+    faults.heal_all();
+    // After a restore a subscriber is silent until the cluster reaches its version again.
+    if world.truth.lock().unwrap().epochs.len() > 1 {
+        return Vec::new();
+    }
+    let (began, mut written) = (Instant::now(), Vec::new());
+    while began.elapsed() < CALM {
+        workload.step(&world.sim, &mut world.truth.lock().unwrap());
+        let truth = world.truth.lock().unwrap();
+        let last: Vec<_> = recorders.iter().map(|recorder| truth.last_seen_by(recorder.spec().selection)).collect();
+        drop(truth);
+        written.push((Instant::now(), last));
+        sleep(Duration::from_millis(random.random_range(1000..8000))).await;
+    }
+    let Some((_, due)) = written.iter().rev().find(|(at, _)| at.elapsed() >= SILENCE_MAX) else { return Vec::new() };
+    let silent = recorders.iter().enumerate();
+    let silent = silent.filter(|(number, recorder)| recorder.highest() < due[*number]);
+    let silent = silent.map(|(number, recorder)| {
+        let text = format!(
+            "{} is at {} and heard nothing for {SILENCE_MAX:?} although no fault was active, and {} was written",
+            recorder.spec(),
+            recorder.reached(),
+            due[number]
+        );
+        let entry = recorder.history().entries.len().saturating_sub(1);
+        (number, Violation { guarantee: Guarantee::Convergent, text, entry, at_end: false })
+    });
+    silent.collect()
+}
+
 /// Waits until every subscriber is up to date, and judges all histories.
 async fn judge_when_quiet(
     world: &World,
@@ -288,7 +297,7 @@ async fn judge_when_quiet(
 ) -> Vec<(usize, Violation)> {
     loop {
         sleep(Duration::from_secs(1)).await;
-        let late = healed.elapsed() > CONVERGENCE_MAX;
+        let late = healed.elapsed() > SILENCE_MAX;
         let has_all = {
             let truth = world.truth.lock().unwrap();
             recorders.iter().all(|recorder| recorder.reached() >= truth.last_seen_by(recorder.spec().selection))
@@ -300,9 +309,9 @@ async fn judge_when_quiet(
             continue;
         }
         informers.iter().for_each(RunningInformer::read);
-        let truth = world.truth.lock().unwrap();
+        let (truth, facts) = (world.truth.lock().unwrap(), world.facts());
         let judged = recorders.iter().enumerate().filter_map(|(number, recorder)| {
-            let violation = oracle::judge(&truth, &recorder.history(), true).err()?;
+            let violation = oracle::judge(&truth, &facts, &recorder.history(), true).err()?;
             Some((number, violation))
         });
         let judged_informers = informers.iter().filter_map(|informer| {
@@ -317,59 +326,4 @@ async fn judge_when_quiet(
             return judged;
         }
     }
-}
-
-fn tally_informers(histories: &[InformerHistory]) -> BTreeMap<String, u64> {
-    let mut counts = BTreeMap::new();
-    for history in histories {
-        let by = format!("{:?}", history.spec.protocol);
-        for entry in &history.entries {
-            let name = match &entry.what {
-                Observed::Started => "starts",
-                Observed::HandlerAdded(_) => continue,
-                Observed::Complete => "complete states",
-                Observed::Batch => "gaps and catch-ups",
-                Observed::Failed(_) => "failures",
-                Observed::Call { .. } => "calls of handlers",
-                Observed::Read { .. } => "reads of the store",
-            };
-            *counts.entry(format!("informers over {by}: {name}")).or_default() += 1;
-        }
-    }
-    counts
-}
-
-fn tally(histories: &[History]) -> BTreeMap<String, u64> {
-    let mut counts = BTreeMap::new();
-    for history in histories {
-        let mut opened = false;
-        for entry in &history.entries {
-            let name = match &entry.what {
-                Observation::Opened { from: Some(_), .. } => "streams resumed",
-                Observation::Opened { from: None, .. } => "streams from a snapshot",
-                Observation::SnapshotBegin { restarted_from: Some(_), .. } => "restarts in the stream",
-                Observation::SnapshotBegin { .. } => "snapshots",
-                Observation::GapBegin { .. } => "gaps",
-                Observation::CatchUpBegin { .. } if opened => "catch-ups at the start",
-                Observation::CatchUpBegin { .. } => "catch-ups on lag",
-                Observation::Event(_) => "deliveries",
-                Observation::Bookmark => "bookmarks",
-                Observation::Ended { reason, .. } if reason == "HISTORY_REWRITTEN" => {
-                    "streams ended: history rewritten"
-                }
-                Observation::Ended { reason, .. } if reason == "RESOURCE_VERSION_TOO_OLD" => "streams ended: too old",
-                Observation::Ended { code, reason, .. } => {
-                    let why = if reason.is_empty() { code } else { reason };
-                    *counts.entry(format!("streams ended: {why}")).or_default() += 1;
-                    opened = false;
-                    continue;
-                }
-                _ => "other",
-            };
-            *counts.entry(name.to_owned()).or_default() += 1;
-            opened = matches!(entry.what, Observation::Opened { .. });
-        }
-    }
-    counts.remove("other");
-    counts
 }

@@ -144,7 +144,7 @@ impl Generated {
             cluster: self.cluster.clone(),
             timeout_seconds: self.settings.timeout_seconds,
             bookmark_interval: self.settings.bookmark_interval.try_into().ok(),
-            projection: None,
+            projection: self.spec.projected.request(),
             encoding: match self.spec.encoding {
                 Encoding::Json => v1alpha1::Encoding::Json.into(),
                 Encoding::Zstd => v1alpha1::Encoding::Zstd.into(),

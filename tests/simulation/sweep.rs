@@ -22,22 +22,20 @@ use super::{
 const CI_SEEDS: u64 = 2000;
 /// The minimum count of each entry of [`EXPECTED`] in a sweep of [`CI_SEEDS`].
 const OFTEN: u64 = 1000;
-/// The minimum count of each kind of fault.
+/// The minimum count of each kind of fault, and of each entry of [`RARER`].
 const FAULT_OFTEN: u64 = 200;
 /// The minimum number of writes and faults of each seed.
 const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
 /// What must happen often in a large sweep.
-const EXPECTED: [&str; 17] = [
+const EXPECTED: [&str; 31] = [
     "kubefan_resumes_total ring",
-    "kubefan_resumes_total residue",
     "kubefan_resumes_total backfill",
     "kubefan_resumes_total restart",
     "kubefan_resumes_total expired",
     "kubefan_lags_total catch_up",
     "gaps",
-    "catch-ups at the start",
     "catch-ups on lag",
     "restarts in the stream",
     "streams ended: history rewritten",
@@ -47,6 +45,32 @@ const EXPECTED: [&str; 17] = [
     "informers over Http1: complete states",
     "informers over Http2: complete states",
     "informers over Http2: failures",
+    "deliveries with a projection",
+    "deliveries with a projection, only changes",
+    "kubefan_proofs_total held",
+    "kubefan_requests_total kubefan 410 http list",
+    "kubefan_snapshots_refused_total ",
+    "reads over HTTP: 410 Expired",
+    "reads over HTTP: 429 TooManyRequests",
+    "reads over HTTP: 503 ServiceUnavailable",
+    "reads over HTTP: ERROR 410 Expired",
+    "reads over HTTP: bookmarks",
+    "reads over HTTP: objects in JSON",
+    "reads over HTTP: objects in protobuf",
+    "reads over HTTP: states consistent",
+    "reads over HTTP: states of any version",
+    "streams ended: LIMIT_REACHED",
+    "requests upstream: list of metadata",
+];
+
+/// What must happen now and then in a large sweep.
+const RARER: [&str; 6] = [
+    "catch-ups at the start",
+    "kubefan_proofs_total bookmark",
+    "kubefan_resumes_total residue",
+    "kubefan_warm_starts_total failed",
+    "kubefan_warm_starts_total warm",
+    "reads over HTTP: states not older than",
 ];
 
 #[derive(Default)]
@@ -106,7 +130,8 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     if seeds >= CI_SEEDS {
         let often = EXPECTED.iter().map(|name| ((*name).to_owned(), OFTEN));
         let faults = KINDS.iter().map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
-        for (name, least) in often.chain(faults) {
+        let rarer = RARER.iter().map(|name| ((*name).to_owned(), FAULT_OFTEN));
+        for (name, least) in often.chain(faults).chain(rarer) {
             let count = total.counts.get(&name).copied().unwrap_or(0);
             if count < least {
                 println!("only {count} of: {name}");

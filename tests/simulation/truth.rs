@@ -1,15 +1,19 @@
 //! What really happened: every write with its version and bytes, in epochs. An epoch ends when the
 //! cluster is restored from a backup, because the same versions mean something else afterwards.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::selection::Selection;
 
+/// The managed fields of the pods that have some, as the apiserver writes them.
+pub(crate) const MANAGED_FIELDS: &str = r#""managedFields":[{"manager":"kubelet","operation":"Update"}]"#;
+
 /// A pod as it was at one version.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Object {
     /// `namespace/name`, ordered like etcd's keys.
     pub(crate) key: String,
@@ -20,7 +24,16 @@ pub(crate) struct Object {
     pub(crate) node: String,
     pub(crate) phase: String,
     bytes: String,
+    value: Value,
 }
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Object) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Object {}
 
 impl Object {
     /// Parses an object as a watch of the apiserver sends it.
@@ -40,7 +53,13 @@ impl Object {
             phase: text("/status/phase"),
             namespace,
             bytes,
+            value,
         }
+    }
+
+    /// The object as JSON.
+    pub(crate) fn value(&self) -> &Value {
+        &self.value
     }
 
     /// The bytes that a subscriber gets for the object at `version`. With deltas this is the
@@ -48,7 +67,7 @@ impl Object {
     pub(crate) fn bytes_at(&self, version: u64, canonical: bool) -> Bytes {
         let own = format!(r#""resourceVersion":"{}""#, self.version);
         let bytes = match canonical {
-            true => self.bytes.replacen(&(own + ","), "", 1),
+            true => self.bytes.replacen(&(own + ","), "", 1).replacen(&format!(",{MANAGED_FIELDS}"), "", 1),
             false => self.bytes.replacen(&own, &format!(r#""resourceVersion":"{version}""#), 1),
         };
         Bytes::from(bytes)
@@ -77,6 +96,8 @@ impl Object {
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
     pub(crate) version: u64,
+    /// The time since the start of the run.
+    pub(crate) at: Duration,
     pub(crate) before: Option<Arc<Object>>,
     pub(crate) after: Option<Arc<Object>>,
 }
@@ -118,7 +139,7 @@ impl Write {
 }
 
 /// The pods at one version, by key.
-pub(crate) type State = BTreeMap<String, Arc<Object>>;
+pub(crate) type State = imbl::OrdMap<String, Arc<Object>>;
 
 /// The history from the start of the cluster up to a restore.
 #[derive(Clone, Default)]
@@ -126,7 +147,7 @@ pub(crate) struct Epoch {
     /// Ordered by version.
     pub(crate) writes: Vec<Write>,
     /// The state before the first write, and after each write.
-    states: Vec<Arc<State>>,
+    states: Vec<State>,
     /// The last version of any resource.
     pub(crate) revision: u64,
     /// Up to this version the history is that of the previous epoch.
@@ -135,7 +156,7 @@ pub(crate) struct Epoch {
 
 impl Epoch {
     fn new() -> Epoch {
-        Epoch { states: vec![Arc::default()], ..Epoch::default() }
+        Epoch { states: vec![State::new()], ..Epoch::default() }
     }
 
     /// The index of the first write after a version.
@@ -151,12 +172,13 @@ impl Epoch {
 
 /// The whole history of the cluster.
 pub(crate) struct Truth {
+    started: Instant,
     pub(crate) epochs: Vec<Epoch>,
 }
 
 impl Truth {
     pub(crate) fn new() -> Truth {
-        Truth { epochs: vec![Epoch::new()] }
+        Truth { started: Instant::now(), epochs: vec![Epoch::new()] }
     }
 
     /// The current epoch and its number.
@@ -176,17 +198,18 @@ impl Truth {
 
     /// Records a write or delete of a pod.
     pub(crate) fn wrote(&mut self, version: u64, key: &str, after: Option<Object>) {
+        let at = self.started.elapsed();
         let epoch = self.epochs.last_mut().unwrap();
         assert!(version > epoch.revision, "the simulator's versions rise");
         epoch.revision = version;
-        let mut state = State::clone(epoch.states.last().unwrap());
+        let mut state = epoch.states.last().unwrap().clone();
         let after = after.map(Arc::new);
         let before = match &after {
             Some(object) => state.insert(key.to_owned(), object.clone()),
             None => state.remove(key),
         };
-        epoch.writes.push(Write { version, before, after });
-        epoch.states.push(Arc::new(state));
+        epoch.writes.push(Write { version, at, before, after });
+        epoch.states.push(state);
     }
 
     /// Records that the cluster was restored to its state at `version`.

@@ -6,15 +6,24 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    io,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper_util::rt::TokioIo;
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use kubefan_proxy::upstream::{
     Upstream,
     client::{HttpService, UpstreamBody, UpstreamOptions},
@@ -23,7 +32,7 @@ use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
 
-use super::link::Route;
+use super::link::{End, Route};
 
 /// What happens to the next event of a live watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +50,12 @@ const RECENT_LINES_MAX: usize = 8;
 
 /// A kubefan's transport to the apiserver.
 pub(crate) struct Transport {
-    sim: SimApiserver,
+    /// The apiservers behind the one address. Each new connection goes to the next one.
+    apiservers: Vec<SimApiserver>,
+    turn: AtomicUsize,
+    /// One connection over HTTP/2 for all requests, while it lives. `None` for HTTP/1.1, with a
+    /// connection for each request.
+    shared: Option<Mutex<Option<Http2>>>,
     pub(crate) route: Route,
     tampering: Mutex<Tampering>,
 }
@@ -52,11 +66,61 @@ struct Tampering {
     event_fault: Option<(EventFault, &'static str)>,
     no_bookmarks_until: Option<Instant>,
     applied: BTreeMap<&'static str, u64>,
+    requests: BTreeMap<&'static str, u64>,
+    /// When a state was requested.
+    states_at: Vec<Instant>,
 }
 
+type Http2 = http2::SendRequest<Full<Bytes>>;
+
 impl Transport {
-    pub(crate) fn to(sim: SimApiserver) -> Arc<Transport> {
-        Arc::new(Transport { sim, route: Route::default(), tampering: Mutex::default() })
+    /// A transport to one of `apiservers`, beginning with the one at `first`.
+    pub(crate) fn to(apiservers: Vec<SimApiserver>, first: usize, is_http2: bool) -> Arc<Transport> {
+        let shared = is_http2.then(Mutex::default);
+        let (route, tampering) = Default::default();
+        Arc::new(Transport { apiservers, turn: AtomicUsize::new(first), shared, route, tampering })
+    }
+
+    /// The requests, by their class.
+    pub(crate) fn requests(&self) -> BTreeMap<&'static str, u64> {
+        self.tampering.lock().unwrap().requests.clone()
+    }
+
+    /// When a state was requested, with a list or a watch.
+    pub(crate) fn states_at(&self) -> Vec<Instant> {
+        self.tampering.lock().unwrap().states_at.clone()
+    }
+
+    fn connect(&self) -> io::Result<TokioIo<End>> {
+        let (ours, theirs) = self.route.connect()?;
+        let apiserver = &self.apiservers[self.turn.fetch_add(1, Ordering::Relaxed) % self.apiservers.len()];
+        tokio::spawn(apiserver.clone().serve_connection(theirs));
+        Ok(TokioIo::new(ours))
+    }
+
+    async fn send_over(&self, request: http::Request<Full<Bytes>>) -> Result<http::Response<Incoming>, BoxError> {
+        let Some(shared) = &self.shared else {
+            let (mut sender, connection) = http1::handshake(self.connect()?).await?;
+            tokio::spawn(connection);
+            return Ok(sender.send_request(request).await?);
+        };
+        let open = shared.lock().unwrap().clone().filter(|sender| !sender.is_closed());
+        let mut sender = match open {
+            Some(sender) => sender,
+            None => {
+                // As kubefan's own connections.
+                let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+                    .timer(TokioTimer::new())
+                    .keep_alive_interval(Duration::from_secs(30))
+                    .keep_alive_timeout(Duration::from_secs(15))
+                    .handshake(self.connect()?)
+                    .await?;
+                tokio::spawn(connection);
+                *shared.lock().unwrap() = Some(sender.clone());
+                sender
+            }
+        };
+        Ok(sender.send_request(request).await?)
     }
 
     /// A client that uses this transport.
@@ -92,16 +156,29 @@ impl Transport {
         request: http::Request<Bytes>,
     ) -> Result<http::Response<UpstreamBody>, BoxError> {
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
-        let (ours, theirs) = self.route.connect()?;
-        tokio::spawn(self.sim.clone().serve_connection(theirs));
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(ours)).await?;
-        tokio::spawn(connection);
         let (mut parts, body) = request.into_parts();
-        parts.uri = path.parse()?;
-        parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("apiserver.test"));
-        let response = sender.send_request(http::Request::from_parts(parts, Full::new(body))).await?;
+        let class = class(&path, &parts.headers);
+        {
+            let mut tampering = self.tampering.lock().unwrap();
+            *tampering.requests.entry(class).or_default() += 1;
+            if matches!(class, "list of pods" | "watch of pods with the state") {
+                tampering.states_at.push(Instant::now());
+            }
+        }
+        match &self.shared {
+            Some(_) => {
+                (parts.uri, parts.version) = (format!("http://apiserver.test{path}").parse()?, http::Version::HTTP_2);
+            }
+            None => {
+                parts.uri = path.parse()?;
+                parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("apiserver.test"));
+            }
+        }
+        let response = self.send_over(http::Request::from_parts(parts, Full::new(body))).await?;
+        let is_json =
+            response.headers().get(http::header::CONTENT_TYPE).is_some_and(|value| value == "application/json");
         let response = response.map(|body| body.map_err(BoxError::from).boxed_unsync());
-        if !path.contains("watch=1") || !path.contains("/pods") {
+        if !is_json || !class.starts_with("watch of pods") {
             return Ok(response);
         }
         let live = !path.contains("sendInitialEvents");
@@ -126,6 +203,22 @@ impl Transport {
             let chunk = reader.next().await?;
             Some((chunk.map(Frame::data), reader))
         })
+    }
+}
+
+/// The class of a request, by what it costs the apiserver.
+fn class(path: &str, headers: &http::HeaderMap) -> &'static str {
+    let is_metadata = headers
+        .get(http::header::ACCEPT)
+        .is_some_and(|value| value.to_str().unwrap_or_default().contains("PartialObjectMetadata"));
+    match path.contains("/pods") {
+        true if path.contains("watch=1") && path.contains("sendInitialEvents") => "watch of pods with the state",
+        true if path.contains("watch=1") => "watch of pods",
+        true if path.contains("metadata.name") => "look-up of a version",
+        true if is_metadata => "list of metadata",
+        true if path.contains("continue=") => "later page",
+        true => "list of pods",
+        false => "discovery, identity and schema",
     }
 }
 

@@ -8,7 +8,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
 
-use super::truth::{Object, Truth};
+use super::truth::{MANAGED_FIELDS, Object, Truth};
 
 const NAMESPACES: [&str; 3] = ["team-0", "team-1", "team-2"];
 const APPS: [&str; 4] = ["web", "api", "db", "batch"];
@@ -18,6 +18,8 @@ const PHASES: [&str; 3] = ["Pending", "Running", "Failed"];
 
 /// Bytes of filler in each pod, so that objects are worth compressing.
 const FILLER_BYTES: usize = 500;
+
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 fn pods() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "pods")
@@ -76,7 +78,15 @@ impl Workload {
                 let canary = self.random.random_bool(0.3);
                 self.update(sim, truth, &object, |pod| pod["metadata"]["labels"] = labels(app, tier, canary));
             }
-            58..70 => {
+            58..61 => {
+                // Only subscribers to whole objects see this.
+                let has_some = object.value()["metadata"].get("managedFields").is_some();
+                self.update(sim, truth, &object, |pod| match has_some {
+                    true => drop(pod["metadata"].as_object_mut().unwrap().remove("managedFields")),
+                    false => pod["metadata"]["managedFields"] = managed_fields(),
+                });
+            }
+            61..70 => {
                 // Binds a pod or, unlike in a real cluster, moves it to another node.
                 let node = one_of(&mut self.random, &NODES);
                 self.update(sim, truth, &object, |pod| pod["spec"]["nodeName"] = node.into());
@@ -119,7 +129,13 @@ impl Workload {
         let node = if random.random_bool(0.5) { one_of(random, &NODES) } else { "" };
         let labels = labels(one_of(random, &APPS), one_of(random, &TIERS), random.random_bool(0.3));
         let filler: String = (0..FILLER_BYTES).map(|_| char::from(random.random_range(b'a'..=b'z'))).collect();
-        let pod = pod(namespace, name, node, labels, one_of(random, &PHASES), &filler);
+        let mut pod = pod(namespace, name, node, labels, one_of(random, &PHASES), &filler);
+        if random.random_bool(0.3) {
+            pod["metadata"]["managedFields"] = managed_fields();
+        }
+        if random.random_bool(0.3) {
+            pod["metadata"]["annotations"][LAST_APPLIED] = "{}".into();
+        }
         self.write(sim, truth, &key, |sim| sim.create(&pods(), pod));
     }
 
@@ -159,6 +175,11 @@ impl Workload {
         let object = sim.object(&pods(), namespace, name).map(|bytes| Object::read(&bytes));
         truth.wrote(version, key, object);
     }
+}
+
+fn managed_fields() -> Value {
+    let fields: Value = serde_json::from_str(&format!("{{{MANAGED_FIELDS}}}")).unwrap();
+    fields["managedFields"].clone()
 }
 
 fn labels(app: &str, tier: &str, canary: bool) -> Value {

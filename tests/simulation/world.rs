@@ -9,17 +9,22 @@ use std::{
 use kubefan_sim::apiserver::SimApiserver;
 use tokio::time::{Instant, sleep_until};
 
-use super::{link::Route, node::Node, truth::Truth};
+use super::{link::Route, node::Node, oracle::Facts, truth::Truth};
 
 /// The shared parts of a seed's run.
 pub(crate) struct World {
     started: Instant,
+    /// The first of the apiservers. Writes and backups go through it.
     pub(crate) sim: SimApiserver,
+    /// All apiservers, which share one etcd.
+    pub(crate) apiservers: Vec<SimApiserver>,
     pub(crate) truth: Mutex<Truth>,
     pub(crate) nodes: Vec<Node>,
     /// By number of the subscriber.
     pub(crate) controls: Vec<SubscriberControl>,
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
+    /// When memory first became short.
+    pub(crate) memory_short: Mutex<Option<Duration>>,
 }
 
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
@@ -84,14 +89,16 @@ impl SubscriberControl {
 }
 
 impl World {
-    pub(crate) fn new(sim: SimApiserver, nodes: Vec<Node>, subscribers: usize) -> Arc<World> {
+    pub(crate) fn new(apiservers: Vec<SimApiserver>, nodes: Vec<Node>, subscribers: usize) -> Arc<World> {
         Arc::new(World {
             started: Instant::now(),
-            sim,
+            sim: apiservers[0].clone(),
+            apiservers,
             truth: Mutex::new(Truth::new()),
             nodes,
             controls: (0..subscribers).map(|_| SubscriberControl::default()).collect(),
             story: Mutex::default(),
+            memory_short: Mutex::default(),
         })
     }
 
@@ -103,6 +110,21 @@ impl World {
     /// Adds a line to the story.
     pub(crate) fn note(&self, what: impl Into<String>) {
         self.story.lock().unwrap().push((self.now(), what.into()));
+    }
+
+    /// What the oracle must know of the replicas.
+    pub(crate) fn facts(&self) -> Facts {
+        let options = self.nodes[0].options();
+        let since_start = |at: Instant| at.duration_since(self.started);
+        let requests = self.nodes.iter().flat_map(|node| node.transport.states_at()).map(since_start);
+        let starts = self.nodes.iter().flat_map(|node| node.started_at()).map(since_start);
+        Facts {
+            // By its size the ring may evict any event.
+            ring_events_max: if options.ring_bytes_max.is_some() { 0 } else { options.ring_events_max },
+            ring_age_max: options.ring_age_max,
+            interruptions: requests.chain(starts).collect(),
+            memory_short: *self.memory_short.lock().unwrap(),
+        }
     }
 
     /// The clock for histories: the time, the epoch and the revision.

@@ -12,6 +12,7 @@
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use bytes::Bytes;
+use kubefan_common::planted::{self, Bug};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -125,7 +126,7 @@ impl Projection {
     fn canonical_of(partial: bool, mut root: Rule, drop_last_applied: bool) -> Self {
         root.leave_out(&RESOURCE_VERSION);
         root.leave_out(&MANAGED_FIELDS);
-        if drop_last_applied {
+        if drop_last_applied && !planted::is(Bug::LastAppliedStays) {
             root.leave_out(&LAST_APPLIED_PATH);
         }
         let root = match root {

@@ -39,7 +39,7 @@ impl Walk<'_> {
         let expected = self.next_after(position);
         if *version <= position.at {
             let before = epoch.writes[..epoch.after(position.at)].iter().rev().find(|write| write.version == *version);
-            let again = before.and_then(|write| write.seen_by(self.spec.selection));
+            let again = before.and_then(|write| self.event(write));
             return Err(match again {
                 Some((_, object)) if object.key == *key => (Guarantee::Unique, format!("got {name} a second time")),
                 Some((_, object)) => {
@@ -55,20 +55,20 @@ impl Walk<'_> {
         let Some(write) = write else {
             return Err((Guarantee::Reliable, format!("got {name}, and nothing happened at that version")));
         };
-        let Some((right, object)) = write.seen_by(self.spec.selection) else {
+        let Some((right, object)) = self.event(write) else {
             return Err((Guarantee::Filtered, format!("got {name}, and its selector has no event at that version")));
         };
         if object.key != *key {
             return Err((Guarantee::Reliable, format!("got {name}, and {} was written at that version", object.key)));
         }
-        if *kind != right {
+        if !self.is_kind(*kind, right) {
             return Err((Guarantee::Filtered, format!("got {name}, which is {right:?} for its selector")));
         }
         if object.uid != *uid {
             return Err((Guarantee::Reliable, format!("got {name} with uid {uid}, and it was {}", object.uid)));
         }
-        let right = object.bytes_at(*version, self.canonical());
-        if right != *bytes {
+        if !self.has_bytes(object, *version, bytes) {
+            let right = object.bytes_at(*version, false);
             let (right, bytes) = (String::from_utf8_lossy(&right), String::from_utf8_lossy(bytes));
             return Err((Guarantee::Reliable, format!("got {name} as\n    {bytes}\n  and it was\n    {right}")));
         }
@@ -109,6 +109,9 @@ impl Walk<'_> {
             }
             _ => return resumable(format!("got an unexpected snapshot at {version}")),
         }
+        if let Some(restarted) = restarted_from {
+            self.check_need("a snapshot", restarted, entry.at)?;
+        }
         if let Some(floor) = self.floor.filter(|floor| version < *floor) {
             return Err((Guarantee::Ordered, format!("got a snapshot at {version}, after version {floor}")));
         }
@@ -133,7 +136,8 @@ impl Walk<'_> {
         let reached = |epoch: &usize| *epoch <= entry.epoch && version <= self.reached(*epoch, entry);
         let epochs = (first..self.truth.epochs.len()).filter(reached);
         self.positions = epochs.map(|epoch| Position { epoch, at: version, mixed: false }).collect();
-        self.retain_fitting(|walk, position| walk.is_state(position, &received).map(|()| position))
+        self.retain_fitting(|walk, position| walk.is_state(position, &received).map(|()| position))?;
+        self.check_freshness(entry)
     }
 
     /// Checks that a snapshot equals the truth's state.
@@ -168,7 +172,7 @@ impl Walk<'_> {
             let fits = received.kind == super::super::truth::Kind::Added
                 && received.uid == right.uid
                 && received.version == right.version
-                && received.bytes == right.bytes_at(right.version, self.canonical());
+                && self.has_bytes(right, right.version, &received.bytes);
             if !fits {
                 let text = format!(
                     "got {} in a snapshot at {at} as it was at {}, not at {}",

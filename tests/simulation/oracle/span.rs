@@ -101,8 +101,9 @@ impl Walk<'_> {
                         ),
                     ));
                 }
-                let right = object.bytes_at(*version, self.canonical());
-                if object.uid != *uid || !(right == *bytes || (catch_up && object.has_attributes_in(bytes))) {
+                let is_right =
+                    self.has_bytes(&object, *version, bytes) || (catch_up && self.has_attributes(&object, bytes));
+                if object.uid != *uid || !is_right {
                     return Err((
                         Guarantee::Reliable,
                         format!("{key} is {kind:?} as it never was: {}", String::from_utf8_lossy(bytes)),
@@ -130,14 +131,19 @@ impl Walk<'_> {
             if held.get(key).is_some_and(|held| held.version == object.version) {
                 return Err((Guarantee::Unique, format!("{key} appears, and has not changed")));
             }
-            if object.uid != *uid || object.version != *version || object.bytes_at(*version, self.canonical()) != *bytes
-            {
+            if object.uid != *uid || object.version != *version || !self.has_bytes(object, *version, bytes) {
                 return Err((
                     Guarantee::Convergent,
                     format!("{key} is sent as of {version}, and was last written at {}", object.version),
                 ));
             }
             held.insert(key.clone(), object.clone());
+        }
+        // What the projection hides need not be sent.
+        for (key, object) in &after {
+            if held.get(key).is_some_and(|held| held.uid == object.uid && self.hides(held, object)) {
+                held.insert(key.clone(), object.clone());
+            }
         }
         if held != after {
             let ghosts: Vec<_> = held.iter().filter(|(key, _)| !after.contains_key(*key)).map(|(key, _)| key).collect();

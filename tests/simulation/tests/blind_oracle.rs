@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use libtest_mimic::{Failed, Trial};
 
 use crate::{
-    history::{Entry, History, Observation, ReceivedEvent},
+    history::{Entry, Freshness, History, Observation, ReceivedEvent},
     oracle::{self, Guarantee},
     seed::{Options, Report, run_seed},
     truth::Kind,
@@ -18,7 +18,7 @@ use crate::{
 type Corruption = fn(&mut Vec<Entry>) -> Option<()>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(&str, &[Guarantee], Corruption); 24] = [
+    let cases: [(&str, &[Guarantee], Corruption); 26] = [
         ("a_lost_event", &[Guarantee::Reliable], lost),
         ("an_event_sent_twice", &[Guarantee::Unique], twice),
         ("two_events_swapped", &[Guarantee::Reliable], swapped),
@@ -43,6 +43,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("other_bytes_in_a_span", &[Guarantee::Convergent], other_bytes_in_span),
         ("other_bytes_in_a_delete_inside_a_span", &[Guarantee::Reliable], other_bytes_removed_in_span),
         ("an_end_with_an_impossible_reason", &[Guarantee::Resumable], made_up_end),
+        ("a_list_at_another_version_than_exactly_asked_for", &[Guarantee::Reliable], other_version_than_asked),
+        ("a_list_older_than_asked_for", &[Guarantee::Reliable], older_than_asked),
     ];
     let trial = |(name, expected, corrupt): (&str, &'static [Guarantee], Corruption)| {
         Trial::test(format!("the_oracle_detects::{name}"), move || detects(expected, corrupt))
@@ -66,7 +68,7 @@ fn detects(expected: &[Guarantee], corrupt: Corruption) -> Result<(), Failed> {
             }
             corrupted += 1;
             let history = History { spec: history.spec.clone(), entries };
-            match oracle::judge(&report.truth, &history, true) {
+            match oracle::judge(&report.truth, &report.facts, &history, true) {
                 Err(violation) if expected.contains(&violation.guarantee) => {}
                 Err(violation) => return Err(format!("expected {expected:?}, and got: {violation}").into()),
                 Ok(()) => {
@@ -293,4 +295,25 @@ fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
     let last = entries.iter().rposition(|entry| event_of(entry).is_some() && entry.resume.is_some())?;
     entries.truncate(last);
     Some(())
+}
+
+/// Changes what the first read over HTTP that got a state had asked for, by the version that it got.
+fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<()> {
+    let at = entries.windows(3).position(|three| {
+        matches!(
+            three.each_ref().map(|entry| &entry.what),
+            [Observation::Asked(_), Observation::Opened { .. }, Observation::SnapshotBegin { .. }]
+        )
+    })?;
+    let Observation::SnapshotBegin { version, .. } = entries[at + 2].what else { return None };
+    entries[at].what = Observation::Asked(freshness(version));
+    Some(())
+}
+
+fn other_version_than_asked(entries: &mut Vec<Entry>) -> Option<()> {
+    asked(entries, |version| Freshness::Exact(version - 1))
+}
+
+fn older_than_asked(entries: &mut Vec<Entry>) -> Option<()> {
+    asked(entries, |version| Freshness::NotOlderThan(version + 1))
 }

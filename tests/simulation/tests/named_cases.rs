@@ -11,10 +11,12 @@ use rand_pcg::Pcg64Mcg;
 use tokio::time::sleep;
 
 use crate::{
-    history::{Encoding, History, Observation, Recorder, Spec},
+    draw::replicas,
+    history::{Encoding, History, Interface, Observation, Recorder, Spec},
     node::NodeOptions,
     oracle,
-    seed::{replicas, run_paused},
+    projection::Projected,
+    seed::run_paused,
     selection::Selection,
     subscriber::{self, ClientSettings},
     truth::Kind,
@@ -50,7 +52,7 @@ impl Case {
     /// A cluster of at most 60 pods, and two synced replicas with rings of 16 events.
     async fn begin() -> Case {
         let options = NodeOptions { ring_events_max: 16, ..NodeOptions::default() };
-        let world = replicas(SimOptions::default(), &options, 64);
+        let world = replicas(SimOptions::default(), 1, &options, 64);
         let mut workload = Workload::new(Pcg64Mcg::seed_from_u64(7), 60);
         workload.populate(&world.sim, &mut world.truth.lock().unwrap());
         world.nodes.iter().for_each(|node| node.start());
@@ -62,7 +64,9 @@ impl Case {
     fn subscribe(&mut self, selection: Selection, encoding: Encoding, start_after: Duration) {
         let number = self.recorders.len();
         let library = number.is_multiple_of(2);
-        let spec = Spec { number, selection, encoding, library, conflates: true, restarts: true };
+        let interface = if library { Interface::Library } else { Interface::Generated };
+        let projected = Projected::default();
+        let spec = Spec { number, selection, encoding, interface, projected, conflates: true, restarts: true };
         let (window_bytes, bookmark_interval) = (4 << 10, Duration::from_secs(5));
         let settings =
             ClientSettings { start_after, window_bytes, bookmark_interval, timeout_seconds: 0, first_replica: 0 };
@@ -110,7 +114,7 @@ impl Case {
         let truth = self.world.truth.lock().unwrap();
         let histories: Vec<_> = self.recorders.iter().map(Recorder::history).collect();
         for history in &histories {
-            if let Err(violation) = oracle::judge(&truth, history, true) {
+            if let Err(violation) = oracle::judge(&truth, &self.world.facts(), history, true) {
                 let lines: Vec<_> = history.entries.iter().map(ToString::to_string).collect();
                 panic!("{violation}\n{}", lines.join("\n"));
             }

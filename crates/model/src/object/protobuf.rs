@@ -5,6 +5,7 @@
 //! that is not a pointer.
 
 use bytes::Bytes;
+use kubefan_common::planted::{self, Bug};
 
 use super::{
     cached_object::{Body, Object},
@@ -45,7 +46,12 @@ impl<'a> Metadata<'a> {
                 META_NAMESPACE => self.namespace = bytes,
                 META_UID => self.uid = bytes,
                 META_RESOURCE_VERSION => self.version = bytes,
-                META_LABELS => self.labels.push(entry(bytes)?),
+                META_LABELS => {
+                    let label = entry(bytes)?;
+                    if !label.1.is_empty() || !planted::is(Bug::EmptyLabelIsNone) {
+                        self.labels.push(label);
+                    }
+                }
                 _ => {}
             }
         }

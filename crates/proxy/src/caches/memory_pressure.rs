@@ -90,6 +90,16 @@ pub async fn keep_within(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_m
         }
     };
     info!(bytes_max, "keeping within the memory budget");
+    keep_measured_within(registry, metrics, bytes_max, || memory.bytes()).await;
+}
+
+/// Like [`keep_within`], by another measure of the bytes in use.
+pub async fn keep_measured_within(
+    registry: Arc<Registry>,
+    metrics: Arc<Metrics>,
+    bytes_max: usize,
+    used: impl FnMut() -> io::Result<u64>,
+) {
     let act = |used, pressure: Pressure, has_changed| {
         metrics.memory(used, bytes_max, pressure.step);
         if has_changed || pressure.step > 0 {
@@ -97,7 +107,7 @@ pub async fn keep_within(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_m
             registry.shed(pressure.history_share, pressure.step == 0);
         }
     };
-    observe(|| memory.bytes(), bytes_max, act).await;
+    observe(used, bytes_max, act).await;
 }
 
 /// Measures memory every second and calls `act` with the bytes in use, the pressure, and whether

@@ -11,10 +11,14 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::{
+    accept::{
+        PROTOBUF, PROTOBUF_WATCH, accepts, is_json, is_metadata_list, is_protobuf, prefers_metadata, prefers_protobuf,
+    },
     discovery::AGGREGATED,
     faults::{Fault, Verb},
     object::put_value,
     options::ListOptions,
+    protobuf,
     resource::CRD_GROUP,
     respond::{Body, takes_gzip},
     server::Inner,
@@ -191,7 +195,13 @@ impl Inner {
     fn list_options(&self, request: &Parts, target: &Target) -> Result<ListOptions, Status> {
         let query = request.uri.query().unwrap_or_default();
         let options = ListOptions::read(query, &target.collection.resource, self.options.watch_list)?;
-        if !accepts(request, |clause| is_json(clause) || (!options.watch && is_metadata_list(clause))) {
+        let has_protobuf = protobuf::is_served(&target.collection.resource.gvr);
+        let is_served = |clause: &str| {
+            is_json(clause)
+                || (!options.watch && is_metadata_list(clause))
+                || (has_protobuf && is_protobuf(clause, options.watch))
+        };
+        if !accepts(request, is_served) {
             return Err(Status::not_acceptable(options.watch));
         }
         if let (Some(name), true) = (&target.name, !options.fields.is_everything())
@@ -207,6 +217,9 @@ impl Inner {
         let list = self.list(&target.collection, &target.namespace, &options).await?;
         self.counters.lists.inc();
         self.counters.list_items.add(list.len());
+        if prefers_protobuf(request, &target.collection, false) {
+            return Ok(self.whole(StatusCode::OK, PROTOBUF, list.into_protobuf()));
+        }
         let metadata_only = prefers_metadata(request);
         let mut chunks = list.into_chunks(&target.collection.resource, metadata_only).peekable();
         let first = chunks.next().unwrap_or_default();
@@ -257,9 +270,17 @@ impl Inner {
         let mut options = self.list_options(request, &target)?;
         options.watch = true;
         let name = target.name.as_deref();
+        let is_protobuf = prefers_protobuf(request, &target.collection, true);
         let started = Watcher::start(self, target.collection.clone(), &target.namespace, name, options).await?;
         let watcher = match started {
-            Started::Stream(watcher) => watcher,
+            Started::Stream(mut watcher) => {
+                watcher.is_protobuf = is_protobuf;
+                watcher
+            }
+            Started::Error(status) if is_protobuf => {
+                self.counters.events_encoded.inc();
+                return Ok(as_protobuf(self.streamed(stream::iter([protobuf::error_event(&status)]))));
+            }
             Started::Error(status) => {
                 let mut line = BytesMut::new();
                 let mut json = Vec::new();
@@ -275,6 +296,11 @@ impl Inner {
         });
         let gzip = self.options.gzip_watches && takes_gzip(request);
         match fault {
+            // The faults in streams are faults of lines.
+            Some(Fault::Silence) if is_protobuf => {
+                Ok(as_protobuf(self.streamed(lines.filter(|_| std::future::pending::<bool>()))))
+            }
+            _ if is_protobuf => Ok(as_protobuf(self.streamed(lines))),
             None if gzip => Ok(self.gzipped(lines)),
             Some(Fault::GzipMembers) => Ok(self.gzipped(lines)),
             Some(Fault::Silence) => Ok(self.streamed(lines.filter(|_| std::future::pending::<bool>()))),
@@ -459,29 +485,7 @@ fn forbidden(request: &Parts, requested: Option<(Verb, &Target)>) -> Status {
     Status::failure(403, "Forbidden", message).with_details(details)
 }
 
-/// Whether this clause of an `Accept` header allows plain JSON.
-fn is_json(clause: &str) -> bool {
-    let media_type = clause.split(';').next().unwrap_or_default();
-    matches!(media_type, "application/json" | "application/*" | "*/*") && !clause.contains("as=")
-}
-
-fn is_metadata_list(clause: &str) -> bool {
-    let mut parts = clause.split(';');
-    let wanted = ["as=PartialObjectMetadataList", "g=meta.k8s.io", "v=v1"];
-    parts.next() == Some("application/json")
-        && wanted.iter().all(|wanted| clause.split(';').any(|part| part == *wanted))
-}
-
-/// Whether the client prefers a PartialObjectMetadataList over plain JSON.
-fn prefers_metadata(request: &Parts) -> bool {
-    let accept = request.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let accept = accept.replace(' ', "");
-    accept.split(',').find(|clause| is_json(clause) || is_metadata_list(clause)).is_some_and(is_metadata_list)
-}
-
-/// Whether any clause of `Accept` passes the test. A missing header accepts everything.
-fn accepts(request: &Parts, acceptable: impl Fn(&str) -> bool) -> bool {
-    let Some(accept) = request.headers.get(header::ACCEPT) else { return acceptable("*/*") };
-    let accept = accept.to_str().unwrap_or_default();
-    accept.split(',').any(|clause| acceptable(&clause.replace(' ', "")))
+fn as_protobuf(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROTOBUF_WATCH));
+    response
 }

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::{
     object::{Object, put_value},
     options::{self, ListOptions},
+    protobuf,
     resource::SimResource,
     server::Inner,
     status::Status,
@@ -55,8 +56,14 @@ pub(super) fn scan<'a>(
 impl Inner {
     /// Waits until the collection's state has reached `version`.
     pub(super) async fn wait_for(&self, collection: &Collection, version: u64) -> Result<(), Status> {
-        if collection.progress() >= version {
+        if self.progress(collection) >= version {
             return Ok(());
+        }
+        if self.held.borrow().is_some_and(|held| held < version) {
+            self.wait_for_caches().await;
+            if let Some(held) = self.held.borrow().filter(|held| *held < version) {
+                return Err(Status::too_large_version(version, held));
+            }
         }
         let mut revisions = self.store.revisions();
         let reached = timeout(self.options.freshness_wait, revisions.wait_for(|revision| *revision >= version)).await;
@@ -88,11 +95,13 @@ impl Inner {
                 let expired = || Status::expired("The resourceVersion for the provided list is too old.");
                 (objects.ok_or_else(expired)?, requested)
             } else if options.resource_version.is_empty() {
+                // A watch cache that does not get there in time is passed over: etcd answers.
+                self.wait_for_caches().await;
                 self.store.make_consistent(collection);
                 collection.snapshot()
             } else {
                 self.wait_for(collection, requested).await?;
-                collection.snapshot()
+                self.cached(collection)
             }
         } else {
             let token = decode(&options.continue_token)?;
@@ -185,6 +194,12 @@ impl List {
     /// The object keys.
     pub(super) fn keys(&self) -> Vec<ObjectKey> {
         self.items.iter().map(|object| object.key.clone()).collect()
+    }
+
+    /// The response body in protobuf.
+    pub(super) fn into_protobuf(self) -> Bytes {
+        let items = self.items.iter().map(|object| &**object);
+        protobuf::list(self.version, self.continue_token, self.remaining, items)
     }
 
     /// The response body, in chunks.

@@ -2,16 +2,18 @@
 //! fault injection.
 //!
 //! Whatever it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
-//! Status objects. It leaves out: encodings other than JSON (protobuf, YAML, CBOR) and Tables;
-//! admission, defaulting and managed fields; finalizers and graceful deletion; and authorization. A
+//! Status objects. Pods are also served as protobuf. It leaves out: other encodings (YAML, CBOR)
+//! and Tables; admission, defaulting and managed fields; finalizers and graceful deletion; and authorization. A
 //! strategic merge patch is applied as a JSON merge patch.
 
+mod accept;
 mod discovery;
 mod faults;
 mod http;
 mod list;
 mod object;
 mod options;
+mod protobuf;
 mod resource;
 mod respond;
 mod server;
@@ -51,6 +53,7 @@ pub use self::{
     stats::SimStats,
     status::{Cause, Details, Status},
 };
+use kubefan_common::sync::watch::Sender;
 use kubefan_model::{GroupVersionResource, ObjectKey};
 
 /// All objects at one resource version. Cheap: it shares memory with the server.
@@ -68,7 +71,8 @@ impl SimApiserver {
     /// deployments, custom resource definitions) and the four namespaces of every cluster.
     pub fn new(options: SimOptions) -> Self {
         let inner = Inner {
-            store: Store::new(options.window_events_max),
+            store: Arc::new(Store::new(options.window_events_max)),
+            held: Sender::new(None),
             faults: Faults::default(),
             counters: Arc::default(),
             random: Mutex::new(Pcg64Mcg::seed_from_u64(options.seed)),
@@ -248,6 +252,32 @@ impl SimApiserver {
     pub fn restore(&self, backup: &Backup) {
         self.inner.store.restore(&backup.0);
         self.drop_connections();
+    }
+
+    /// Another apiserver of the same cluster: it has the same etcd, and faults, counters and
+    /// connections of its own. `seed` is that of its jitter.
+    pub fn sibling(&self, seed: u64) -> Self {
+        let inner = Inner {
+            store: self.inner.store.clone(),
+            held: Sender::new(None),
+            faults: Faults::default(),
+            counters: Arc::default(),
+            random: Mutex::new(Pcg64Mcg::seed_from_u64(seed)),
+            connections: Mutex::default(),
+            options: self.inner.options.clone(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// From now on the watch caches of this apiserver get no events, until [`Self::catch_up`]. Its
+    /// watches and its lists of any state show nothing newer; its consistent lists read etcd.
+    pub fn lag(&self) {
+        self.inner.held.send_replace(Some(self.revision()));
+    }
+
+    /// The watch caches get all events since [`Self::lag`].
+    pub fn catch_up(&self) {
+        self.inner.held.send_replace(None);
     }
 
     /// The counters.

@@ -7,9 +7,15 @@ use std::{
 
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{faults::Faults, stats::Counters, store::Store};
+use super::{
+    faults::Faults,
+    stats::Counters,
+    store::{Collection, Snapshot, Store},
+};
+use kubefan_common::sync::watch;
 
 /// Configuration of the simulated apiserver.
 #[derive(Debug, Clone)]
@@ -59,7 +65,9 @@ impl Default for SimOptions {
 /// The state of a simulated apiserver. Other files add the requests to it.
 pub(super) struct Inner {
     pub(super) options: SimOptions,
-    pub(super) store: Store,
+    pub(super) store: Arc<Store>,
+    /// The version that the watch caches have reached. `None` if they do not lag.
+    pub(super) held: watch::Sender<Option<u64>>,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
     pub(super) random: Mutex<Pcg64Mcg>,
@@ -71,6 +79,27 @@ impl Inner {
     /// A number in [0, 1).
     pub(super) fn random(&self) -> f64 {
         self.random.lock().unwrap_or_else(PoisonError::into_inner).random()
+    }
+
+    /// The state that the watch cache of a collection has, and its version.
+    pub(super) fn cached(&self, collection: &Collection) -> (Snapshot, u64) {
+        let (objects, progress) = collection.snapshot();
+        let held = self.held.borrow().filter(|held| *held < progress);
+        // A version that cannot be read any more is too old for a watch as well.
+        let lagging = held.and_then(|held| Some((collection.at(held)?, held)));
+        lagging.unwrap_or((objects, progress))
+    }
+
+    /// The version up to which the watch cache of a collection has all events.
+    pub(super) fn progress(&self, collection: &Collection) -> u64 {
+        collection.progress().min(self.held.borrow().unwrap_or(u64::MAX))
+    }
+
+    /// Waits until the watch caches lag no more, or for as long as a read waits for a version.
+    pub(super) async fn wait_for_caches(&self) {
+        let mut held = self.held.subscribe();
+        // Whether it was in time is visible in the caches.
+        let _ = timeout(self.options.freshness_wait, held.wait_for(Option::is_none)).await;
     }
 
     pub(super) fn uid(&self) -> String {

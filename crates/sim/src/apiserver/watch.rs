@@ -17,6 +17,7 @@ use super::{
     list::scan,
     object::Object,
     options::{self, ListOptions},
+    protobuf,
     server::Inner,
     stats::OpenWatch,
     status::Status,
@@ -70,6 +71,8 @@ pub(super) struct Watcher {
     end_bookmark: Option<u64>,
     deadline: Instant,
     bookmark_at: Option<Instant>,
+    /// Events are encoded as protobuf and not as JSON.
+    pub(super) is_protobuf: bool,
     _open: OpenWatch,
 }
 
@@ -97,7 +100,10 @@ impl Watcher {
             None => requested == 0,
         };
         if unset {
-            inner.store.make_consistent(&collection);
+            let revision = inner.store.make_consistent(&collection);
+            if initial && let Err(status) = inner.wait_for(&collection, revision).await {
+                return Ok(Started::Error(Box::new(status)));
+            }
         } else if initial
             && options.send_initial_events.is_some()
             && let Err(status) = inner.wait_for(&collection, requested).await
@@ -118,11 +124,12 @@ impl Watcher {
             end_bookmark: None,
             deadline,
             bookmark_at: None,
+            is_protobuf: false,
             collection,
             _open: open,
         };
         if initial {
-            let (objects, version) = watcher.collection.snapshot();
+            let (objects, version) = inner.cached(&watcher.collection);
             watcher.cursor = version;
             watcher.start = version;
             watcher.live_after = version;
@@ -131,7 +138,7 @@ impl Watcher {
                 (options.allow_bookmarks && options.send_initial_events.is_some()).then_some(version);
         } else {
             if requested == 0 {
-                watcher.cursor = watcher.collection.progress();
+                watcher.cursor = inner.progress(&watcher.collection);
                 watcher.start = watcher.cursor;
             }
             let oldest = watcher.collection.oldest();
@@ -163,8 +170,16 @@ impl Watcher {
             }
             // Read before the events: once the events are sent, a bookmark at this version is
             // correct.
-            let progress = self.collection.progress();
-            match self.collection.since(self.cursor, BATCH) {
+            let progress = self.inner.progress(&self.collection);
+            let mut held = self.inner.held.subscribe();
+            let since = match (self.collection.since(self.cursor, BATCH), *held.borrow()) {
+                (Since::Events(mut events), Some(held)) => {
+                    events.retain(|event| event.version <= held);
+                    if events.is_empty() { Since::UpToDate } else { Since::Events(events) }
+                }
+                (since, _) => since,
+            };
+            match since {
                 Since::Events(events) => {
                     let lines = self.lines(&events);
                     if !lines.is_empty() {
@@ -187,6 +202,7 @@ impl Watcher {
                     tokio::select! {
                         biased;
                         _ = self.changes.changed() => {}
+                        _ = held.changed() => {}
                         () = sleep_until(wake) => {}
                     }
                 }
@@ -212,7 +228,7 @@ impl Watcher {
             for (key, object) in rest {
                 if self.selects(object) {
                     self.inner.counters.objects_encoded.inc();
-                    self.put_event(&mut lines, "ADDED", |line| line.put_slice(object.bytes()));
+                    self.put_object(&mut lines, "ADDED", object, None);
                     sent += 1;
                 }
                 if sent == BATCH {
@@ -237,12 +253,12 @@ impl Watcher {
                 (Some(object), previous) => {
                     objects_encoded.add(usize::from(!shared()));
                     let kind = if previous.is_some() { "MODIFIED" } else { "ADDED" };
-                    self.put_event(&mut lines, kind, |line| line.put_slice(object.bytes()));
+                    self.put_object(&mut lines, kind, object, None);
                 }
                 (None, Some(previous)) => {
                     let left = event.current.is_some();
                     objects_encoded.add(usize::from(left || !shared()));
-                    self.put_event(&mut lines, "DELETED", |line| previous.put_at_version(event.version, line));
+                    self.put_object(&mut lines, "DELETED", previous, Some(event.version));
                 }
                 (None, None) => {}
             }
@@ -264,12 +280,28 @@ impl Watcher {
         object.matches(&self.collection.resource, labels, fields)
     }
 
+    /// Writes an event. The object is at its own version or at `version`.
+    fn put_object(&self, out: &mut BytesMut, kind: &str, object: &Object, version: Option<u64>) {
+        match (self.is_protobuf, version) {
+            (true, version) => {
+                self.inner.counters.events_encoded.inc();
+                protobuf::put_event(out, kind, object, version);
+            }
+            (false, None) => self.put_event(out, kind, |line| line.put_slice(object.bytes())),
+            (false, Some(version)) => self.put_event(out, kind, |line| object.put_at_version(version, line)),
+        }
+    }
+
     fn put_event(&self, out: &mut BytesMut, kind: &str, object: impl FnOnce(&mut BytesMut)) {
         self.inner.counters.events_encoded.inc();
         put_event(out, kind, object);
     }
 
     fn bookmark(&self, version: u64, ends_initial: bool) -> Bytes {
+        if self.is_protobuf {
+            self.inner.counters.events_encoded.inc();
+            return protobuf::bookmark(version, ends_initial);
+        }
         let resource = &self.collection.resource;
         let (kind, api_version) = (&resource.kind, resource.gvr.api_version());
         let end = r#""annotations":{"k8s.io/initial-events-end":"true"}"#;

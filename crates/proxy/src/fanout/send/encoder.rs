@@ -28,6 +28,7 @@ use kubefan_common::{
     encoding::delta,
     planted::{self, Bug},
     proto::v1alpha1::{DeleteReason, ResolvedResource},
+    when_planted,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -165,7 +166,8 @@ impl Encoder {
     /// Whether a change is sent in this format. If the format has only changes of the projection, a
     /// change that leaves the projection as it was is not sent.
     pub fn tells(&self, event: &WatchEvent, seen: Transition) -> bool {
-        if !self.format.only_changes() || seen != Transition::Change {
+        let may_hide = seen == Transition::Change || (seen == Transition::Enter && planted::is(Bug::EnterIsNoChange));
+        if !self.format.only_changes() || !may_hide {
             return true;
         }
         // An event of a backfill without state has itself as the previous object: whether the
@@ -204,7 +206,11 @@ impl Encoder {
             (DeltaBases::All, _) | (_, None) => true,
             (DeltaBases::None, Some(_)) => false,
             // A change that was not sent may have moved the base past what the client has.
-            (DeltaBases::ChangedSince(_), Some(_)) if self.format.only_changes() => false,
+            (DeltaBases::ChangedSince(_), Some(_))
+                if self.format.only_changes() && !planted::is(Bug::DeltaOnUnsentBase) =>
+            {
+                false
+            }
             (DeltaBases::ChangedSince(start), Some(base)) => base > start,
         }
     }
@@ -219,7 +225,9 @@ impl Encoder {
         if !self.remembers() {
             return self.bytes(object);
         }
-        let same = |(of, _): &&(Weak<Object>, Budgeted<Bytes>)| of.as_ptr() == Arc::as_ptr(object);
+        let same = |(of, _): &&(Weak<Object>, Budgeted<Bytes>)| {
+            of.as_ptr() == Arc::as_ptr(object) || planted::is(Bug::ProjectedByKey)
+        };
         if let Some((_, bytes)) = lock(&self.projected).objects.get(object.key()).filter(same) {
             return bytes.value.clone();
         }
@@ -298,7 +306,8 @@ impl Encoder {
         let bytes = match (seen, event.previous()) {
             // As the apiserver sends it: the old object at the version of the event.
             (Transition::Leave, _) if self.format.projection().keeps_version() => {
-                let bytes = event.leave_bytes();
+                let mut bytes = event.leave_bytes();
+                when_planted!(LeaveAtOwnVersion => if let Some(previous) = event.previous() { bytes = previous.bytes() });
                 self.format.bytes_of(&bytes, self.tables.as_deref()).unwrap_or(bytes)
             }
             (Transition::Leave, Some(previous)) => self.bytes(&previous),

@@ -165,7 +165,8 @@ impl Hub {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
                 let cached = published.serving(Instant::now())?;
-                let coverage = |version| cached.history.coverage(version, cached.version, format.has_markers());
+                let gap_markers = format.has_markers() || planted::is(Bug::UnmarkedCatchUp);
+                let coverage = |version| cached.history.coverage(version, cached.version, gap_markers);
                 let backfill = match &provided.backfill {
                     ProvidedBackfill::Read(backfill) if backfill.epoch == cached.epoch => {
                         BackfillState::EndsAt(coverage(backfill_end(backfill, cached)))

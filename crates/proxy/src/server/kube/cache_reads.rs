@@ -13,7 +13,7 @@ use crate::{
         select::Selected,
     },
 };
-use kubefan_common::proto::v1alpha1::Target;
+use kubefan_common::{proto::v1alpha1::Target, unless_planted};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selector::FieldSelector};
 
 /// Reads from the caches.
@@ -70,7 +70,7 @@ impl<C: Catalog> CacheReads<C> {
         formats: impl Iterator<Item = Option<Format>>,
         options: SelectOptions,
     ) -> Result<(Selected, Format), ReadError> {
-        let mut first = None;
+        let mut reported = None;
         for format in formats {
             let selected = match format {
                 Some(format) => {
@@ -80,11 +80,13 @@ impl<C: Catalog> CacheReads<C> {
                 None => Err(ReadError::Upstream(negotiate::not_acceptable())),
             };
             match selected {
-                Err(ReadError::Upstream(failure)) if !self.has_upstream => drop(first.get_or_insert(failure)),
+                Err(ReadError::Upstream(failure)) if !self.has_upstream => {
+                    reported = Some(more_helpful(reported, failure));
+                }
                 other => return other,
             }
         }
-        Err(ReadError::Upstream(first.unwrap_or_else(negotiate::not_acceptable)))
+        Err(ReadError::Upstream(reported.unwrap_or_else(negotiate::not_acceptable)))
     }
 
     /// What a path and selectors select in one encoding, if the cache serves it. With passthrough,
@@ -153,8 +155,12 @@ impl<C: Catalog> CacheReads<C> {
         patience: Patience,
     ) -> Result<Fresh, ReadError> {
         match freshness {
-            Freshness::Consistent => return Ok(self.reader.catalog().prove(served, patience).await?),
-            Freshness::NotOlderThan(version) => self.wait_for_version(served, version).await?,
+            Freshness::Consistent => {
+                unless_planted!(ConsistentIsCached => return Ok(self.reader.catalog().prove(served, patience).await?))
+            }
+            Freshness::NotOlderThan(version) => {
+                unless_planted!(NotOlderThanIsAny => self.wait_for_version(served, version).await?)
+            }
             // The caller compares the version of the snapshot.
             Freshness::Any | Freshness::Exact(_) => {}
         }
@@ -168,5 +174,32 @@ impl<C: Catalog> CacheReads<C> {
             Refusal::Future { .. } if is_proved => ReadError::Final(Failure::from(&refusal)),
             other => ReadError::Upstream(Failure::from(&other)),
         })
+    }
+}
+
+/// Of the failures of two forms, the one to report if no form can be made: the first, unless only the
+/// other one says that a retry may help. A resource that is still syncing as JSON must not look as
+/// if it did not exist, only because it is never cached as protobuf.
+fn more_helpful(known: Option<Failure>, other: Failure) -> Failure {
+    let is_temporary = |failure: &Failure| matches!(failure.code(), 429 | 503 | 504);
+    match known {
+        Some(known) if is_temporary(&known) || !is_temporary(&other) => known,
+        _ => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retriable_failure_of_any_form_is_reported_before_a_final_one() {
+        let missing = || Failure::not_served("nothing is cached as protobuf".to_owned());
+        let syncing = || Failure::unavailable("not synced".to_owned());
+        let code = |known: Option<Failure>, other: Failure| more_helpful(known, other).code();
+        assert_eq!(code(None, missing()), 404);
+        assert_eq!(code(Some(missing()), syncing()), 503);
+        assert_eq!(code(Some(syncing()), missing()), 503);
+        assert_eq!(code(Some(missing()), negotiate::not_acceptable()), 404, "the first");
     }
 }

@@ -25,6 +25,10 @@ use crate::{
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
 };
+use kubefan_common::{
+    planted::{self, Bug},
+    when_planted,
+};
 use kubefan_model::{ObjectKey, object::Object, selection::Selection};
 
 /// The approximate size of a chunk of the body, in bytes.
@@ -76,7 +80,7 @@ pub async fn list<C: Catalog>(
             // one, if it was proved itself).
             gate_permit = hub.gate().acquire().await?;
             let (store, version) = hub.snapshot_of(&fresh)?;
-            if matches!(freshness, Freshness::Exact(exact) if exact != version) {
+            if matches!(freshness, Freshness::Exact(exact) if exact != version && !planted::is(Bug::ExactIsNewest)) {
                 return Err(ReadError::Upstream(Failure::list_expired()));
             }
             (store, version)
@@ -87,7 +91,9 @@ pub async fn list<C: Catalog>(
             let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
             last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
             gate_permit = hub.gate().acquire().await?;
-            pages.find(&hub, token.rv).ok_or_else(expired)?
+            let (mut store, version) = pages.find(&hub, token.rv).ok_or_else(expired)?;
+            when_planted!(PagesOfTheNewestState => store = hub.snapshot()?.0);
+            (store, version)
         }
     };
     // The apiserver's watch cache ignores the limit of a first page of any state.
@@ -101,7 +107,8 @@ pub async fn list<C: Catalog>(
             let has_slash = is_cached_upstream(&served);
             meta.continues = ContinueToken::after(last.key(), version, &path.namespace, has_slash).encode();
             // The apiserver does not count the rest of a list with selectors either.
-            meta.remaining = has_no_selector.then(|| count() - limit);
+            meta.remaining = has_no_selector
+                .then(|| if planted::is(Bug::RemainingCountsThePage) { count() } else { count() - limit });
             pages.retain(&hub, version, &store);
         }
         left = limit;

@@ -25,7 +25,7 @@ use kubefan_client::{
 };
 use tokio::time::timeout;
 
-use crate::{
+use super::{
     link::End,
     subscriber::ClientSettings,
     world::{SubscriberControl, World},
@@ -37,7 +37,7 @@ const ADDRESS: &str = "http://kubefan.test";
 const KEEPALIVE: Duration = Duration::from_secs(45);
 
 /// Sends requests to the replicas in turn.
-pub(super) struct Transport {
+pub(crate) struct Transport {
     world: Arc<World>,
     number: usize,
     window_bytes: u32,
@@ -47,7 +47,7 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    pub(super) fn new(
+    pub(crate) fn new(
         world: &Arc<World>,
         number: usize,
         settings: &ClientSettings,
@@ -56,6 +56,15 @@ impl Transport {
     ) -> Transport {
         let shared = is_http2.then(Mutex::default);
         Transport { world: world.clone(), number, window_bytes: settings.window_bytes, turn: turn.clone(), shared }
+    }
+
+    /// The replica of the next request, unless the connection breaks before.
+    pub(crate) fn next_replica(&self) -> usize {
+        let is_open = |shared: &Mutex<Option<http2::SendRequest<Empty<Bytes>>>>| {
+            shared.lock().unwrap().as_ref().is_some_and(|sender| !sender.is_closed())
+        };
+        let back = usize::from(self.shared.as_ref().is_some_and(is_open));
+        (self.turn.load(Ordering::Relaxed) + self.world.nodes.len() - back) % self.world.nodes.len()
     }
 
     fn connect(&self) -> io::Result<TokioIo<End>> {

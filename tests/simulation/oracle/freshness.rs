@@ -1,0 +1,73 @@
+//! Reads over HTTP: whether a state is as fresh as was demanded, and whether a refusal is one that
+//! may happen here.
+
+use std::time::Duration;
+
+use super::{Breach, Guarantee, Position, Walk};
+use crate::history::{Entry, Freshness};
+
+impl Walk<'_> {
+    /// Checks that a state is as fresh as the read demanded.
+    pub(super) fn check_freshness(&mut self, entry: &Entry) -> Result<(), Breach> {
+        let Some((freshness, epoch, revision)) = self.asked.take() else { return Ok(()) };
+        self.retain_fitting(|walk, position| {
+            let at = position.at;
+            let stale = |what: String| Err((Guarantee::Reliable, format!("asked for {what}, and got a state at {at}")));
+            match freshness {
+                Freshness::Any => Ok(position),
+                Freshness::Exact(version) if at != version => stale(format!("exactly {version}")),
+                Freshness::NotOlderThan(version) if at < version => stale(format!("{version} or newer")),
+                Freshness::Exact(_) | Freshness::NotOlderThan(_) => Ok(position),
+                Freshness::Consistent if walk.is_current(position, epoch, revision, entry) => Ok(position),
+                Freshness::Consistent => stale(format!("a consistent state when the cluster was at {revision}")),
+            }
+        })
+    }
+
+    /// Whether a state shows every write that was complete when the cluster was at `revision`: it
+    /// is the state at some version from then until it was received.
+    fn is_current(&self, position: Position, epoch: usize, revision: u64, entry: &Entry) -> bool {
+        if position.at >= revision || position.epoch < epoch {
+            // A state of an undone history is no older than what a look-up of the version finds.
+            return position.at >= revision;
+        }
+        let truth = self.epoch(position);
+        let selected = |version: u64| {
+            truth.at(version).iter().filter(|(_, object)| self.spec.selection.has(object)).map(|(_, object)| object)
+        };
+        let until = self.reached(position.epoch, entry);
+        let missed = &truth.writes[truth.after(position.at)..truth.after(until)];
+        if missed.iter().all(|write| write.seen_by(self.spec.selection).is_none()) {
+            return true;
+        }
+        // An object that came and went leaves no trace.
+        let mut versions = vec![revision];
+        versions.extend(missed.iter().map(|write| write.version).filter(|version| *version > revision));
+        versions.into_iter().any(|version| selected(position.at).eq(selected(version)))
+    }
+
+    /// Judges the end of a read over HTTP. Only these refusals can happen here.
+    pub(super) fn http_ended(&mut self, code: &str, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
+        if let ("ERROR 410", Some(resume)) = (code, self.resume) {
+            self.check_need("a 410", resume, now)?;
+        }
+        let is_possible = match (code, reason) {
+            // The network broke the stream, or it ended cleanly.
+            (_, "") => true,
+            // A version that is no longer held, by a list and by a watch.
+            ("410" | "ERROR 410", "Expired" | "Gone") => true,
+            // A version that the cluster has not reached.
+            ("504" | "ERROR 504", "Timeout") => true,
+            // Not synced, not proved to be fresh, overloaded or draining.
+            ("503" | "429", "ServiceUnavailable" | "TooManyRequests") => true,
+            _ => false,
+        };
+        match is_possible {
+            true => Ok(()),
+            false => Err((
+                Guarantee::Resumable,
+                format!("was refused with {code} ({reason}), which cannot happen here: {message}"),
+            )),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Whether a refusal as too old, a snapshot in its place, a gap or a catch-up was needed.
+//!
+//! A replica that has run since a version, and has not listed since, can continue from it exactly,
+//! as long as its ring has every later event. The oracle knows the limits of the ring, and sees the
+//! requests upstream. It judges only if this is true of every replica, so that it need not know
+//! which one answered.
+
+use std::time::Duration;
+
+use super::{Breach, Guarantee, Walk};
+
+/// What explains that a version cannot be continued from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// The limits of the ring. 0: it may be empty at any time.
+    pub(crate) ring_events_max: usize,
+    pub(crate) ring_age_max: Duration,
+    /// When a replica started or listed, or the last requests for a state.
+    pub(crate) interruptions: Vec<Duration>,
+    /// When memory first became short, after which history is short for some time.
+    pub(crate) memory_short: Option<Duration>,
+}
+
+/// Events that replicas get some time after they were written.
+const DELAY: Duration = Duration::from_secs(5);
+
+impl Walk<'_> {
+    /// Checks that it was not possible to continue exactly from `version` at the time `now`.
+    pub(super) fn check_need(&self, what: &str, version: u64, now: Duration) -> Result<(), Breach> {
+        let [epoch] = &self.truth.epochs[..] else { return Ok(()) };
+        let Facts { ring_events_max, ring_age_max, interruptions, memory_short } = self.facts;
+        let at = epoch.after(version);
+        let known = at.checked_sub(1).map_or(Duration::ZERO, |last| epoch.writes[last].at);
+        let later = &epoch.writes[at..];
+        let oldest = later.first().map_or(now, |write| write.at);
+        // One event may be evicted before another one is added.
+        let in_ring = later.iter().take_while(|write| write.at <= now).count() + 1 < *ring_events_max
+            && now.saturating_sub(oldest) + DELAY < *ring_age_max;
+        let was_interrupted = interruptions.iter().any(|at| *at >= known && *at <= now);
+        match in_ring && !was_interrupted && memory_short.is_none_or(|at| at > now) {
+            true => Err((
+                Guarantee::Resumable,
+                format!("got {what} from {version}, although every replica has had all later events in its ring"),
+            )),
+            false => Ok(()),
+        }
+    }
+}
