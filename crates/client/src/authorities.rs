@@ -11,24 +11,16 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
-/// A CA file: as it is, and as the CAs that it contains.
-pub(crate) struct Authorities {
-    /// The text of the file.
-    pub(crate) pem: Vec<u8>,
-    /// Its certificates.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "tonic reads the text itself"))]
-    pub(crate) roots: RootCertStore,
-}
-
-/// Reads a CA file. The error names the file and quotes nothing from it.
-pub(crate) async fn read(file: &Path) -> Result<Authorities, String> {
+/// Reads a CA file: its text, and the CAs in it. The error names the file and quotes nothing from
+/// it.
+pub(crate) async fn read(file: &Path) -> Result<(Vec<u8>, RootCertStore), String> {
     let failed = |problem: &str| format!("CA file {}: {problem}", file.display());
     let pem = tokio::fs::read(file).await.map_err(|error| failed(&error.to_string()))?;
     let mut roots = RootCertStore::empty();
     if roots.add_parsable_certificates(certificates(&pem).map_err(failed)?).0 == 0 {
         return Err(failed("it contains no usable certificate"));
     }
-    Ok(Authorities { pem, roots })
+    Ok((pem, roots))
 }
 
 /// The certificates of a PEM file. There is at least one.
@@ -65,6 +57,6 @@ mod tests {
             assert!(error.starts_with(&format!("CA file {}: ", file.display())) && error.contains(problem), "{error}");
         }
         std::fs::write(&file, key + &certificate).unwrap();
-        assert_eq!(read(&file).await.unwrap().roots.len(), 1, "a key beside it does not matter");
+        assert_eq!(read(&file).await.unwrap().1.len(), 1, "a key beside it does not matter");
     }
 }

@@ -233,7 +233,7 @@ async fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, Cl
     if uri.starts_with("https:") {
         let mut tls = ClientTlsConfig::new();
         tls = match &options.ca_file {
-            Some(file) => tls.ca_certificate(Certificate::from_pem(authorities::read(file).await.map_err(wrong)?.pem)),
+            Some(file) => tls.ca_certificate(Certificate::from_pem(authorities::read(file).await.map_err(wrong)?.0)),
             None => tls.with_enabled_roots(),
         };
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(root_cause(&error)))?;

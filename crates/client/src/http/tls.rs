@@ -19,7 +19,7 @@ pub(super) async fn config(
     client_certificate: Option<(&Path, &Path)>,
 ) -> Result<ClientConfig, String> {
     let roots = match ca_file {
-        Some(file) => authorities::read(file).await?.roots,
+        Some(file) => authorities::read(file).await?.1,
         None => {
             let system = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
             let mut roots = RootCertStore::empty();
