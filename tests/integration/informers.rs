@@ -153,7 +153,7 @@ impl Experiment {
             let watched = Watched::start(name, source, move |call| {
                 let kind = call.key.ends_with(&format!("/{MARKER}")).then_some(call.kind);
                 calls.lock().unwrap().push(call);
-                // After the push: whoever the marker wakes reads the calls.
+                // After the push, because the test reads the calls when it has the marker.
                 if kind.is_some() {
                     marker.send_replace(kind);
                 }

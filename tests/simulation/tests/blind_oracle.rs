@@ -301,7 +301,7 @@ fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
 fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<()> {
     let at = entries.windows(3).position(|three| {
         matches!(
-            three.each_ref().map(|entry| &entry.what),
+            three.iter().map(|entry| &entry.what).collect::<Vec<_>>().as_slice(),
             [Observation::Asked(_), Observation::Opened { .. }, Observation::SnapshotBegin { .. }]
         )
     })?;

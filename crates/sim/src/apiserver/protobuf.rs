@@ -87,8 +87,8 @@ pub(super) fn error_event(status: &Status) -> Bytes {
         status: "Failure".to_owned(),
         message: status.message.clone(),
         reason: status.reason.to_owned(),
-        details: None,
         code: i32::from(status.http_code()),
+        ..Default::default()
     };
     protobuf::watch_frame("ERROR", &status.to_bytes())
 }
