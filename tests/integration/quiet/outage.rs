@@ -46,7 +46,7 @@ async fn outage(objects: usize, length: Duration) {
     let audit = Audit::of_reads();
     let api = ApiServer::start(audit.options()).await;
     let created = cluster::populate(&api, objects).await;
-    // Other resources change, so the apiserver's version after its restart is later than the caches'.
+    // Other resources change, so the apiserver starts again at a later version than the caches'.
     let _leases = cluster::write_leases(&api, 10).await;
     let both = Both::start(api, &["--resource", &cluster::resource_flag(&KINDS)]).await;
     let directory = directory();
