@@ -46,6 +46,8 @@ async fn outage(objects: usize, length: Duration) {
     let audit = Audit::of_reads();
     let api = ApiServer::start(audit.options()).await;
     let created = cluster::populate(&api, objects).await;
+    // Other resources change, so the apiserver starts again at a later version than the caches'.
+    let _leases = cluster::write_leases(&api, 10).await;
     let both = Both::start(api, &["--resource", &cluster::resource_flag(&KINDS)]).await;
     let directory = directory();
     let informers = both.servers.each_ref().map(|server| follow(&program, server, directory.path()));

@@ -47,8 +47,8 @@ async fn informers_settle_after_a_restart_of_the_apiserver() {
     let mut workload = Workload::new(7, WorkloadOptions { objects: scale.pods, ..WorkloadOptions::default() });
     load::populate(&api, &mut workload).await;
     api.create("/api/v1/namespaces/default/pods", &pod("marker")).await;
-    // Without writes elsewhere, the pods' last version would be the cluster's, and every watch could
-    // resume from it after the restart.
+    // Without writes elsewhere, the pods' last version would be the cluster's, and every watch
+    // could resume from it after the restart.
     let _leases = cluster::write_leases(&api, 10).await;
     let both = Both::start(api, &["--resource", "pods"]).await;
     let directory = directory();
