@@ -297,11 +297,12 @@ fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// Changes what the first read over HTTP that got a state had asked for, by the version that it got.
+/// Changes what the first read over HTTP that got a state had asked for, by the version that it
+/// got.
 fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<()> {
     let at = entries.windows(3).position(|three| {
         matches!(
-            three.each_ref().map(|entry| &entry.what),
+            [&three[0].what, &three[1].what, &three[2].what],
             [Observation::Asked(_), Observation::Opened { .. }, Observation::SnapshotBegin { .. }]
         )
     })?;
