@@ -255,7 +255,7 @@ bugs! {
 
     /// `server/kube/cache_reads.rs`: `NotOlderThan` is answered with any state. Needs: a program
     /// that turns to a replica which is behind.
-    NotOlderThanIsAny = "not-older-than-is-any" breaks "Reliable",
+    NotOlderThanIsAny = "not-older-than-is-any" breaks "Reliable, Ordered",
 
     /// `server/kube/list.rs`: a list at exactly one version is answered with the newest state.
     /// Needs: such a list, and a change since.
@@ -300,14 +300,6 @@ bugs! {
     /// state.
     DeltaOnUnsentBase = "delta-on-unsent-base" breaks "Reliable, Resumable, Convergent",
 
-    /// `peer/encode.rs`: a warm start gets no conflated history, but its floor. Needs: a warm
-    /// start, a small ring, and a resume from before the ring.
-    TransferForgetsChanges = "transfer-forgets-changes" breaks "Convergent, Filtered, Reliable",
-
-    /// `peer/encode.rs`: a warm start does not get the versions inside which gaps are. Needs: a
-    /// relist at the peer, evicted from its ring, and a resume with a version of that time.
-    TransferForgetsGaps = "transfer-forgets-gaps" breaks "Resumable, Filtered, Reliable, Convergent",
-
     /// `cache/history.rs`: what the ring evicts while memory is short does not enter the conflated
     /// history. Needs: short memory, and a start or a lag older than the ring.
     ShedForgetsHistory = "shed-forgets-history" breaks "Convergent, Filtered, Reliable",
@@ -319,10 +311,6 @@ bugs! {
     /// `model/projection.rs`: the last applied configuration is sent although it was to be dropped.
     /// Needs: such a projection.
     LastAppliedStays = "last-applied-stays" breaks "Reliable, Convergent",
-
-    /// `caches/consistency.rs`: a consistent read is answered after a proof that the cache has not
-    /// followed. Needs: a cache whose own watch is behind the apiserver that proves.
-    UnfollowedProofCounts = "unfollowed-proof-counts" breaks "Reliable",
 
     among threads:
 

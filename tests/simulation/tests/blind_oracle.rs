@@ -55,7 +55,9 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// Histories of a few seeds that contain every place the corruptions need.
 pub(super) fn reports() -> &'static [Report] {
     static REPORTS: OnceLock<Vec<Report>> = OnceLock::new();
-    REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &Options::default())).collect())
+    // After a restore a broken history is named by the first of several possible ones.
+    let options = Options { rewinds: 0, ..Options::default() };
+    REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &options)).collect())
 }
 
 fn detects(expected: &[Guarantee], corrupt: Corruption) -> Result<(), Failed> {
