@@ -269,7 +269,7 @@ bugs! {
 
     /// `server/kube/cache_reads.rs`: `NotOlderThan` is answered with any state. Needs: a program
     /// that turns to a replica which is behind.
-    NotOlderThanIsAny = "not-older-than-is-any" breaks "Reliable",
+    NotOlderThanIsAny = "not-older-than-is-any" breaks "Reliable, Ordered",
 
     /// `server/kube/list.rs`: a list at exactly one version is answered with the newest state.
     /// Needs: such a list, and a change since.
@@ -283,9 +283,9 @@ bugs! {
     /// in pages, without selectors.
     RemainingCountsThePage = "remaining-counts-the-page" breaks "Reliable",
 
-    /// `server/kube/watch.rs`: a watch over HTTP from a version that the cache has not reached starts
-    /// at the cache's version, and sends events that the client has. Needs: a replica that is
-    /// behind, and a watch with the version of another one.
+    /// `server/kube/watch.rs`: a watch over HTTP from a version that the cache has not reached
+    /// starts at the cache's version, and sends events that the client has. Needs: a replica that
+    /// is behind, and a watch with the version of another one.
     AheadIsNow = "ahead-is-now" breaks "Unique, Ordered, Reliable, Filtered",
 
     /// `fanout/views/set.rs`: a gap does not end the watches over HTTP, which have no marks for it.
@@ -300,26 +300,19 @@ bugs! {
     /// at that of the event. Needs: a watch over HTTP with a selector whose members leave.
     LeaveAtOwnVersion = "leave-at-own-version" breaks "Reliable, Ordered, Unique, Atomic",
 
-    /// `fanout/send/encoder.rs`: with `only_changes` an object that enters a selector is not sent if
-    /// its projection did not change. Needs: that, and members that enter.
+    /// `fanout/send/encoder.rs`: with `only_changes` an object that enters a selector is not sent
+    /// if its projection did not change. Needs: that, and members that enter.
     EnterIsNoChange = "enter-is-no-change" breaks "Reliable, Bookmarkable, Resumable, Filtered, Convergent",
 
     /// `fanout/send/encoder.rs`: the projected bytes of a snapshot's object are reused after the
     /// object has changed. Needs: a projection, and two snapshots with a change in between.
     ProjectedByKey = "projected-by-key" breaks "Reliable, Convergent",
 
-    /// `fanout/send/encoder.rs`: with `only_changes` a delta is made from a state that was not sent.
-    /// Its bytes are those of the last state that was, but its version names another one. Harmless
-    /// unless the base has changed before the start. Needs: deltas, a resume without state.
+    /// `fanout/send/encoder.rs`: with `only_changes` a delta is made from a state that was not
+    /// sent. Its bytes are those of the last state that was, but its version names another one.
+    /// Harmless unless the base has changed before the start. Needs: deltas, a resume without
+    /// state.
     DeltaOnUnsentBase = "delta-on-unsent-base" breaks "Reliable, Resumable, Convergent",
-
-    /// `peer/encode.rs`: a warm start gets no conflated history, but its floor. Needs: a warm start,
-    /// a small ring, and a resume from before the ring.
-    TransferForgetsChanges = "transfer-forgets-changes" breaks "Convergent, Filtered, Reliable",
-
-    /// `peer/encode.rs`: a warm start does not get the versions inside which gaps are. Needs: a
-    /// relist at the peer, evicted from its ring, and a resume with a version of that time.
-    TransferForgetsGaps = "transfer-forgets-gaps" breaks "Resumable, Filtered, Reliable, Convergent",
 
     /// `cache/history.rs`: what the ring evicts while memory is short does not enter the conflated
     /// history. Needs: short memory, and a start or a lag older than the ring.
@@ -332,10 +325,6 @@ bugs! {
     /// `model/projection.rs`: the last applied configuration is sent although it was to be dropped.
     /// Needs: such a projection.
     LastAppliedStays = "last-applied-stays" breaks "Reliable, Convergent",
-
-    /// `caches/consistency.rs`: a consistent read is answered after a proof that the cache has not
-    /// followed. Needs: a cache whose own watch is behind the apiserver that proves.
-    UnfollowedProofCounts = "unfollowed-proof-counts" breaks "Reliable",
 
     among threads:
 

@@ -55,7 +55,9 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// Histories of a few seeds that contain every place the corruptions need.
 pub(super) fn reports() -> &'static [Report] {
     static REPORTS: OnceLock<Vec<Report>> = OnceLock::new();
-    REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &Options::default())).collect())
+    // After a restore a broken history is named by the first of several possible ones.
+    let options = Options { rewinds: 0, ..Options::default() };
+    REPORTS.get_or_init(|| (101..105).map(|seed| run_seed(seed, &options)).collect())
 }
 
 fn detects(expected: &[Guarantee], corrupt: Corruption) -> Result<(), Failed> {
@@ -297,11 +299,12 @@ fn lost_at_the_end(entries: &mut Vec<Entry>) -> Option<()> {
     Some(())
 }
 
-/// Changes what the first read over HTTP that got a state had asked for, by the version that it got.
+/// Changes what the first read over HTTP that got a state had asked for, by the version that it
+/// got.
 fn asked(entries: &mut [Entry], freshness: impl Fn(u64) -> Freshness) -> Option<()> {
     let at = entries.windows(3).position(|three| {
         matches!(
-            three.iter().map(|entry| &entry.what).collect::<Vec<_>>().as_slice(),
+            [&three[0].what, &three[1].what, &three[2].what],
             [Observation::Asked(_), Observation::Opened { .. }, Observation::SnapshotBegin { .. }]
         )
     })?;

@@ -20,7 +20,6 @@ use kubefan_common::{
         self, PreviousObject, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
         TransferResponse, TransferSpan, TransferTrailer, transfer_entry::Entry, transfer_response::Part,
     },
-    when_planted,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -68,9 +67,7 @@ impl Encoder {
             ring_floor: history.ring_floor.to_string(),
             residue_floor: history.conflated_floor.to_string(),
         };
-        let HistoryCopy { mut changes, mut inexact, records, .. } = history;
-        when_planted!(TransferForgetsChanges => changes.clear());
-        when_planted!(TransferForgetsGaps => inexact.clear());
+        let HistoryCopy { changes, inexact, records, .. } = history;
         let mut last: Option<ObjectKey> = None;
         let objects = store.clone();
         let objects = std::iter::from_fn(move || {

@@ -3,8 +3,8 @@
 //!
 //! Whatever it implements behaves like Kubernetes 1.35, down to the bytes of events, lists and
 //! Status objects. Pods are also served as protobuf. It leaves out: other encodings (YAML, CBOR)
-//! and Tables; admission, defaulting and managed fields; finalizers and graceful deletion; and authorization. A
-//! strategic merge patch is applied as a JSON merge patch.
+//! and Tables; admission, defaulting and managed fields; finalizers and graceful deletion; and
+//! authorization. A strategic merge patch is applied as a JSON merge patch.
 
 mod accept;
 mod discovery;

@@ -177,9 +177,9 @@ impl<C: Catalog> CacheReads<C> {
     }
 }
 
-/// Of the failures of two forms, the one to report if no form can be made: the first, unless only the
-/// other one says that a retry may help. A resource that is still syncing as JSON must not look as
-/// if it did not exist, only because it is never cached as protobuf.
+/// Of the failures of two forms, the one to report if no form can be made: the first, unless only
+/// the other one says that a retry may help. A resource that is still syncing as JSON must not look
+/// as if it did not exist, only because it is never cached as protobuf.
 fn more_helpful(known: Option<Failure>, other: Failure) -> Failure {
     let is_temporary = |failure: &Failure| matches!(failure.code(), 429 | 503 | 504);
     match known {
