@@ -249,7 +249,7 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 }
 
-/// A time without faults in the middle of a seed, in which writes go on. Returns the subscribers
+/// A time without faults in the middle of a seed, in which writes continue. Returns the subscribers
 /// that heard nothing for too long, although there was something to hear.
 async fn calm(
     world: &World,
@@ -265,10 +265,11 @@ async fn calm(
     }
     let (began, mut written) = (Instant::now(), Vec::new());
     while began.elapsed() < CALM {
-        workload.step(&world.sim, &mut world.truth.lock().unwrap());
-        let truth = world.truth.lock().unwrap();
-        let last: Vec<_> = recorders.iter().map(|recorder| truth.last_seen_by(recorder.spec().selection)).collect();
-        drop(truth);
+        let last: Vec<_> = {
+            let mut truth = world.truth.lock().unwrap();
+            workload.step(&world.sim, &mut truth);
+            recorders.iter().map(|recorder| truth.last_seen_by(recorder.spec().selection)).collect()
+        };
         written.push((Instant::now(), last));
         sleep(Duration::from_millis(random.random_range(1000..8000))).await;
     }

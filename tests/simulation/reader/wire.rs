@@ -163,8 +163,11 @@ pub(crate) fn failure(body: &[u8]) -> Result<Failure, Broken> {
 
 const MAGIC: &[u8] = b"k8s\0";
 
-/// The fields of a message: varints as numbers, everything else as bytes.
-fn fields(mut message: &[u8]) -> Result<Vec<(u64, u64, &[u8])>, Broken> {
+/// A field's number, and its content: a varint or bytes.
+type Field<'a> = (u64, u64, &'a [u8]);
+
+/// The fields of a message.
+fn fields(mut message: &[u8]) -> Result<Vec<Field<'_>>, Broken> {
     let mut fields = Vec::new();
     while !message.is_empty() {
         let tag = varint(&mut message)?;
@@ -193,7 +196,7 @@ fn varint(message: &mut &[u8]) -> Result<u64, Broken> {
     Err("a number of more than ten bytes".to_owned())
 }
 
-fn bytes_of<'a>(message: &'a [u8], number: u64) -> Result<&'a [u8], Broken> {
+fn bytes_of(message: &[u8], number: u64) -> Result<&[u8], Broken> {
     Ok(fields(message)?.into_iter().find(|field| field.0 == number).map_or(&[][..], |field| field.2))
 }
 
