@@ -164,7 +164,9 @@ impl Recipe<'_> {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let required = |words: Vec<String>| {
             let at = words.iter().position(|word| word == module.versioned)?;
-            words.get(at + 1).map(|version| version.trim_start_matches('v').to_owned())
+            // A comment may name the module too.
+            let version = words.get(at + 1)?.strip_prefix('v')?;
+            version.starts_with(|first: char| first.is_ascii_digit()).then(|| version.to_owned())
         };
         let version = go_mod.lines().find_map(|line| required(words(line)));
         let version =

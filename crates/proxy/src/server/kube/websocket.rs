@@ -111,7 +111,11 @@ impl Socket {
             let code = tokio::select! {
                 biased;
                 () = drain.cancelled() => Some(CloseCode::Away),
-                code = send(&mut socket, body, media, stall_timeout) => code,
+                // The drain ends the body, too, and may be seen there first.
+                code = send(&mut socket, body, media, stall_timeout) => match code {
+                    Some(CloseCode::Normal) if drain.is_cancelled() => Some(CloseCode::Away),
+                    code => code,
+                },
             };
             if let Some(code) = code {
                 close(&mut socket, code).await;
