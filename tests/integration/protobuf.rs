@@ -504,16 +504,16 @@ async fn refused(rig: &Rig, gvr: &GroupVersionResource) -> String {
 }
 
 async fn an_apiserver_without_protobuf_is_asked_once_a_minute() {
-    let setup = Setup::of(&["pods"]);
+    let setup = Setup::of(&["configmaps"]);
     let setup = Setup { registry: RegistryOptions { protobuf: Some(PROTOBUF), ..setup.registry }, ..setup };
     let rig = Rig::synced(setup.sim(), setup).await;
-    assert!(refused(&rig, &pods()).await.contains("does not give pods as protobuf"));
+    assert!(refused(&rig, &configmaps()).await.contains("does not give configmaps as protobuf"));
     let asked = || rig.metric(r#"kubefan_upstream_requests_total{code="406",verb="watch"}"#);
     let before = asked();
-    assert!(refused(&rig, &pods()).await.contains("does not give pods as protobuf"));
+    assert!(refused(&rig, &configmaps()).await.contains("does not give configmaps as protobuf"));
     assert_eq!((before, asked()), (1.0, 1.0));
     tokio::time::sleep(Duration::from_secs(61)).await;
-    refused(&rig, &pods()).await;
+    refused(&rig, &configmaps()).await;
     assert_eq!(asked(), 2.0, "it may have been replaced by one that does");
 }
 

@@ -176,7 +176,9 @@ impl<C: Catalog> Reader<C> {
                 Ok(subscription) => return Ok(subscription),
                 // The hub knows only its own history. A backfill may start at an older version.
                 Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {
-                    let oldest = oldest.map_or(expired.oldest, |oldest| expired.oldest.min(oldest));
+                    // It does not help if it is older than this version.
+                    let upstreams = oldest.filter(|upstreams| *upstreams > expired.requested);
+                    let oldest = upstreams.map_or(expired.oldest, |upstreams| expired.oldest.min(upstreams));
                     return Err(Expired { oldest, ..expired }.into());
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
