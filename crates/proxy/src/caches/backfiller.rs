@@ -223,7 +223,7 @@ impl Backfiller {
     fn expired(&self, epoch: u64, requested: ResourceVersion) -> Expired {
         let oldest = self.served.hub.status().oldest.unwrap_or(requested);
         let upstreams = Some(&self.inner().expired).filter(|expired| expired.epoch == epoch).and_then(|it| it.oldest);
-        // Upstream named its oldest version for an older request, or has the events but not the state.
+        // Upstream may have named it for an older request, or have the events but not the state.
         let upstreams = upstreams.filter(|upstreams| *upstreams > requested);
         Expired { requested, oldest: upstreams.map_or(oldest, |upstreams| oldest.min(upstreams)) }
     }
