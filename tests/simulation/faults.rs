@@ -12,7 +12,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{link::Route, upstream::EventFault, world::World};
+use super::{upstream::EventFault, world::World};
 
 /// The kinds of faults, by the names under which they are counted.
 pub(crate) const KINDS: [&str; 27] = [
@@ -115,15 +115,13 @@ impl Faults {
             agenda.into_iter().for_each(|(_, heal)| self.heal(heal));
         }
         self.world.apiservers.iter().for_each(|apiserver| apiserver.clear_faults());
-        // Packets arrive again on a half-open connection, and the other end has forgotten it.
-        let reset = |route: &Route| route.each(|link| link.cut_if_silent());
         for node in &self.world.nodes {
             node.transport.heal();
-            reset(&node.transport.route);
+            node.transport.route.reset_silent();
         }
         for control in &self.world.controls {
             control.heal();
-            reset(&control.route);
+            control.route.reset_silent();
         }
     }
 

@@ -96,7 +96,7 @@ impl Link {
     }
 
     /// Breaks the connection if it is half-open.
-    pub(crate) fn cut_if_silent(&self) {
+    fn cut_if_silent(&self) {
         let mut state = self.state();
         if state.silent {
             state.cut();
@@ -111,6 +111,12 @@ impl Link {
     /// From now on no bytes arrive, and neither end gets an error.
     pub(crate) fn silence(&self) {
         self.state().silent = true;
+    }
+
+    /// Whether one end may still wait for the other on a half-open connection.
+    fn is_awaited(&self) -> bool {
+        let state = self.state();
+        state.silent && !state.broken && !state.directions.iter().all(|direction| direction.reader_gone)
     }
 
     /// Sets the latency of bytes that are written from now on.
@@ -239,9 +245,16 @@ impl Route {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let (link, ours, theirs) = Link::new(state.latency);
-        state.links.retain(|link| !link.is_over());
+        state.links.retain(|link| !link.is_over() || link.is_awaited());
         state.links.push(link);
         Ok((ours, theirs))
+    }
+
+    /// Breaks every half-open connection: packets arrive again, and an end that is left there gets a
+    /// reset.
+    pub(crate) fn reset_silent(&self) {
+        let links = self.state.lock().unwrap().links.clone();
+        links.iter().for_each(Link::cut_if_silent);
     }
 
     /// Applies `what` to every open connection. Returns true if there was one.

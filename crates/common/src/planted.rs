@@ -172,15 +172,6 @@ bugs! {
     /// large gap, a subscriber that stalls inside it until the ring has evicted it. Rare.
     LaggingInsideGap = "lagging-inside-gap" breaks "Convergent, Reliable",
 
-    /// `fanout/subscribe/try_subscribe.rs`: a watch that starts with a proved state is sent the
-    /// events from before the version of that state. Needs: a watch-list of a quiet resource, and
-    /// an object that is created and deleted while the cache is behind.
-    ProvedWithoutFloor = "proved-without-floor" breaks "Bookmarkable, Ordered, Unique, Reliable",
-
-    /// `fanout/hub/proved.rs`: a reader whose state was proved is served what the cache has by
-    /// then, which may be older. Needs: the same, and an event between the proof and the answer.
-    LaterThanProved = "later-than-proved" breaks "Reliable",
-
     /// `fanout/views/shared_snapshot.rs`: a chunk of a compressed snapshot is reused if its first
     /// key, last key and length are unchanged, even if objects in it have changed. Needs: zstd,
     /// starts more than a second and less than a minute apart, a change in between.

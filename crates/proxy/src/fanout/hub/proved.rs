@@ -11,7 +11,6 @@ use tokio::time::Instant;
 
 use super::core::Hub;
 use crate::cache::{CachedState, Refusal, Store};
-use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
 
 /// What a consistent read is served from.
@@ -46,7 +45,6 @@ impl Fresh {
             Self::State(proved) if proved.epoch != cached.epoch => {
                 Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
             }
-            Self::State(_) if planted::is(Bug::LaterThanProved) => Ok(None),
             Self::State(proved) => Ok((cached.version < proved.version).then_some(proved)),
         }
     }
