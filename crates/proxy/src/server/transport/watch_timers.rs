@@ -95,7 +95,9 @@ impl WatchTimers {
             }
             (false, interval) => interval.map(|interval| self.last_sent + interval),
         };
-        [silent, self.timeout_at, self.deadline_at, self.last_bookmark_at].into_iter().flatten().min()
+        // A backlog is sent no bookmark, so a due one must not make a timer that is due for ever.
+        let last_bookmark_at = self.last_bookmark_at.filter(|_| !in_backlog);
+        [silent, self.timeout_at, self.deadline_at, last_bookmark_at].into_iter().flatten().min()
     }
 
     /// What is due now.
@@ -141,6 +143,17 @@ mod tests {
         assert_eq!(timers.tick(at(8), false), Due::Bookmark);
         assert_eq!(timers.due_at(at(8), false), Some(at(10)));
         assert_eq!(timers.tick(at(10), false), Due::End(StreamEnd::Timeout));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_that_did_nothing_is_due_later() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut timers = WatchTimers::new(Some(Duration::from_secs(60)), Some(at(10)), None, STALL, true);
+        timers.sent(at(1), 100, true);
+        assert_eq!(timers.tick(at(9), true), Due::Nothing, "a backlog is sent no bookmark");
+        assert_eq!(timers.due_at(at(9), true), Some(at(10)));
+        assert_eq!(timers.tick(at(9), false), Due::Bookmark, "the backlog has ended");
     }
 
     #[tokio::test(start_paused = true)]
