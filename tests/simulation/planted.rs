@@ -23,7 +23,7 @@ use super::{
 };
 
 /// The number of seeds in which a bug must appear.
-const SEEDS_MAX: u64 = 300;
+const SEEDS_MAX: u64 = 1000;
 
 /// Plants each bug in turn, or only the bug in `KUBEFAN_PLANTED_BUG`. The check fails if no seed
 /// finds a bug, or if it is reported under a guarantee that it does not break.

@@ -175,7 +175,7 @@ bugs! {
     /// `fanout/views/shared_snapshot.rs`: a chunk of a compressed snapshot is reused if its first
     /// key, last key and length are unchanged, even if objects in it have changed. Needs: zstd,
     /// starts more than a second and less than a minute apart, a change in between.
-    StaleChunk = "stale-chunk" breaks "Reliable, Filtered, Convergent",
+    StaleChunk = "stale-chunk" breaks "Reliable, Filtered, Convergent, Bookmarkable",
 
     /// `server/reader.rs`: a backfill is requested without the previous state, even if the
     /// selector's members change. Leaves are then missing, and objects that enter are sent as
