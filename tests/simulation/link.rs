@@ -250,8 +250,8 @@ impl Route {
         Ok((ours, theirs))
     }
 
-    /// Breaks every half-open connection: packets arrive again, and an end that is left there gets a
-    /// reset.
+    /// Breaks every half-open connection: packets arrive again, and an end that is left there gets
+    /// a reset.
     pub(crate) fn reset_silent(&self) {
         let links = self.state.lock().unwrap().links.clone();
         links.iter().for_each(Link::cut_if_silent);
