@@ -121,6 +121,15 @@ pub struct Expired {
     pub oldest: ResourceVersion,
 }
 
+impl Expired {
+    /// The same, if all events after `other` can be had from another source. It changes nothing
+    /// unless `other` is newer than the requested version, which is refused in any case.
+    pub fn or_after(self, other: Option<ResourceVersion>) -> Self {
+        let helps = other.filter(|other| *other > self.requested);
+        Self { oldest: helps.map_or(self.oldest, |other| self.oldest.min(other)), ..self }
+    }
+}
+
 /// The records after `floor`, oldest first.
 pub struct EventRing {
     limits: RingLimits,

@@ -224,8 +224,7 @@ impl Backfiller {
         let oldest = self.served.hub.status().oldest.unwrap_or(requested);
         let upstreams = Some(&self.inner().expired).filter(|expired| expired.epoch == epoch).and_then(|it| it.oldest);
         // Upstream may have named it for an older request, or have the events but not the state.
-        let upstreams = upstreams.filter(|upstreams| *upstreams > requested);
-        Expired { requested, oldest: upstreams.map_or(oldest, |upstreams| oldest.min(upstreams)) }
+        Expired { requested, oldest }.or_after(upstreams)
     }
 
     fn failed(&self, version: ResourceVersion) -> Refusal {

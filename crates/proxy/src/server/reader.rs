@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::select::{self, Selected};
 use crate::{
-    cache::{Backfill, Expired},
+    cache::Backfill,
     fanout::{
         Catalog, Need, NotSubscribed, Patience, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
         SubscribeOptions, Subscription,
@@ -176,10 +176,7 @@ impl<C: Catalog> Reader<C> {
                 Ok(subscription) => return Ok(subscription),
                 // The hub knows only its own history. A backfill may start at an older version.
                 Err(NotSubscribed::Refused(Refusal::Expired(expired))) => {
-                    // It does not help if it is older than this version.
-                    let upstreams = oldest.filter(|upstreams| *upstreams > expired.requested);
-                    let oldest = upstreams.map_or(expired.oldest, |upstreams| expired.oldest.min(upstreams));
-                    return Err(Expired { oldest, ..expired }.into());
+                    return Err(expired.or_after(oldest).into());
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {
