@@ -1,6 +1,6 @@
-//! Error messages of other programs, made fit for a log line.
+//! Errors of other programs: the one that matters, and messages made fit for a log line.
 
-use std::error::Error;
+use std::{error::Error, io};
 
 /// The text as one line of at most `chars_max` characters, and an ellipsis if it was longer.
 pub fn one_line(text: &str, chars_max: usize) -> String {
@@ -21,9 +21,30 @@ pub fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'stat
     innermost
 }
 
+/// The first error of one type in the chain of sources. `io::Error` needs a special case, because
+/// its `source` skips the error that it wraps.
+pub fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        let wrapped = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
+        next = wrapped.map(|error| error as &(dyn Error + 'static)).or_else(|| error.source());
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_that_an_io_error_wraps_is_found() {
+        let wrapped = io::Error::other(io::Error::other(std::fmt::Error));
+        assert!(find::<std::fmt::Error>(&wrapped).is_some());
+        assert!(find::<std::num::ParseIntError>(&wrapped).is_none());
+    }
 
     #[test]
     fn a_long_text_with_control_characters_becomes_one_short_line() {

@@ -1,9 +1,9 @@
 //! Why a connection failed, in words for people. A TLS library says what it found
 //! (`UnknownIssuer`); people need to know what is wrong with which setting.
 
-use std::{error::Error, io};
+use std::error::Error;
 
-use kubefan_common::text::innermost;
+use kubefan_common::text::{find, innermost};
 use rustls::{CertificateError, InvalidMessage};
 
 /// The text for a plaintext connection to a port that needs TLS.
@@ -11,26 +11,12 @@ pub(crate) const NEEDS_TLS: &str = "the server needs TLS on this port; use an ht
 
 /// The cause of an error: what TLS refused, or the text of the innermost error.
 pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    if let Some(tls) = tls_error(error) {
+    if let Some(tls) = find::<rustls::Error>(error) {
         return explain(tls);
     }
     let text = innermost(error).to_string();
     // Cuts the error number off, as in "Connection refused (os error 111)".
     text.split(" (os error").next().unwrap_or(&text).to_owned()
-}
-
-/// Finds the error of TLS. `io::Error` needs a special case, because its `source` skips the error
-/// that it wraps.
-fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        let wrapped = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
-        next = wrapped.map(|error| error as &(dyn Error + 'static)).or_else(|| error.source());
-    }
-    None
 }
 
 fn explain(error: &rustls::Error) -> String {
@@ -78,7 +64,7 @@ fn duration(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{io, time::Duration};
 
     use rustls::pki_types::UnixTime;
 

@@ -21,7 +21,7 @@ use kube_client::{
     client::{AuthError, ConfigExt},
     config::KubeconfigError,
 };
-use kubefan_common::text::innermost;
+use kubefan_common::text::{find, innermost};
 use reqwest::{NoProxy, Proxy, dns, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
@@ -231,20 +231,6 @@ pub(in crate::upstream) fn classify(error: BoxError, server: &str) -> UpstreamEr
         }),
     };
     if connecting { UpstreamError::Unreachable { server: server(), message } } else { UpstreamError::Reset { message } }
-}
-
-/// Finds an error of one type in a chain. `io::Error` needs a special case, because its `source`
-/// skips the error that it wraps.
-fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        let wrapped = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
-        next = wrapped.map(|error| error as &(dyn Error + 'static)).or_else(|| error.source());
-    }
-    None
 }
 
 /// The text of the innermost error. The outer ones would repeat the URL, and with it the user info
