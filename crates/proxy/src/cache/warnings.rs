@@ -8,12 +8,15 @@
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, header};
+use kubefan_common::text::one_line;
 
 /// The maximum number of warnings stored from one answer. An apiserver sends one or two, and
 /// truncates them at 4 KiB in total.
 const WARNINGS_MAX: usize = 16;
 /// The maximum total size of the stored warnings, in bytes.
 const WARNING_BYTES_MAX: usize = 8 << 10;
+/// The maximum length of a warning of kubefan's own, in characters.
+const OWN_CHARS_MAX: usize = 1024;
 /// The only code that Kubernetes writes and its clients show. Most other codes concern an HTTP
 /// cache on the way and must not be stored (RFC 7234, 5.5).
 const CODE: &[u8] = b"299 ";
@@ -37,7 +40,7 @@ impl Warnings {
     /// A warning of kubefan's own, as apimachinery's `NewWarningHeader` writes it.
     pub fn own(text: &str) -> Self {
         let mut value = String::from("299 kubefan \"");
-        for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        for character in one_line(text, OWN_CHARS_MAX).chars() {
             if matches!(character, '"' | '\\') {
                 value.push('\\');
             }
