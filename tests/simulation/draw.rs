@@ -1,4 +1,4 @@
-//! What a seed draws: the world, and who reads in it.
+//! What a seed decides: the cluster, the replicas, the subscribers and what they request.
 
 use std::{sync::Arc, time::Duration};
 
