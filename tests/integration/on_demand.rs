@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_proxy::caches::{OnDemandLimits, SizeLimits};
-use kubefan_sim::apiserver::{Fault, Verb};
+use kubefan_sim::apiserver::{Fault, SimResource, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
@@ -29,6 +30,7 @@ pub(crate) const TESTS: &[Test] = tests! {
     paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
         an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
         an_idle_place_goes_to_the_resource_that_is_requested_next, a_start_asks_for_no_list_of_its_own,
+        starts_read_the_schema_once,
         a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again, a_first_sync_that_grows_too_large_is_stopped,
         a_cache_that_grows_too_large_ends_its_streams, the_bytes_of_all_caches_are_limited_together,
         an_unread_cache_is_dropped_and_can_return, a_reader_waits_a_limited_time_for_the_first_sync,
@@ -152,6 +154,20 @@ async fn a_start_asks_for_no_list_of_its_own() {
     assert_eq!(rig.watch_all("pods").await.state.len(), 3);
     let asked = rig.network.recorded_requests(PODS);
     assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
+}
+
+async fn starts_read_the_schema_once() {
+    let setup = Setup::of(&[]).on_demand(on_demand());
+    let sim = setup.sim();
+    sim.add_resource(SimResource::custom("example.com", "v1", "widgets", "Widget"));
+    let rig = Rig::synced(sim, setup).await;
+    let copies = ["pods", "services", "configmaps", "widgets"].repeat(10);
+    let watches = join_all(copies.into_iter().map(|resource| rig.watch(target(resource), ""))).await;
+    let refused: Vec<_> = watches.iter().filter_map(|watch| watch.as_ref().err()).collect();
+    assert!(refused.is_empty(), "{refused:?}");
+    for path in ["/version", "/openapi/v3", "/openapi/v3/apis/example.com/v1"] {
+        assert_eq!(rig.network.recorded_requests(path).len(), 1, "{path}");
+    }
 }
 
 async fn a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed_again() {

@@ -118,16 +118,28 @@ impl Registry {
         let info = info.map_err(refusal)?;
         let scope = self.scope_of(info.namespaced, namespace)?;
         let id = CacheId { gvr: info.gvr.clone(), scope, media };
-        if let Some(cache) = self.caches.get(&id) {
-            return Ok(cache.served.clone());
+        let started = || self.caches.get(&id).map(|cache| cache.clone());
+        if let Some(cache) = started() {
+            // It may have started during the discovery; then this reader waits as its first one does.
+            let is_new = cache.on_demand && *cache.served.hub.phase().borrow() == Phase::Syncing;
+            return if is_new { self.first_sync(&cache, &id).await } else { Ok(cache.served.clone()) };
         }
         if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
             return Err(not_synced(resource, &uncached.message));
         }
         self.may_start(&id)?;
-        let GroupVersionResource { group, version, resource } = &info.gvr;
-        let discovered = self.discover(group, version, resource).await.map_err(refusal)?;
-        self.start_for_reader(&discovered, id).await
+        let turn = self.discovering.entry(id.clone()).or_default().clone();
+        let turn = turn.lock().await;
+        let cache = match started() {
+            Some(cache) => cache,
+            None => {
+                let GroupVersionResource { group, version, resource } = &info.gvr;
+                let discovered = self.discover(group, version, resource).await.map_err(refusal)?;
+                self.start(&discovered, &id)?
+            }
+        };
+        drop(turn);
+        self.first_sync(&cache, &id).await
     }
 
     /// Finds a configured resource by its configured name, or any cached resource by its full name.

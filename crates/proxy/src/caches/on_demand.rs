@@ -163,13 +163,8 @@ impl Registry {
         })
     }
 
-    /// Starts a cache for a reader, and waits a limited time for its first sync.
-    pub(super) async fn start_for_reader(
-        self: &Arc<Self>,
-        discovered: &DiscoveredResource,
-        id: CacheId,
-    ) -> Result<Served, Refusal> {
-        let cache = self.start(discovered, &id)?;
+    /// Waits a limited time for the first sync of a cache that a reader has started.
+    pub(super) async fn first_sync(self: &Arc<Self>, cache: &Cache, id: &CacheId) -> Result<Served, Refusal> {
         let mut phase = cache.served.hub.phase();
         let sync_timeout = match id.media {
             Media::Json => FIRST_SYNC_TIMEOUT,
@@ -181,11 +176,16 @@ impl Registry {
             _ = timeout(sync_timeout, phase.wait_for(|phase| *phase != Phase::Syncing)) => {}
             () = cache.stop.cancelled() => {}
         }
-        self.may_start(&id)?;
+        self.may_start(id)?;
         Ok(cache.served.clone())
     }
 
-    fn start(self: &Arc<Self>, discovered: &DiscoveredResource, id: &CacheId) -> Result<Arc<Cache>, Refusal> {
+    /// Starts a cache for a reader.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        discovered: &DiscoveredResource,
+        id: &CacheId,
+    ) -> Result<Arc<Cache>, Refusal> {
         let StartPermit { allowance, resources_max } = self.may_start(id)?;
         let CacheId { gvr, scope, media } = id;
         let parser = match media {

@@ -88,6 +88,9 @@ pub struct Registry {
     /// Locked while caches start, so that their number stays within its limit and no two caches
     /// have the same identity.
     pub(super) starting: Mutex<()>,
+    /// Locked while a cache that readers start is discovered, so that they share the requests for
+    /// it. Its keys are resources that upstream has, in configured scopes.
+    pub(super) discovering: DashMap<CacheId, Arc<tokio::sync::Mutex<()>>>,
     changes: watch::Sender<u64>,
     pub(super) stop: CancellationToken,
 }
@@ -119,6 +122,7 @@ impl Registry {
             protobuf_bytes: Arc::default(),
             tables_bytes: Arc::default(),
             starting: Mutex::new(()),
+            discovering: DashMap::new(),
             changes: watch::Sender::new(0),
             stop,
         })

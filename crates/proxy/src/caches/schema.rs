@@ -110,7 +110,7 @@ async fn schema_changed(
     let mut seen = None;
     loop {
         // A failed check says nothing about the schema.
-        if let Ok(now) = context.discovery.recent_schema_fingerprint(&gvr.group, &gvr.version).await {
+        if let Ok(now) = context.discovery.schema_fingerprint(&gvr.group, &gvr.version).await {
             match &known {
                 Some(before) if *before == now => seen = None,
                 Some(before) if seen.as_ref() == Some(&now) => return (before.clone(), now),

@@ -271,34 +271,15 @@ impl Discovery {
         Ok(self.upstream.get_limited(Verb::Get, path, ACCEPT, DOCUMENT_BYTES_MAX).await?.into_body())
     }
 
-    /// The current fingerprint of a group version's schema. A document that kubefan may not read
-    /// counts as `None`. Other failures are errors, so that a short outage does not look like a
-    /// schema change.
+    /// The fingerprint of a group version's schema, up to two seconds old, so that all caches
+    /// together cause one request. A document that kubefan may not read counts as `None`. Other
+    /// failures are errors, so that a short outage does not look like a schema change.
     pub async fn schema_fingerprint(&self, group: &str, version: &str) -> Result<SchemaFingerprint, UpstreamError> {
-        self.fingerprint(group, version, Duration::ZERO).await
-    }
-
-    /// As [`Self::schema_fingerprint`], but up to two seconds old, so that all caches together
-    /// cause one request.
-    pub async fn recent_schema_fingerprint(
-        &self,
-        group: &str,
-        version: &str,
-    ) -> Result<SchemaFingerprint, UpstreamError> {
-        self.fingerprint(group, version, SCHEMA_DOCUMENTS_AGE_MAX).await
-    }
-
-    async fn fingerprint(
-        &self,
-        group: &str,
-        version: &str,
-        age_max: Duration,
-    ) -> Result<SchemaFingerprint, UpstreamError> {
         let path = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
         let documents = {
             let mut shared = self.schema_documents.lock().await;
             match &*shared {
-                Some((at, documents)) if at.elapsed() < age_max => documents.clone(),
+                Some((at, documents)) if at.elapsed() < SCHEMA_DOCUMENTS_AGE_MAX => documents.clone(),
                 _ => {
                     let documents = self.fetch_schema_documents().await.map(Arc::new);
                     *shared = Some((Instant::now(), documents.clone()));
