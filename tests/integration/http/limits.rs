@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = tests! {
         reads_above_the_limit_are_429, watches_above_the_limit_are_429,
         requests_are_counted_for_both_protocols, a_web_page_of_another_host_cannot_read,
         an_unread_answer_releases_its_resources,
-        a_disconnect_is_noticed_behind_a_pipelined_request, only_a_watch_starts_a_cache_with_passthrough,
+        a_disconnect_is_noticed_behind_a_pipelined_request, with_passthrough_only_informers_start_a_cache,
         reads_start_caches_without_passthrough, open_watches_do_not_delay_the_shutdown;
 };
 
@@ -410,19 +410,29 @@ async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
     becomes(&kubefan, r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
 }
 
-async fn only_a_watch_starts_a_cache_with_passthrough() {
+async fn with_passthrough_only_informers_start_a_cache() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--on-demand"]).await;
-    for path in [format!("{PODS}?{ANY}"), PODS.to_owned(), format!("/api/v1/namespaces/default/pods/a?{ANY}")] {
+    for path in [
+        PODS.to_owned(),
+        format!("{PODS}?{ANY}&labelSelector=a"),
+        format!("/api/v1/namespaces/default/pods?{ANY}"),
+        format!("/api/v1/namespaces/default/pods/a?{ANY}"),
+    ] {
         let response = get(&kubefan, &path).await;
         assert_eq!((response.status(), is_cached(&response)), (StatusCode::OK, false), "{path}");
     }
-    let synced = r#"kubefan_synced{group="",media="json",namespace="",resource="pods"}"#;
-    assert_eq!(metric(&kubefan, synced).await, None);
+    let synced =
+        |resource: &str| format!(r#"kubefan_synced{{group="",media="json",namespace="",resource="{resource}"}}"#);
+    assert_eq!(metric(&kubefan, &synced("pods")).await, None);
     let watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
     assert!(is_cached(&watch));
-    assert_eq!(metric(&kubefan, synced).await, Some(1.0));
+    assert_eq!(metric(&kubefan, &synced("pods")).await, Some(1.0));
     assert!(is_cached(&get(&kubefan, &format!("{PODS}?{ANY}")).await), "an existing cache is used");
+    // An informer begins with such a list: the cache's own list takes its place.
+    let list = get(&kubefan, &format!("/api/v1/configmaps?{ANY}&limit=500")).await;
+    assert_eq!((list.status(), is_cached(&list)), (StatusCode::OK, true));
+    assert_eq!(metric(&kubefan, &synced("configmaps")).await, Some(1.0));
 }
 
 async fn reads_start_caches_without_passthrough() {

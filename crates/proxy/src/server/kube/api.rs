@@ -14,7 +14,7 @@ use super::{
     list::list,
     narrowed,
     negotiate::{self, Form},
-    options::{self, Freshness, Options},
+    options::{self, Freshness, ListOptions, Options},
     pages::PageSnapshots,
     path::Path,
     read_error::ReadError,
@@ -222,7 +222,13 @@ impl<C: Catalog> KubeApi<C> {
             ReadRequest::Collection(Options::List(options)) => options.freshness != Freshness::Consistent,
             ReadRequest::Object(_) => false,
         };
-        let select_options = SelectOptions { is_watch, waits_for_sync };
+        let is_first_list = |options: &ListOptions| options.may_begin_informer() && path.namespace.is_empty();
+        let starts_cache = match &asked {
+            ReadRequest::Collection(Options::Watch(_)) => true,
+            ReadRequest::Collection(Options::List(options)) => is_first_list(options),
+            ReadRequest::Object(_) => false,
+        };
+        let select_options = SelectOptions { starts_cache, waits_for_sync };
         let (selected, format) = reads.select(path, selectors, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
         let read = ResolvedRead { path, selected, format };

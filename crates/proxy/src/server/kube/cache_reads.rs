@@ -42,9 +42,9 @@ pub struct ResolvedRead<'a> {
 /// How a read treats a cache that does not exist or is not synced.
 #[derive(Clone, Copy)]
 pub struct SelectOptions {
-    /// A watch starts the cache, because it will continue to use it. Other reads start it only if
-    /// passthrough is off.
-    pub is_watch: bool,
+    /// Whether the read may start the cache although upstream could answer it: a watch, which will
+    /// continue to use the cache, and the list that informers send before their watch.
+    pub starts_cache: bool,
     /// Whether the read waits for the first list: it accepts any state, or its client would only
     /// retry.
     pub waits_for_sync: bool,
@@ -90,16 +90,17 @@ impl<C: Catalog> CacheReads<C> {
     }
 
     /// What a path and selectors select in one encoding, if the cache serves it. With passthrough,
-    /// only a watch starts the cache of a resource: upstream answers a single list or get sooner.
+    /// other reads than informers' do not start the cache of a resource: upstream answers a single
+    /// list or get sooner.
     async fn select_in(
         &self,
         media: Media,
         path: &Path,
         (label_selector, field_selector): (&str, &str),
-        SelectOptions { is_watch, waits_for_sync }: SelectOptions,
+        SelectOptions { starts_cache, waits_for_sync }: SelectOptions,
     ) -> Result<Selected, ReadError> {
         let is_cached = |media| self.is_cached(path, media);
-        if !is_watch && self.has_upstream && !is_cached(Media::Json) && !is_cached(media) {
+        if !starts_cache && self.has_upstream && !is_cached(Media::Json) && !is_cached(media) {
             return Err(ReadError::Upstream(Failure::not_served(format!("{} is not cached", path.resource))));
         }
         let target = Target {

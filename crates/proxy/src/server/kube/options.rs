@@ -48,6 +48,15 @@ pub struct ListOptions {
     pub continues: String,
 }
 
+impl ListOptions {
+    /// Whether it may be the first request of an informer: all objects, at any version. Then a
+    /// watch follows, and the list of a cache that starts for both costs upstream the same.
+    pub fn may_begin_informer(&self) -> bool {
+        let is_whole = self.label_selector.is_empty() && self.field_selector.is_empty() && self.continues.is_empty();
+        is_whole && self.freshness == Freshness::Any
+    }
+}
+
 /// The options of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
