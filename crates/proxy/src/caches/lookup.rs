@@ -127,12 +127,12 @@ impl Registry {
         if let Some(uncached) = self.uncached.get(resource).or_else(|| self.uncached.get(&info.gvr.to_string())) {
             return Err(not_synced(resource, &uncached.message));
         }
-        self.may_start(&id)?;
         let turn = self.discovering.entry(id.clone()).or_default().clone();
         let turn = turn.lock().await;
         let cache = match started() {
             Some(cache) => cache,
             None => {
+                self.may_start(&id)?;
                 let GroupVersionResource { group, version, resource } = &info.gvr;
                 let discovered = self.discover(group, version, resource).await.map_err(refusal)?;
                 self.start(&discovered, &id)?
