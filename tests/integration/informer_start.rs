@@ -24,6 +24,7 @@ use crate::{
         network::{Network, RecordedRequest, answer},
         objects::version_of,
         rig::{PODS, Rig, Setup, churn, pod, pods, target, versions},
+        simulated::Simulated,
         tests,
     },
     upstream_faults::{relists, synced},
@@ -31,6 +32,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
+    local: the_watch_that_starts_a_cache_needs_no_proof;
     paused: the_state_of_a_quiet_cache_is_proved_by_one_list,
         one_list_serves_all_earlier_reads,
         a_read_during_a_list_gets_a_new_list,
@@ -354,6 +356,20 @@ async fn initial_state(client: &reqwest::Client, collection: String) -> (u64, us
     let lines = read.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     let lines: Vec<Value> = lines.collect();
     (version_of(&lines.last().unwrap()["object"]), lines.len() - 1)
+}
+
+async fn the_watch_that_starts_a_cache_needs_no_proof() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--on-demand"]).await;
+    let (before, client) = (simulated.sim.stats(), reqwest::Client::builder().no_proxy().build().unwrap());
+    let pods = format!("http://{}{PODS}", kubefan.grpc_addr);
+    let (version, objects) = initial_state(&client, pods.clone()).await;
+    let (after, written) = (simulated.sim.stats(), simulated.create("later"));
+    assert_eq!((after.lists - before.lists, after.watches_started - before.watches_started), (0, 1));
+    assert_eq!(objects, 3);
+    let (later, objects) = initial_state(&client, pods).await;
+    assert!(version < written && later >= written, "a later reader needs another proof");
+    assert_eq!(objects, 4);
 }
 
 async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {

@@ -92,6 +92,8 @@ pub struct PublishedCache {
     state: Option<CachedState>,
     epochs: u64,
     proven_at: Option<Instant>,
+    /// When the list was requested that the state is from.
+    listed_at: Option<Instant>,
     staleness_max: Option<Duration>,
     lists: u64,
 }
@@ -117,6 +119,7 @@ impl PublishedCache {
             state: None,
             epochs: 0,
             proven_at: None,
+            listed_at: None,
             staleness_max: None,
             lists: 0,
         }
@@ -183,12 +186,24 @@ impl PublishedCache {
     /// Forgets the state.
     pub fn close(&mut self, phase: Phase, message: String) {
         (self.phase, self.message) = (phase, message);
-        (self.state, self.proven_at, self.synced_since) = (None, None, None);
+        (self.state, self.proven_at, self.listed_at, self.synced_since) = (None, None, None, None);
     }
 
     /// Records that upstream proved, as of `at`, that the version reached is current.
     pub fn proved(&mut self, at: Instant) {
         self.proven_at = self.proven_at.max(Some(at));
+    }
+
+    /// Records a complete, consistent list whose first request was sent at `at`. It is a proof too.
+    pub fn listed(&mut self, at: Instant) {
+        self.listed_at = self.listed_at.max(Some(at));
+        self.proved(at);
+    }
+
+    /// Whether upstream was listed consistently after `at`: then a reader that came at that time
+    /// needs no other proof.
+    pub fn is_listed_after(&self, at: Instant) -> bool {
+        self.state.is_some() && self.listed_at.is_some_and(|listed_at| listed_at > at)
     }
 
     /// Refuses readers once the last proof is older than `staleness_max`; `None`: never.

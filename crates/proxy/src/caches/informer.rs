@@ -352,17 +352,12 @@ impl Informer {
                 yield_now().await;
             }
         }
-        let proven_at = match &update {
-            Update::Event(..) | Update::Bookmark(_) => Some(received),
-            // A list is consistent as of its request. It may have taken long. One that repeats the
-            // objects at the version of the cache proves nothing.
-            Update::ListEnd(_) => {
-                let listing = self.listing.take().filter(|(reason, _)| *reason != SCHEMA_CHANGED);
-                listing.map(|(_, started)| started)
-            }
-            Update::ListBegin { .. } | Update::ListItem(_) | Update::WentBack { .. } => None,
-        };
+        let is_proof = matches!(update, Update::Event(..) | Update::Bookmark(_));
         let listed = matches!(update, Update::ListEnd(_));
+        // A list is consistent as of its request. It may have taken long. One that repeats the
+        // objects at the version of the cache proves nothing.
+        let listing = if listed { self.listing.take() } else { None };
+        let listed_at = listing.filter(|(reason, _)| *reason != SCHEMA_CHANGED).map(|(_, started)| started);
         let applied = write(&mut self.writer, &self.schema, &self.planned_relist, update);
         if listed {
             self.place = None;
@@ -372,8 +367,9 @@ impl Informer {
                 hub.live();
             }
         }
-        if let (Some(at), Ok(_)) = (proven_at, &applied) {
-            hub.proved(at);
+        let is_applied = applied.is_ok();
+        if is_proof && is_applied {
+            hub.proved(received);
         }
         match applied {
             Ok(Some(commit)) => {
@@ -393,6 +389,10 @@ impl Informer {
                 self.reflector.relist("out_of_order");
                 self.wait_after(None).await;
             }
+        }
+        // After the commit, because readers are served at once what it proves.
+        if let Some(at) = listed_at.filter(|_| is_applied) {
+            self.served.hub.listed(at);
         }
         let (objects, bytes) = self.writer.size_with_list();
         self.allowance.as_mut()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)

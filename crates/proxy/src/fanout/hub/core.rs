@@ -291,11 +291,21 @@ impl Hub {
     }
 
     /// Records upstream's proof, as of `at`, that the version reached is current: an event, a
-    /// bookmark (one that repeats the version too), a complete list as of its first request, or a
-    /// consistent read that finds the cluster at this very version. An open watch alone proves
-    /// nothing: from a version that its apiserver has not reached it would be just as silent.
+    /// bookmark (one that repeats the version too), or a consistent read that finds the cluster at
+    /// this very version. An open watch alone proves nothing: from a version that its apiserver has
+    /// not reached it would be just as silent.
     pub fn proved(&self, at: Instant) {
         self.lock().published.proved(at);
+    }
+
+    /// Records a complete, consistent list whose first request was sent at `at`.
+    pub fn listed(&self, at: Instant) {
+        self.lock().published.listed(at);
+    }
+
+    /// Whether the state is from a consistent list that was requested after `at`.
+    pub fn is_listed_after(&self, at: Instant) -> bool {
+        self.lock().published.is_listed_after(at)
     }
 
     /// Reports that upstream is being listed because of `reason`: the cached state will be

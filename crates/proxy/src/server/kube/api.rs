@@ -33,6 +33,7 @@ use crate::{
     upstream::client::holding,
 };
 use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
+use tokio::time::Instant;
 
 /// The most trailing segments of a path that are cut off to find the resource that it names, for
 /// metrics.
@@ -177,6 +178,7 @@ impl<C: Catalog> KubeApi<C> {
         };
         let path = info.path.as_ref().filter(|_| request.method == Method::GET);
         let path = path.ok_or_else(|| ReadError::Upstream(not_served()))?;
+        let arrived_at = Instant::now();
         let asked = match path.name.is_empty() || path.is_watch {
             true => {
                 let options = Options::read(&info.query, path.is_watch).map_err(ReadError::Upstream)?;
@@ -231,7 +233,7 @@ impl<C: Catalog> KubeApi<C> {
         let select_options = SelectOptions { starts_cache, waits_for_sync };
         let (selected, format) = reads.select(path, selectors, formats, select_options).await?;
         let warnings = selected.served.hub.warnings();
-        let read = ResolvedRead { path, selected, format };
+        let read = ResolvedRead { path, selected, format, arrived_at };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
                 watch::open(reads, &self.timeouts, read, options, stream_waker).await

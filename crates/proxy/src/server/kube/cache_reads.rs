@@ -15,6 +15,7 @@ use crate::{
 };
 use kubefan_common::{proto::v1alpha1::Target, unless_planted};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, format::Format, selector::FieldSelector};
+use tokio::time::Instant;
 
 /// Reads from the caches.
 pub struct CacheReads<C> {
@@ -37,6 +38,8 @@ pub struct ResolvedRead<'a> {
     pub selected: Selected,
     /// The format of the response.
     pub format: Format,
+    /// When the request arrived.
+    pub arrived_at: Instant,
 }
 
 /// How a read treats a cache that does not exist or is not synced.
@@ -148,14 +151,17 @@ impl<C: Catalog> CacheReads<C> {
         if self.has_upstream { Patience::Bookmark } else { Patience::Insistent }
     }
 
-    /// Waits for a state as fresh as demanded.
+    /// Waits for a state as fresh as demanded by a request that arrived at `arrived_at`.
     pub async fn wait_until_fresh(
         &self,
         served: &Served,
         freshness: Freshness,
         patience: Patience,
+        arrived_at: Instant,
     ) -> Result<Fresh, ReadError> {
         match freshness {
+            // The request has started this cache, or has waited for its list.
+            Freshness::Consistent if served.hub.is_listed_after(arrived_at) => {}
             Freshness::Consistent => {
                 unless_planted!(ConsistentIsCached => return Ok(self.reader.catalog().prove(served, patience).await?))
             }

@@ -19,10 +19,10 @@ use kubefan_model::ObjectKey;
 /// Why it is not answered from the cache; 404 if the object does not exist.
 pub async fn get<C: Catalog>(
     reads: &CacheReads<C>,
-    ResolvedRead { path, selected, format }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
     freshness: Freshness,
 ) -> Result<Response<Body>, ReadError> {
-    let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+    let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await?;
     let (store, _) = selected.served.hub.snapshot_of(&fresh)?;
     let key = ObjectKey::new(&path.namespace, &path.name);
     let Some(object) = store.get(key.as_str()) else {

@@ -58,7 +58,7 @@ struct Listing {
 pub async fn list<C: Catalog>(
     reads: &CacheReads<C>,
     pages: &Arc<PageSnapshots>,
-    ResolvedRead { path, selected, format }: ResolvedRead<'_>,
+    ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
     options: ListOptions,
     permit: Option<OwnedSemaphorePermit>,
 ) -> Result<Response<Body>, ReadError> {
@@ -75,7 +75,7 @@ pub async fn list<C: Catalog>(
                 Freshness::Consistent => patience(&hub, &selection, limit, reads.consistent_list_bytes_min),
                 _ => Patience::AtOnce,
             };
-            let fresh = reads.wait_until_fresh(&served, freshness, patience).await?;
+            let fresh = reads.wait_until_fresh(&served, freshness, patience, arrived_at).await?;
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
             gate_permit = hub.gate().acquire().await?;

@@ -52,7 +52,7 @@ impl DefaultTimeouts {
 pub async fn open<C: Catalog>(
     reads: &CacheReads<C>,
     timeouts: &DefaultTimeouts,
-    ResolvedRead { selected, format, .. }: ResolvedRead<'_>,
+    ResolvedRead { selected, format, arrived_at, .. }: ResolvedRead<'_>,
     options: WatchOptions,
     stream_waker: StreamWaker,
 ) -> Result<Answer, ReadError> {
@@ -69,7 +69,7 @@ pub async fn open<C: Catalog>(
     };
     let start = match start {
         WatchStart::State(freshness) => {
-            fresh = match reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await {
+            fresh = match reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await {
                 Ok(fresh) => fresh,
                 // The apiserver has sent the headers of the watch before it knows this.
                 Err(ReadError::Final(failure)) if matches!(freshness, Freshness::NotOlderThan(_)) => {
@@ -80,7 +80,7 @@ pub async fn open<C: Catalog>(
             Start::Snapshot
         }
         WatchStart::Now(freshness) => {
-            let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience()).await?;
+            let fresh = reads.wait_until_fresh(&selected.served, freshness, reads.patience(), arrived_at).await?;
             after(hub.snapshot_of(&fresh)?.1)
         }
         WatchStart::After(version) => after(version),
