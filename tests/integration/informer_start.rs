@@ -32,7 +32,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     apiserver: an_informer_of_a_quiet_resource_waits_for_no_bookmark;
-    local: the_watch_that_starts_a_cache_needs_no_proof;
+    local: the_watch_that_starts_a_cache_needs_no_proof, lists_of_a_small_quiet_cache_share_their_proof;
     paused: the_state_of_a_quiet_cache_is_proved_by_one_list,
         one_list_serves_all_earlier_reads,
         a_read_during_a_list_gets_a_new_list,
@@ -370,6 +370,37 @@ async fn the_watch_that_starts_a_cache_needs_no_proof() {
     let (later, objects) = initial_state(&client, pods).await;
     assert!(version < written && later >= written, "a later reader needs another proof");
     assert_eq!(objects, 4);
+}
+
+async fn lists_of_a_small_quiet_cache_share_their_proof() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods"]).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let list = async |path: &str| {
+        let answer = client.get(format!("http://{}{path}", kubefan.grpc_addr)).send().await.unwrap();
+        answer.headers().contains_key("cache-status")
+    };
+    // Until its last update is too old for a look-up alone.
+    while staleness(&kubefan).await < 0.2 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    write_configmap(&simulated.sim);
+    let before = simulated.sim.stats();
+    let answers = join_all((0..50).map(|_| list(PODS))).await;
+    let lists = simulated.sim.stats().lists - before.lists;
+    assert!(answers.iter().all(|is_cached| *is_cached), "{answers:?}");
+    assert!(lists <= 25, "{lists} lists upstream for 50");
+    assert!(
+        !list(&format!("{PODS}?limit=1")).await,
+        "a list of one object costs upstream less than the metadata of all"
+    );
+}
+
+/// The age of the last proof of the pods, in seconds.
+async fn staleness(kubefan: &Kubefan) -> f64 {
+    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
+    let line = metrics.lines().find(|line| line.starts_with("kubefan_staleness_seconds{")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {

@@ -80,7 +80,7 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 /// How long a reader waits for its proof, the one under way included.
 fn wait_limit(patience: Patience) -> Duration {
     match patience {
-        Patience::AtOnce => Duration::from_millis(40),
+        Patience::AtOnce | Patience::Comparison => Duration::from_millis(40),
         Patience::Bookmark | Patience::Insistent => 2 * PROOF_TIMEOUT,
     }
 }
@@ -136,9 +136,14 @@ impl Prover {
 
     /// Waits for a proof of the state that starts after this call.
     pub(super) async fn prove(self: &Arc<Self>, patience: Patience) -> Result<Fresh, Refusal> {
-        // A reader without patience would not wait for the list.
+        let compares = match patience {
+            Patience::AtOnce => false,
+            // A look-up costs less than a list, and is enough for a busy resource.
+            Patience::Comparison => self.is_quiet(),
+            Patience::Bookmark | Patience::Insistent => true,
+        };
         if self.is_enabled
-            && patience > Patience::AtOnce
+            && compares
             && let Some(fresh) = self.comparison.prove().await
         {
             return Ok(fresh);
@@ -155,9 +160,12 @@ impl Prover {
         }
         let pause = match patience {
             Patience::Bookmark => self.bookmarks().remaining(Instant::now()),
-            Patience::AtOnce | Patience::Insistent => None,
+            Patience::AtOnce | Patience::Comparison | Patience::Insistent => None,
         };
-        let patience = pause.map_or(patience, |_| Patience::AtOnce);
+        let patience = match patience {
+            Patience::Comparison => Patience::AtOnce,
+            patience => pause.map_or(patience, |_| Patience::AtOnce),
+        };
         let Some(place) = self.join(patience) else {
             return Err(match pause {
                 Some(left) => unproved(&format!(
@@ -173,10 +181,13 @@ impl Prover {
         }
     }
 
+    fn is_quiet(&self) -> bool {
+        self.served.hub.status().age.is_none_or(|age| age > QUIET_AFTER)
+    }
+
     /// Joins the next proof. `None` if the reader would wait without a chance of success.
     fn join(self: &Arc<Self>, patience: Patience) -> Option<Place<ProofResult>> {
-        let is_quiet = || self.served.hub.status().age.is_none_or(|age| age > QUIET_AFTER);
-        if patience == Patience::AtOnce && is_quiet() {
+        if patience == Patience::AtOnce && self.is_quiet() {
             return None;
         }
         let place = self.rounds.join(wait_limit(patience), |greatest| *greatest = patience.max(*greatest))?;

@@ -72,7 +72,10 @@ pub async fn list<C: Catalog>(
         true => {
             let patience = match freshness {
                 Freshness::Consistent if !reads.has_upstream => reads.patience(),
-                Freshness::Consistent => patience(&hub, &selection, limit, reads.consistent_list_bytes_min),
+                Freshness::Consistent => {
+                    let is_whole = has_no_selector && path.namespace.is_empty();
+                    patience(&hub, (&selection, is_whole), limit, reads.consistent_list_bytes_min)
+                }
                 _ => Patience::AtOnce,
             };
             let fresh = reads.wait_until_fresh(&served, freshness, patience, arrived_at).await?;
@@ -152,10 +155,12 @@ async fn items_len(encoder: &ListEncoder, objects: impl Iterator<Item = &Arc<Obj
 }
 
 /// How long a consistent list waits for a freshness proof: until the next bookmark if the list
-/// would cost upstream a lot.
-fn patience(hub: &Hub, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> Patience {
+/// would cost upstream a lot, and for a list of metadata if it would read as many objects.
+/// `is_whole`: it selects all objects.
+fn patience(hub: &Hub, (selection, is_whole): (&Selection, bool), limit: Option<usize>, bytes_min: usize) -> Patience {
     match hub.state() {
         Some((store, _)) if is_large(&store, selection, limit, bytes_min) => Patience::Bookmark,
+        Some((store, _)) if is_whole && limit.is_none_or(|limit| limit >= store.len()) => Patience::Comparison,
         _ => Patience::AtOnce,
     }
 }
