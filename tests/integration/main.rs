@@ -29,6 +29,7 @@ mod informers;
 mod memory;
 mod metrics;
 mod on_demand;
+mod open_files;
 mod outages;
 mod passthrough;
 mod peers;
@@ -87,6 +88,7 @@ fn main() -> std::process::ExitCode {
         memory::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        open_files::TESTS,
         outages::TESTS,
         passthrough::TESTS,
         peers::TESTS,

@@ -1,6 +1,7 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
+mod open_files;
 mod peers;
 mod server_options;
 
@@ -17,7 +18,7 @@ use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::{service::Routes, transport::Server as HttpServer};
+use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
@@ -32,6 +33,7 @@ use crate::{
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
+        admin_port,
         grpc::health,
         kube::forward::Forwarder,
         transport::{
@@ -99,12 +101,18 @@ pub struct App {
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
 /// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate again.
+/// Raises the process's limit of open files.
 pub async fn run(
-    config: ServeConfig,
+    mut config: ServeConfig,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
+    let (open_files, given) = (open_files::raise(), config.serving.connections_max);
+    let connections_max = open_files::connections_max(given, open_files, &config.passthrough);
+    config.serving.connections_max = Some(connections_max);
     let app = App::bind(config).await?;
+    // Only now: a start that fails prints one line.
+    open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
     eprintln!("kubefan: serving admin on {admin}");
@@ -218,10 +226,10 @@ impl App {
             let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), bytes_max);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        let mut admin = serve_admin(admin, &registry, &metrics, &stop);
+        let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
         let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
-            let incoming = listener.incoming();
+            let incoming = listener.incoming(0);
             tokio::spawn(peer::server::serve(incoming, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
@@ -242,7 +250,9 @@ impl App {
         stop.cancel();
         // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;
-        admin.abort();
+        if !admin.is_finished() {
+            let _ = timeout(Duration::from_secs(2), admin).await;
+        }
         ended
     }
 }
@@ -317,7 +327,7 @@ fn serve_admin(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
-) -> ServerTask {
+) -> Result<ServerTask, AppError> {
     let (refreshed, ready) = (registry.clone(), registry.clone());
     let router = admin::router(Admin {
         catalog: registry.clone(),
@@ -325,12 +335,12 @@ fn serve_admin(
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),
     });
-    let stop = stop.clone();
-    tokio::spawn(async move {
-        // tonic's server runs axum's router, so that both ports use the same listener type.
-        let server = HttpServer::builder().accept_http1(true).add_routes(router.into());
-        server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
-    })
+    let failed = |error: io::Error| AppError::Server { what: "the admin server", message: error.to_string() };
+    let ended = admin_port::serve(listener, router, stop.clone()).map_err(failed)?;
+    Ok(tokio::spawn(async move {
+        let ended = ended.await.unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")));
+        ended.map_err(|error| error.to_string())
+    }))
 }
 
 fn serve_data(

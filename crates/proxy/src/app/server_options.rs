@@ -1,11 +1,12 @@
 //! The options of the data port, from the configuration.
 
+use super::open_files::CONNECTIONS_MAX;
 use crate::{config::ServeConfig, server::ServerOptions};
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
-            connections_max: config.serving.connections_max,
+            connections_max: config.serving.connections_max.unwrap_or(CONNECTIONS_MAX),
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,
             max_concurrent_streams: config.serving.max_concurrent_streams,

@@ -47,8 +47,9 @@ section! {
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
     tls_private_key_file("FILE"): PathBuf;
-    /// Connections at a time; more are closed at once.
-    connections_max("COUNT"): usize = 50_000 => connections_max: usize, at_least(1);
+    /// Connections at a time; more are closed at once
+    /// [default: 50000, or as many as the limit of open files leaves]
+    connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
     /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are
     /// asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);

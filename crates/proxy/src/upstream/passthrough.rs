@@ -104,9 +104,9 @@ impl Passthrough {
         })?;
         let service = ArcSwap::from_pointee(build(config, &options).await?);
         let all = Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS)));
-        let long_running = options.requests_max - options.requests_max / SHORT_SHARE;
+        let long_running = long_running_max(options.requests_max);
         let long_running = Arc::new(Semaphore::new(long_running.min(Semaphore::MAX_PERMITS)));
-        let connections = connections(&options);
+        let connections = connections(options.requests_max);
         let connections = (0..connections).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
         let renewal = Renewal::new(Some(settings));
         Ok(Self { service, base, server, options, renewal, all, long_running, connections })
@@ -231,8 +231,19 @@ fn forward(
 }
 
 /// The number of shared connections.
-fn connections(options: &PassthroughOptions) -> usize {
-    options.requests_max.div_ceil(STREAMS_MAX)
+fn connections(requests_max: usize) -> usize {
+    requests_max.div_ceil(STREAMS_MAX)
+}
+
+/// How many long-running requests there may be.
+fn long_running_max(requests_max: usize) -> usize {
+    requests_max - requests_max / SHORT_SHARE
+}
+
+/// The most connections to upstream that so many requests need. With `upgrades`, each session has
+/// one of its own.
+pub fn connections_max(requests_max: usize, upgrades: bool) -> usize {
+    connections(requests_max) + if upgrades { long_running_max(requests_max) } else { 0 }
 }
 
 /// Removes every header by which the apiserver could attribute the request to another user.
@@ -271,7 +282,8 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let tls = transport::tls_config(&config).map_err(failed)?;
     let client = |versions| connector::build(&config, &tls, versions, options.connect_timeout).map_err(failed);
-    let shared = (0..connections(options)).map(|_| client(HttpVersions::All)).collect::<Result<Arc<[_]>, _>>()?;
+    let shared =
+        (0..connections(options.requests_max)).map(|_| client(HttpVersions::All)).collect::<Result<Arc<[_]>, _>>()?;
     let upgrade = client(HttpVersions::Http1)?;
     let route = service_fn(move |request: http::Request<UpstreamBody>| {
         let client = match request.extensions().get() {

@@ -3,7 +3,10 @@
 use std::{
     fmt, io,
     net::SocketAddr,
-    os::unix::fs::FileTypeExt,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileTypeExt,
+    },
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
@@ -20,15 +23,18 @@ use tonic::transport::server::Connected;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::limits::UNSENT_BYTES_MAX;
-use super::listen_address::ListenAddress;
+use super::{
+    listen_address::ListenAddress,
+    spare_files::{SpareFiles, is_out_of_files},
+};
 use crate::server::client_info::ClientInfo;
 
 /// A bound listener.
 pub enum Listener {
     /// TCP.
     Tcp(TcpListener),
-    /// A Unix socket; its file is removed when the listener is dropped.
-    Unix(UnixListener, PathBuf),
+    /// A Unix socket, and its file, which is removed before the socket closes.
+    Unix(SocketFile, UnixListener),
 }
 
 /// An address could not be bound.
@@ -90,7 +96,9 @@ impl Listener {
     pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
-            ListenAddress::Unix(path) => bind_unix(path).await.map(|listener| Self::Unix(listener, path.clone())),
+            ListenAddress::Unix(path) => {
+                bind_unix(path).await.map(|listener| Self::Unix(SocketFile(path.clone()), listener))
+            }
         };
         bound.map_err(|error| BindError { address: address.clone(), flag, error })
     }
@@ -99,8 +107,23 @@ impl Listener {
     pub fn bound(&self) -> io::Result<Bound> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Bound::Tcp),
-            Self::Unix(_, path) => Ok(Bound::Unix(path.clone())),
+            Self::Unix(file, _) => Ok(Bound::Unix(file.0.clone())),
         }
+    }
+
+    /// Moves it to the runtime that calls this. From then on it accepts connections even if the
+    /// runtime that bound it does not run.
+    ///
+    /// # Errors
+    /// The runtime cannot observe the socket.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn into_current_runtime(self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener.into_std()?)?),
+            Self::Unix(file, listener) => Self::Unix(file, UnixListener::from_std(listener.into_std()?)?),
+        })
     }
 
     async fn accept(&self) -> io::Result<Connection> {
@@ -117,24 +140,50 @@ impl Listener {
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
                 Ok(Connection::Tcp(stream, address))
             }
-            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
+            Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
         }
     }
 
-    /// The accepted connections. A failure to accept, such as too many open files, is logged and
-    /// retried after 100 ms, because it must not end the server.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
-        futures::stream::unfold(self, |listener| async {
+    /// The accepted connections. A failure to accept is logged and retried after 100 ms, because
+    /// it must not end the server.
+    ///
+    /// If the process has no descriptor for a connection, it takes one of `reserved` descriptors
+    /// that are held for this. If there are none left, the connection is closed at once, so that
+    /// its client does not wait for an answer that never comes.
+    pub fn incoming(self, reserved: usize) -> impl Stream<Item = io::Result<Connection>> {
+        let spares = SpareFiles::new(self.as_fd(), reserved + 1);
+        futures::stream::unfold((self, spares, false), |(listener, mut spares, mut was_short)| async move {
             loop {
                 match listener.accept().await {
-                    Ok(connection) => return Some((Ok(connection), listener)),
+                    Ok(connection) => {
+                        spares.refill(listener.as_fd());
+                        was_short &= !spares.is_full();
+                        if !spares.is_empty() {
+                            return Some((Ok(connection), (listener, spares, was_short)));
+                        }
+                        drop(connection);
+                        spares.refill(listener.as_fd());
+                    }
+                    Err(error) if is_out_of_files(&error) && spares.release() => {
+                        if !std::mem::replace(&mut was_short, true) {
+                            tracing::warn!(%error, "no file descriptor is free; new connections are closed at once");
+                        }
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(Duration::from_millis(100)).await;
+                        spares.refill(listener.as_fd());
                     }
                 }
             }
         })
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(_, listener) => listener.as_fd(),
+        }
     }
 }
 
@@ -173,11 +222,12 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     }
 }
 
-impl Drop for Listener {
+/// The file of a Unix socket. Dropping it removes the file.
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
-        }
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

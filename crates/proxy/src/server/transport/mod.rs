@@ -17,5 +17,6 @@ pub mod preface;
 pub mod read_progress;
 pub mod serve;
 pub mod services;
+mod spare_files;
 pub mod tls;
 pub mod watch_timers;

@@ -53,7 +53,7 @@ impl<C: Catalog> Server<C> {
         let mut connections = JoinSet::new();
         let mut refusing = false;
         {
-            let mut incoming = pin!(listener.incoming());
+            let mut incoming = pin!(listener.incoming(0));
             loop {
                 let accepted = tokio::select! {
                     biased;
