@@ -77,6 +77,7 @@ fn main() -> std::process::ExitCode {
         harness_works::TESTS,
         history::TESTS,
         http::TESTS,
+        http::BROWSERS,
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,

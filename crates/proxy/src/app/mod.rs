@@ -169,11 +169,11 @@ impl App {
         let certificate = config.serving.tls.as_ref().map(read).transpose()?;
         let tls =
             certificate.clone().map(|certificate| tls::acceptor(certificate, asks_for_certificates)).transpose()?;
-        let upgrades = config.passthrough.upgrades;
+        let (upgrades, hosts) = (config.passthrough.upgrades, config.serving.allowed_hosts.clone());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
-        let proxy =
-            passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, number, metrics.clone())));
+        let proxy = passthrough
+            .map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, hosts, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {

@@ -6,11 +6,16 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, wait},
+    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait},
     section::{display_choice, section},
 };
 use crate::{
-    caches::memory_pressure::MEMORY_BYTES_MIN, fanout::hub::COALESCE_MAX, server::transport::certificate::TlsFiles,
+    caches::memory_pressure::MEMORY_BYTES_MIN,
+    fanout::hub::COALESCE_MAX,
+    server::{
+        kube::allowed_hosts::{AllowedHosts, HostPattern},
+        transport::certificate::TlsFiles,
+    },
 };
 
 /// How a read that must not be stale is answered.
@@ -43,6 +48,11 @@ section! {
     /// client that can reach the address can read everything cached.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     insecure("BOOL"): bool => insecure: bool, or_false;
+    /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
+    /// localhost and, off loopback, Services are always answered. Another name could be that of a
+    /// web page that a browser shows. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    allowed_hosts("NAME"): Vec<String> => allowed_hosts: AllowedHosts, host_names;
     /// Serve over TLS with this certificate chain (PEM). It is read again when it changes.
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
@@ -101,6 +111,11 @@ section! {
 
 fn loopback(port: u16) -> ListenAddress {
     ListenAddress::Tcp(([127, 0, 0, 1], port).into())
+}
+
+fn host_names(flag: &'static str, given: Option<Vec<String>>) -> Result<AllowedHosts, ConfigError> {
+    let parse = |name: &String| name.parse::<HostPattern>().map_err(|error| unusable(flag, name, error.to_string()));
+    Ok(AllowedHosts::new(given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?))
 }
 
 fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> {
