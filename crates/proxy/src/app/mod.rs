@@ -140,8 +140,9 @@ impl App {
         let connect_timeout = options.connect_timeout;
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
         let passthrough = match config.passthrough {
-            PassthroughConfig { credentials: Some(credentials), requests_max, .. } => {
-                let options = PassthroughOptions { credentials, requests_max, connect_timeout };
+            PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
+                let options =
+                    PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connect_timeout };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
             PassthroughConfig { credentials: None, .. } => None,

@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn each_contradiction_names_its_flags() {
-        let cases: [(&[&str], &str); 13] = [
+        let cases: [(&[&str], &str); 15] = [
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
             (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),
             (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
@@ -238,6 +238,14 @@ mod tests {
                 &["--passthrough=off", "--passthrough-upgrades"],
                 "--passthrough-upgrades has no effect with --passthrough=off",
             ),
+            (
+                &["--passthrough=off", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=off",
+            ),
+            (
+                &["--passthrough=self", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=self",
+            ),
             (&["--cache-tables-bytes-max=1Mi"], "--cache-tables-bytes-max has no effect without --cache-tables"),
             (
                 &["--protobuf=off", "--resource=nodes,pods=json+protobuf"],
@@ -257,7 +265,8 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_flag() {
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 13] = [
+            (&["--allowed-hosts=a,http://b"], "--allowed-hosts \"http://b\": no name of a host; write it like"),
             (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
             (&["--resource=pods,pods=protobuf"], "--resource \"pods\": given twice"),
             (
