@@ -184,10 +184,11 @@ impl App {
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
-        let data = Listener::bind(&config.serving.listen, "--listen").await?;
-        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen").await?;
+        let mode = config.serving.listen_mode;
+        let data = Listener::bind(&config.serving.listen, "--listen", mode).await?;
+        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen", mode).await?;
         let peer = match &config.peer.listen {
-            Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
+            Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
             None => None,
         };
         Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate })

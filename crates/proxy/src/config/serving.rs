@@ -14,7 +14,7 @@ use crate::{
     fanout::hub::COALESCE_MAX,
     server::{
         kube::allowed_hosts::{AllowedHosts, HostPattern},
-        transport::certificate::TlsFiles,
+        transport::{certificate::TlsFiles, unix_socket::SocketMode},
     },
 };
 
@@ -44,6 +44,9 @@ section! {
     listen("ADDRESS"): ListenAddress = loopback(7443) => listen: ListenAddress, any;
     /// Serve health and metrics here.
     admin_listen("ADDRESS"): ListenAddress = loopback(7444) => admin_listen: ListenAddress, any;
+    /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
+    /// the right to write.
+    listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
     /// Serve an address that other machines can reach. kubefan has no authorization yet, so every
     /// client that can reach the address can read everything cached.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -124,6 +127,19 @@ fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> 
         (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
         (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
         (None, None) => Ok(None),
+    }
+}
+
+impl ServingOptions {
+    /// Refuses rights of sockets that have no file.
+    pub(super) fn check_mode(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
+        let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
+        if self.listen_mode.is_some() && !is_unix(&serving.listen) && !is_unix(&serving.admin_listen) {
+            return ConfigError::contradiction(
+                "--listen-mode has no effect without --listen unix:PATH; give both or neither",
+            );
+        }
+        Ok(())
     }
 }
 

@@ -245,7 +245,7 @@ mod tests {
     use axum::routing::get;
 
     use super::*;
-    use crate::server::transport::listen_address::ListenAddress;
+    use crate::server::transport::{listen_address::ListenAddress, unix_socket::SocketMode};
 
     /// A port whose work is done by a runtime with one worker.
     fn port() -> (tokio::runtime::Runtime, SocketAddr, tokio_util::sync::DropGuard) {
@@ -253,7 +253,7 @@ mod tests {
         let stop = CancellationToken::new();
         let address = runtime.block_on(async {
             let any = ListenAddress::Tcp(([127, 0, 0, 1], 0).into());
-            let listener = Listener::bind(&any, "--admin-listen").await.unwrap();
+            let listener = Listener::bind(&any, "--admin-listen", SocketMode::default()).await.unwrap();
             let port = listener.bound().unwrap().port().unwrap();
             let router = Router::new().route("/page", get(|| async { "a page" }));
             serve(listener, router, stop.clone()).unwrap();

@@ -3,11 +3,8 @@
 use std::{
     fmt, io,
     net::SocketAddr,
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::FileTypeExt,
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -24,8 +21,10 @@ use tonic::transport::server::Connected;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::limits::UNSENT_BYTES_MAX;
 use super::{
+    limits::BACKLOG,
     listen_address::ListenAddress,
     spare_files::{SpareFiles, is_out_of_files},
+    unix_socket::{self, SocketFile, SocketMode},
 };
 use crate::server::client_info::ClientInfo;
 
@@ -55,6 +54,7 @@ fn hint(address: &ListenAddress, error: &io::Error) -> &'static str {
         (io::ErrorKind::AddrInUse, Unix(_)) => {
             "; another process listens there, perhaps another kubefan, or the file is no socket: choose another path"
         }
+        (io::ErrorKind::WouldBlock, Unix(_)) => "; another process holds the lock of its directory: try again",
         (io::ErrorKind::NotFound, Unix(_)) => "; create its directory first",
         (io::ErrorKind::PermissionDenied, Tcp(_)) => "; choose a port above 1023",
         (io::ErrorKind::PermissionDenied, Unix(_)) => "; choose a path in a directory that kubefan may write to",
@@ -91,13 +91,13 @@ impl fmt::Display for Bound {
 }
 
 impl Listener {
-    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket that a
-    /// dead process left behind is replaced; one that is in use is not.
-    pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
+    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket gets
+    /// these rights. One that a dead process left behind is replaced; one that is in use is not.
+    pub async fn bind(address: &ListenAddress, flag: &'static str, mode: SocketMode) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
             ListenAddress::Unix(path) => {
-                bind_unix(path).await.map(|listener| Self::Unix(SocketFile(path.clone()), listener))
+                unix_socket::bind(path, mode).await.map(|(file, listener)| Self::Unix(file, listener))
             }
         };
         bound.map_err(|error| BindError { address: address.clone(), flag, error })
@@ -107,7 +107,7 @@ impl Listener {
     pub fn bound(&self) -> io::Result<Bound> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Bound::Tcp),
-            Self::Unix(file, _) => Ok(Bound::Unix(file.0.clone())),
+            Self::Unix(file, _) => Ok(Bound::Unix(file.path().to_owned())),
         }
     }
 
@@ -190,11 +190,6 @@ impl Listener {
 /// TCP probes a connection after this silence.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart
-/// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
-/// dropped, or reset when it first sends something.
-const BACKLOG: u32 = 4096;
-
 /// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address
 /// whose old connections linger.
 pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
@@ -202,33 +197,7 @@ pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
-async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A regular file refuses connections too, and must not be removed.
-            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-            match UnixStream::connect(path).await {
-                Err(connect) if is_socket && connect.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)
-                }
-                _ => Err(error),
-            }
-        }
-        other => other,
-    }
-}
-
-/// The file of a Unix socket. Dropping it removes the file.
-pub struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+    socket.listen(BACKLOG.unsigned_abs())
 }
 
 /// A connection of either kind.
@@ -327,32 +296,5 @@ mod tests {
         let (_client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let Ok(Connection::Tcp(stream, _)) = accepted else { panic!("it is TCP") };
         assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES_MAX);
-    }
-
-    #[tokio::test]
-    async fn only_an_abandoned_unix_socket_is_replaced() {
-        let directory = tempfile::tempdir().unwrap();
-        let bind = async |path: &PathBuf| Listener::bind(&ListenAddress::Unix(path.clone()), "--listen").await;
-
-        let file = directory.path().join("file");
-        std::fs::write(&file, "precious").unwrap();
-        let error = bind(&file).await.err().expect("a regular file").to_string();
-        assert!(error.ends_with("or the file is no socket: choose another path"), "{error}");
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
-
-        let link = directory.path().join("link");
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(bind(&link).await.is_err(), "a link to one");
-        assert!(link.is_symlink() && file.exists());
-
-        let stale = directory.path().join("stale");
-        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
-        assert!(stale.exists(), "left behind");
-        let listener = bind(&stale).await.unwrap();
-
-        assert!(bind(&stale).await.is_err(), "a live one");
-        assert!(UnixStream::connect(&stale).await.is_ok(), "which still accepts connections");
-        drop(listener);
-        assert!(!stale.exists());
     }
 }

@@ -19,4 +19,5 @@ pub mod serve;
 pub mod services;
 mod spare_files;
 pub mod tls;
+pub mod unix_socket;
 pub mod watch_timers;
