@@ -27,6 +27,7 @@ mod http;
 mod informer_start;
 mod informers;
 mod memory;
+mod memory_limit;
 mod metrics;
 mod on_demand;
 mod open_files;
@@ -87,6 +88,7 @@ fn main() -> std::process::ExitCode {
         informers::handler_latency::TESTS,
         informers::soak::TESTS,
         memory::TESTS,
+        memory_limit::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
         open_files::TESTS,

@@ -25,10 +25,10 @@ use crate::{
     cache::RingLimits,
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
-        memory_pressure,
+        memory_pressure::{self, MemoryBudget},
     },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
-    fanout::GateLimits,
+    fanout::{GateLimits, RetainedLimits},
     peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,
@@ -40,6 +40,7 @@ use crate::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
             tls,
+            unread::UnreadConnections,
         },
     },
     telemetry::metrics::Metrics,
@@ -220,16 +221,18 @@ impl App {
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let memory_max = config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
-        let memory_max = memory_max.or_else(memory_pressure::default_budget);
+        let budget = MemoryBudget::new(memory_max);
+        let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
         let sources = peers::sources(&config, own_port, memory_max);
-        let registry = registry(&config, &upstream, sources, &metrics, &stop);
+        let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
-        if let Some(bytes_max) = memory_max {
-            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), bytes_max);
+        let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
+        let (unread, mut data) = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
+        if let Some(budget) = budget {
+            let end_unread = move || unread.end_some();
+            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
-        let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
             let incoming = listener.incoming(0);
             tokio::spawn(peer::server::serve(incoming, tls, registry.clone(), metrics.clone(), stop.clone()));
@@ -269,6 +272,7 @@ fn registry(
     config: &ServeConfig,
     upstream: &Upstream,
     peers: Option<Peers>,
+    memory_bytes_max: Option<usize>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Arc<Registry> {
@@ -318,6 +322,7 @@ fn registry(
         }),
         protobuf: config.on_demand.protobuf().map(encoding),
         tables: config.on_demand.tables().map(encoding),
+        retained: RetainedLimits::of_memory(memory_bytes_max),
     };
     Registry::new(context, options, metrics.clone(), stop.clone())
 }
@@ -353,7 +358,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<ServerTask, AppError> {
+) -> Result<(Arc<UnreadConnections>, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -373,15 +378,18 @@ fn serve_data(
     let catalog = Arc::new(registry.clone());
     let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
-    Ok(tokio::spawn(async move {
-        health::report_not_serving(&reporter).await;
-        let changes = registry.changes();
-        let health = move || (registry.readiness().0, registry.health());
-        let following = tokio::spawn(health::follow(changes, health, reporter, drain));
-        server.run(listener, tls).await;
-        following.abort();
-        Ok(())
-    }))
+    Ok((
+        server.unread().clone(),
+        tokio::spawn(async move {
+            health::report_not_serving(&reporter).await;
+            let changes = registry.changes();
+            let health = move || (registry.readiness().0, registry.health());
+            let following = tokio::spawn(health::follow(changes, health, reporter, drain));
+            server.run(listener, tls).await;
+            following.abort();
+            Ok(())
+        }),
+    ))
 }
 
 fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {

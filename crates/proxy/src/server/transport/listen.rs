@@ -25,6 +25,7 @@ use super::{
     listen_address::ListenAddress,
     spare_files::{SpareFiles, is_out_of_files},
     unix_socket::{self, SocketFile, SocketMode},
+    unread::Reset,
 };
 use crate::server::client_info::ClientInfo;
 
@@ -215,6 +216,15 @@ impl Connected for Connection {
         match self {
             Self::Tcp(_, address) => ClientInfo { address: Some(*address), has_certificate: false },
             Self::Unix(_) => ClientInfo::default(),
+        }
+    }
+}
+
+impl Reset for Connection {
+    fn reset_on_close(&self) {
+        if let Self::Tcp(stream, _) = self {
+            // Otherwise the kernel holds the unsent bytes for minutes after the close.
+            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
         }
     }
 }

@@ -20,4 +20,5 @@ pub mod services;
 mod spare_files;
 pub mod tls;
 pub mod unix_socket;
+pub mod unread;
 pub mod watch_timers;
