@@ -145,7 +145,8 @@ mod tests {
                         "memory_max",
                         "max_staleness",
                         "on_demand",
-                        "peer_transfer_bytes_max"
+                        "peer_transfer_bytes_max",
+                        "connections_max"
                     ]
                     .contains(&id),
                 "{id}: {help}"

@@ -23,7 +23,8 @@ pub(crate) const TESTS: &[Test] = tests! {
     local: bad_flags_give_a_one_line_error, a_bad_configuration_file_gives_a_one_line_error,
         an_unusable_kubeconfig_is_named, an_address_in_use_is_named_with_its_flag,
         with_require_upstream_an_unusable_apiserver_ends_the_start, an_unreachable_apiserver_is_waited_for_and_reported,
-        rejected_credentials_are_reported_without_the_secret, unusable_certificates_are_named;
+        rejected_credentials_are_reported_without_the_secret, unusable_certificates_are_named,
+        callers_tokens_are_not_passed_on_in_the_clear_without_a_flag;
 };
 
 async fn bad_flags_give_a_one_line_error() {
@@ -253,4 +254,23 @@ async fn unusable_certificates_are_named() {
         let ran = run(&[&serve[..], &["--tls-cert-file", file, "--tls-private-key-file", file]].concat()).await;
         assert_line(file, &ran, 1, &["--tls-cert-file", file]);
     }
+}
+
+async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
+    let dir = tempfile::tempdir().unwrap();
+    // Reserved for documentation: nothing answers there, and nothing is asked at the start.
+    let plain = kubeconfig(&dir, "http://192.0.2.1:8080", "{}");
+    let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods", "--kubeconfig"];
+    let ran = run(&[&serve[..], &[plain.to_str().unwrap()]].concat()).await;
+    assert_line("plain http", &ran, 1, &["http://192.0.2.1:8080", "plain http", "--passthrough-insecure-upstream"]);
+    Kubefan::spawn(&plain, &["--resource=pods", "--passthrough-insecure-upstream"]).await;
+    Kubefan::spawn(&plain, &["--resource=pods", "--passthrough=self"]).await;
+
+    let unverified = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
+        clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443', insecure-skip-tls-verify: true}}]\n\
+        contexts: [{name: a, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\n";
+    std::fs::write(&plain, unverified).unwrap();
+    let ran = run(&[&serve[..], &[plain.to_str().unwrap()]].concat()).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("insecure-skip-tls-verify") && ran.stderr.contains("--passthrough-insecure-upstream"));
 }

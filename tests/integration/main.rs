@@ -27,8 +27,10 @@ mod http;
 mod informer_start;
 mod informers;
 mod memory;
+mod memory_limit;
 mod metrics;
 mod on_demand;
+mod open_files;
 mod outages;
 mod passthrough;
 mod peers;
@@ -76,6 +78,7 @@ fn main() -> std::process::ExitCode {
         harness_works::TESTS,
         history::TESTS,
         http::TESTS,
+        http::BROWSERS,
         http::HOSTILE,
         http::WEBSOCKET,
         http::LIMITS,
@@ -85,8 +88,10 @@ fn main() -> std::process::ExitCode {
         informers::handler_latency::TESTS,
         informers::soak::TESTS,
         memory::TESTS,
+        memory_limit::TESTS,
         metrics::TESTS,
         on_demand::TESTS,
+        open_files::TESTS,
         outages::TESTS,
         passthrough::TESTS,
         peers::TESTS,

@@ -25,7 +25,8 @@ use crate::harness::{
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    apiserver: a_custom_resource_is_selected_by_its_selectable_fields, media_that_are_configured_are_cached_from_the_start;
+    apiserver: a_custom_resource_is_selected_by_its_selectable_fields, media_that_are_configured_are_cached_from_the_start,
+        secrets_are_cached_only_if_they_are_configured;
     local: watches_beyond_the_limit_are_passed_on_under_their_name;
     paused: a_resource_is_cached_when_it_is_requested, every_name_of_a_resource_uses_one_cache,
         an_unconfigured_resource_is_refused_with_the_flags, the_number_of_resources_is_limited,
@@ -105,6 +106,23 @@ async fn an_unconfigured_resource_is_refused_with_the_flags() {
     let status = refused(&rig, "podz").await;
     assert_eq!(status.code(), Code::NotFound, "{status}");
     assert!(status.message().contains("did you mean \"pods\""), "{status}");
+}
+
+async fn secrets_are_cached_only_if_they_are_configured() {
+    let api = ApiServer::shared().await;
+    let code = async |kubefan: &Kubefan| {
+        let url = format!("http://{}/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
+        api.client_with_token("wrong").get(url).send().await.unwrap().status().as_u16()
+    };
+    let kubefan = Kubefan::spawn(&api.kubeconfig(), &[]).await;
+    assert_eq!(code(&kubefan).await, 401, "the apiserver decides");
+    let refused = Watch::start(&mut connect(kubefan.grpc_addr).await, target("secrets"), "").await;
+    let status = refused.err().expect("it is served");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("--resource secrets"), "{status}");
+
+    let kubefan = Kubefan::start(&api, &["--resource=secrets"]).await;
+    assert_eq!(code(&kubefan).await, 200, "the operator has accepted that every client reads them");
 }
 
 async fn the_number_of_resources_is_limited() {

@@ -15,7 +15,7 @@ use kubefan_proxy::{
     cache::RingLimits,
     caches::{CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure},
     config::ServeConfig,
-    fanout::GateLimits,
+    fanout::{GateLimits, RetainedLimits},
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
     upstream::{
@@ -173,6 +173,7 @@ impl Node {
             staleness_max: None,
             proves: true,
             self_check_interval: Some(Duration::from_secs(300)),
+            retained: RetainedLimits::default(),
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(context, registry_options, metrics.clone(), stop.clone());
@@ -180,7 +181,7 @@ impl Node {
         tasks.spawn(registry.clone().run());
         let percent = self.memory_percent.clone();
         let used = move || Ok(percent.load(Ordering::Relaxed));
-        tasks.spawn(memory_pressure::keep_measured_within(registry.clone(), metrics.clone(), 100, used));
+        tasks.spawn(memory_pressure::keep_measured_within(registry.clone(), metrics.clone(), 100, used, || 0));
         self.peering.open(self.number, registry.clone());
         let drain = CancellationToken::new();
         let server_options = ServerOptions {

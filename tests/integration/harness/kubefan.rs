@@ -39,12 +39,20 @@ impl Kubefan {
     /// Like [`Self::spawn`], with the data port at an address that the test chooses. With a Unix
     /// socket, `grpc_addr` is not usable.
     pub(crate) async fn spawn_at(kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
+        Kubefan::spawn_command(Command::new(binary()), kubeconfig, listen, args).await
+    }
+
+    /// Like [`Self::spawn`]; the process that becomes kubefan first runs this command of the shell.
+    pub(crate) async fn spawn_after(kubeconfig: &Path, shell: &str, args: &[&str]) -> Kubefan {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!(r#"{shell} && exec "$0" "$@""#), &binary()]);
+        Kubefan::spawn_command(command, kubeconfig, "127.0.0.1:0", args).await
+    }
+
+    async fn spawn_command(mut command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));
-        // Set this to a release build for measurements.
-        let binary = std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned());
-        let mut command = Command::new(binary);
         command
             .args(["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--kubeconfig"])
             .arg(kubeconfig)
@@ -88,6 +96,11 @@ impl Kubefan {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
         Some((response.status(), response.text().await.ok()?))
     }
+}
+
+/// The path of the binary. Set the variable to a release build for measurements.
+fn binary() -> String {
+    std::env::var("KUBEFAN_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_kubefan").to_owned())
 }
 
 /// The exit code and output of a command.

@@ -28,6 +28,7 @@ pub(crate) mod churn;
 pub(crate) mod kubefan;
 pub(crate) mod link;
 pub(crate) mod load;
+pub(crate) mod memory_cgroup;
 pub(crate) mod network;
 pub(crate) mod objects;
 pub(crate) mod pki;

@@ -15,7 +15,7 @@ use kubefan_proxy::{
     cache::RingLimits,
     caches::{CacheContext, ConfiguredResource, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits},
     config::ServeConfig,
-    fanout::GateLimits,
+    fanout::{GateLimits, RetainedLimits},
     peer::Peers,
     server::{ClientInfo, Server, ServerOptions},
     telemetry::metrics::Metrics,
@@ -86,6 +86,7 @@ impl Setup {
                 staleness_max: None,
                 proves: true,
                 self_check_interval: None,
+                retained: RetainedLimits::default(),
             },
             // Schema checks would add requests to those that tests count.
             schema_check_interval: Duration::from_secs(24 * 3600),

@@ -2,6 +2,7 @@
 //! while objects change, and their answers must be equal except for masked parts. Hostile requests,
 //! limits and websockets have tests of their own.
 
+mod browsers;
 mod compare;
 mod differential;
 mod generate;
@@ -13,6 +14,7 @@ mod table;
 mod websocket;
 mod world;
 
+pub(crate) use browsers::TESTS as BROWSERS;
 pub(crate) use differential::TESTS;
 pub(crate) use hostile::TESTS as HOSTILE;
 pub(crate) use limits::TESTS as LIMITS;

@@ -1,6 +1,7 @@
 //! Wiring: creates the parts of the proxy from the configuration, connects them, and stops them in
 //! order. It decides nothing else; policies about caches are in [`crate::caches`].
 
+mod open_files;
 mod peers;
 mod server_options;
 
@@ -17,27 +18,29 @@ use prometheus::Registry as PrometheusRegistry;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::{service::Routes, transport::Server as HttpServer};
+use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
     cache::RingLimits,
     caches::{
         CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
-        memory_pressure,
+        memory_pressure::{self, MemoryBudget},
     },
     config::{CacheCompression, ConsistentReads, FormConfig, PassthroughConfig, ServeConfig, WatchListMode},
-    fanout::GateLimits,
+    fanout::{GateLimits, RetainedLimits},
     peer::{self, PeerError, Peers},
     server::{
         Server, ServerOptions,
         admin::{self, Admin},
+        admin_port,
         grpc::health,
         kube::forward::Forwarder,
         transport::{
             certificate::{Certificate, TlsError},
             listen::{BindError, Bound, Listener},
             tls,
+            unread::UnreadConnections,
         },
     },
     telemetry::metrics::Metrics,
@@ -99,12 +102,18 @@ pub struct App {
 
 /// Binds, prints the addresses to stderr, and serves until `shutdown` completes and every stream
 /// has ended, or the drain timeout has passed. Each item of `reloads` reads the certificate again.
+/// Raises the process's limit of open files.
 pub async fn run(
-    config: ServeConfig,
+    mut config: ServeConfig,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
+    let (open_files, given) = (open_files::raise(), config.serving.connections_max);
+    let connections_max = open_files::connections_max(given, open_files, &config.passthrough);
+    config.serving.connections_max = Some(connections_max);
     let app = App::bind(config).await?;
+    // Only now: a start that fails prints one line.
+    open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
     eprintln!("kubefan: serving admin on {admin}");
@@ -132,8 +141,9 @@ impl App {
         let connect_timeout = options.connect_timeout;
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options).await?;
         let passthrough = match config.passthrough {
-            PassthroughConfig { credentials: Some(credentials), requests_max, .. } => {
-                let options = PassthroughOptions { credentials, requests_max, connect_timeout };
+            PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
+                let options =
+                    PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connect_timeout };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
             PassthroughConfig { credentials: None, .. } => None,
@@ -161,11 +171,11 @@ impl App {
         let certificate = config.serving.tls.as_ref().map(read).transpose()?;
         let tls =
             certificate.clone().map(|certificate| tls::acceptor(certificate, asks_for_certificates)).transpose()?;
-        let upgrades = config.passthrough.upgrades;
+        let (upgrades, hosts) = (config.passthrough.upgrades, config.serving.allowed_hosts.clone());
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let number = rand::random();
-        let proxy =
-            passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, number, metrics.clone())));
+        let proxy = passthrough
+            .map(|passthrough| Arc::new(Forwarder::new(passthrough, upgrades, hosts, number, metrics.clone())));
         peers::tls(&config).map(|files| files.check()).transpose()?;
         let counted = metrics.clone();
         let upstream = upstream.with_observer(Arc::new(move |verb, code| match code {
@@ -175,10 +185,11 @@ impl App {
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
-        let data = Listener::bind(&config.serving.listen, "--listen").await?;
-        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen").await?;
+        let mode = config.serving.listen_mode;
+        let data = Listener::bind(&config.serving.listen, "--listen", mode).await?;
+        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen", mode).await?;
         let peer = match &config.peer.listen {
-            Some(address) => Some(Listener::bind(address, "--peer-listen").await?),
+            Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
             None => None,
         };
         Ok(Self { config, upstream, proxy, metrics, data, admin, peer, tls, certificate })
@@ -210,18 +221,20 @@ impl App {
         // Stops everything that this function started, however it returns.
         let _stop_all = (stop.clone().drop_guard(), drain.clone().drop_guard());
         let memory_max = config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX));
-        let memory_max = memory_max.or_else(memory_pressure::default_budget);
+        let budget = MemoryBudget::new(memory_max);
+        let memory_max = budget.as_ref().map(|budget| budget.bytes_max);
         let sources = peers::sources(&config, own_port, memory_max);
-        let registry = registry(&config, &upstream, sources, &metrics, &stop);
+        let registry = registry(&config, &upstream, sources, memory_max, &metrics, &stop);
         let informers = tokio::spawn(registry.clone().run());
-        if let Some(bytes_max) = memory_max {
-            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), bytes_max);
+        let mut admin = serve_admin(admin, &registry, &metrics, &stop)?;
+        let (unread, mut data) = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
+        if let Some(budget) = budget {
+            let end_unread = move || unread.end_some();
+            let keep_within = memory_pressure::keep_within(registry.clone(), metrics.clone(), budget, end_unread);
             tokio::spawn(stop.clone().run_until_cancelled_owned(keep_within));
         }
-        let mut admin = serve_admin(admin, &registry, &metrics, &stop);
-        let mut data = serve_data(data, tls, proxy, &config, &registry, &metrics, &drain)?;
         if let (Some(listener), Some(tls)) = (peer, peers::tls(&config)) {
-            let incoming = listener.incoming();
+            let incoming = listener.incoming(0);
             tokio::spawn(peer::server::serve(incoming, tls, registry.clone(), metrics.clone(), stop.clone()));
         }
         info!(apiserver = upstream.server(), "started");
@@ -242,7 +255,9 @@ impl App {
         stop.cancel();
         // Short, because the tasks end as soon as they are cancelled.
         let _ = timeout(Duration::from_secs(2), informers).await;
-        admin.abort();
+        if !admin.is_finished() {
+            let _ = timeout(Duration::from_secs(2), admin).await;
+        }
         ended
     }
 }
@@ -257,6 +272,7 @@ fn registry(
     config: &ServeConfig,
     upstream: &Upstream,
     peers: Option<Peers>,
+    memory_bytes_max: Option<usize>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
 ) -> Arc<Registry> {
@@ -306,6 +322,7 @@ fn registry(
         }),
         protobuf: config.on_demand.protobuf().map(encoding),
         tables: config.on_demand.tables().map(encoding),
+        retained: RetainedLimits::of_memory(memory_bytes_max),
     };
     Registry::new(context, options, metrics.clone(), stop.clone())
 }
@@ -317,7 +334,7 @@ fn serve_admin(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     stop: &CancellationToken,
-) -> ServerTask {
+) -> Result<ServerTask, AppError> {
     let (refreshed, ready) = (registry.clone(), registry.clone());
     let router = admin::router(Admin {
         catalog: registry.clone(),
@@ -325,12 +342,12 @@ fn serve_admin(
         refresh: Box::new(move || refreshed.refresh_gauges()),
         readiness: Box::new(move || ready.readiness()),
     });
-    let stop = stop.clone();
-    tokio::spawn(async move {
-        // tonic's server runs axum's router, so that both ports use the same listener type.
-        let server = HttpServer::builder().accept_http1(true).add_routes(router.into());
-        server.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()).await.map_err(|e| chain(&e))
-    })
+    let failed = |error: io::Error| AppError::Server { what: "the admin server", message: error.to_string() };
+    let ended = admin_port::serve(listener, router, stop.clone()).map_err(failed)?;
+    Ok(tokio::spawn(async move {
+        let ended = ended.await.unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")));
+        ended.map_err(|error| error.to_string())
+    }))
 }
 
 fn serve_data(
@@ -341,7 +358,7 @@ fn serve_data(
     registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
     drain: &CancellationToken,
-) -> Result<ServerTask, AppError> {
+) -> Result<(Arc<UnreadConnections>, ServerTask), AppError> {
     let failed = |error: &dyn std::error::Error| AppError::Server { what: "the gRPC server", message: chain(error) };
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let reflection = || {
@@ -361,15 +378,18 @@ fn serve_data(
     let catalog = Arc::new(registry.clone());
     let server = Server::new(catalog, others, ServerOptions::from(config), proxy, metrics.clone(), drain.clone());
     let (registry, drain) = (registry.clone(), drain.clone());
-    Ok(tokio::spawn(async move {
-        health::report_not_serving(&reporter).await;
-        let changes = registry.changes();
-        let health = move || (registry.readiness().0, registry.health());
-        let following = tokio::spawn(health::follow(changes, health, reporter, drain));
-        server.run(listener, tls).await;
-        following.abort();
-        Ok(())
-    }))
+    Ok((
+        server.unread().clone(),
+        tokio::spawn(async move {
+            health::report_not_serving(&reporter).await;
+            let changes = registry.changes();
+            let health = move || (registry.readiness().0, registry.health());
+            let following = tokio::spawn(health::follow(changes, health, reporter, drain));
+            server.run(listener, tls).await;
+            following.abort();
+            Ok(())
+        }),
+    ))
 }
 
 fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {

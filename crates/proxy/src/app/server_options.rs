@@ -1,11 +1,17 @@
-//! The options of the data port, from the configuration.
+//! The options of the data port, from the configuration and from the pod that kubefan runs in.
 
-use crate::{config::ServeConfig, server::ServerOptions};
+use std::fs;
+
+use super::open_files::CONNECTIONS_MAX;
+use crate::{
+    config::ServeConfig,
+    server::{ServerOptions, kube::guard::Guard},
+};
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
-            connections_max: config.serving.connections_max,
+            connections_max: config.serving.connections_max.unwrap_or(CONNECTIONS_MAX),
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,
             max_concurrent_streams: config.serving.max_concurrent_streams,
@@ -15,7 +21,18 @@ impl From<&ServeConfig> for ServerOptions {
             snapshot_stall_timeout: config.serving.snapshot_stall_timeout,
             consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
             narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
-            is_guarded: config.serving.tls.is_none() && config.serving.listen.is_local(),
+            guard: config.serving.tls.is_none().then(|| guard(config)),
         }
     }
+}
+
+/// Off loopback, requests may also name a Service. Where `/etc/resolv.conf` cannot be read, the
+/// cluster's domain is the usual one.
+fn guard(config: &ServeConfig) -> Guard {
+    let (hosts, is_loopback) = (config.serving.allowed_hosts.clone(), config.serving.listen.is_local());
+    let hosts = match is_loopback {
+        true => hosts,
+        false => hosts.with_services(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default()),
+    };
+    Guard { hosts, is_loopback }
 }

@@ -1,13 +1,14 @@
-//! The memory budget: what to release, and in which order, when resident memory comes close to the
-//! limit.
+//! The memory budget: what to release, and in which order, when memory comes close to the limit.
 //!
 //! Beyond its memory limit the kernel kills the process, and every stream with it. So the process
-//! must release memory before. It measures resident memory, as the kernel does: that covers
-//! history, logs, snapshots in flight, send buffers and libraries alike. Adding up only what each
-//! part reports about itself would miss the allocator, buffers of libraries and everything
-//! forgotten.
+//! must release memory before. It measures what the kernel compares with the limit: the charge of
+//! its control group, which covers history, logs, snapshots in flight, libraries, and the sockets'
+//! buffers in the kernel alike. Without a group of its own it measures its resident memory. Adding
+//! up only what each part reports about itself would miss the allocator, buffers of libraries and
+//! everything forgotten.
 //!
-//! Live streams matter most, so they are served at every step, and the cheapest losses come first:
+//! Live streams matter most, so those that are read are served at every step, and the cheapest
+//! losses come first:
 //!
 //! 1. From 85 %: data that only saves work (projected objects, compressed snapshots, the latest
 //!    backfill) is dropped, and made again for each reader.
@@ -15,18 +16,23 @@
 //!    an old version get a catch-up instead of every event.
 //! 3. From 95 %: only an eighth of the usual number of snapshots, lists, catch-ups, backfills and
 //!    transfers to peers may run at a time.
-//! 4. From 100 %: none may start. Their readers get an error with a retry delay.
+//! 4. From 100 %: none may start. Their readers get an error with a retry delay. Connections whose
+//!    clients have read nothing for a while are ended, some each second.
 //!
 //! A step ends when memory is five points below its threshold. Without this margin, releasing
 //! memory would end the step that released it, again and again.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::registry::Registry;
-use crate::telemetry::{metrics::Metrics, process::ResidentMemory};
+use crate::telemetry::{
+    cgroup::{ChargedMemory, MemoryGroup},
+    metrics::Metrics,
+    process::ResidentMemory,
+};
 
 /// The smallest useful budget, in bytes: the process with empty caches, and a little more.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -81,16 +87,24 @@ impl Pressure {
     }
 }
 
-/// Keeps the process within `bytes_max`, as long as the future is polled.
-pub async fn keep_within(registry: Arc<Registry>, metrics: Arc<Metrics>, bytes_max: usize) {
-    let mut memory = match ResidentMemory::open() {
+/// Keeps the process within its budget, as long as the future is polled. `end_unread` ends some
+/// connections whose clients read nothing, and returns how many; it is called each second while
+/// memory is at its limit.
+pub async fn keep_within(
+    registry: Arc<Registry>,
+    metrics: Arc<Metrics>,
+    budget: MemoryBudget,
+    end_unread: impl Fn() -> usize,
+) {
+    let bytes_max = budget.bytes_max;
+    let mut memory = match MemoryInUse::open(&budget) {
         Ok(memory) => memory,
         Err(error) => {
             return warn!(%error, "this system does not report the process's memory; the memory budget has no effect");
         }
     };
-    info!(bytes_max, "keeping within the memory budget");
-    keep_measured_within(registry, metrics, bytes_max, || memory.bytes()).await;
+    info!(bytes_max, charged = memory.charged.is_some(), "keeping within the memory budget");
+    keep_measured_within(registry, metrics, bytes_max, || memory.bytes(), end_unread).await;
 }
 
 /// Like [`keep_within`], by another measure of the bytes in use.
@@ -99,12 +113,19 @@ pub async fn keep_measured_within(
     metrics: Arc<Metrics>,
     bytes_max: usize,
     used: impl FnMut() -> io::Result<u64>,
+    end_unread: impl Fn() -> usize,
 ) {
     let act = |used, pressure: Pressure, has_changed| {
         metrics.memory(used, bytes_max, pressure.step);
         if has_changed || pressure.step > 0 {
             registry.gate().narrow(pressure.snapshots_max(registry.gate().snapshots_max()));
             registry.shed(pressure.history_share, pressure.step == 0);
+        }
+        if pressure.step == STEPS.len() {
+            match end_unread() {
+                0 => {}
+                ended => warn!(ended, "connections whose clients read nothing were ended, because memory is short"),
+            }
         }
     };
     observe(used, bytes_max, act).await;
@@ -147,43 +168,83 @@ async fn observe(
     }
 }
 
-/// Four fifths of the memory limit of this process's cgroup. `None` if there is no limit.
-pub fn default_budget() -> Option<usize> {
-    let limit = cgroup_limit(Path::new("/sys/fs/cgroup"), &std::fs::read_to_string("/proc/self/cgroup").ok()?)?;
-    let budget = limit / 5 * 4;
-    if (budget as u64) < MEMORY_BYTES_MIN {
-        warn!(
-            limit,
-            least = MEMORY_BYTES_MIN / 4 * 5,
-            "the cgroup's memory limit is too small: kubefan may refuse all subscribers"
-        );
+/// What the process may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// For the resident memory, in bytes.
+    pub bytes_max: usize,
+    /// The control group with the limit, and how much it may be charged, in bytes. `None` if
+    /// nothing limits the process, or if other processes share the group.
+    charged: Option<(MemoryGroup, usize)>,
+}
+
+impl MemoryBudget {
+    /// The budget that was given, else four fifths of the limit of this process's control group.
+    /// `None` if there is neither.
+    pub fn new(given: Option<usize>) -> Option<Self> {
+        let group = MemoryGroup::of_this_process();
+        let limit = group.as_ref().map(|group| usize::try_from(group.limit()).unwrap_or(usize::MAX));
+        let (bytes_max, charged_max) = shares(given, limit)?;
+        if let Some(limit) = limit.filter(|_| (charged_max as u64) < MEMORY_BYTES_MIN) {
+            warn!(
+                limit,
+                least = MEMORY_BYTES_MIN / 4 * 5,
+                "the cgroup's memory limit is too small: kubefan may refuse all subscribers"
+            );
+        }
+        let charged = group.filter(|group| {
+            let is_shared = group.is_shared();
+            if is_shared {
+                info!("other processes share the cgroup: only kubefan's resident memory is compared with the budget");
+            }
+            !is_shared
+        });
+        Some(Self { bytes_max, charged: charged.map(|group| (group, charged_max)) })
     }
-    Some(budget)
 }
 
-/// The smallest limit of the process's own group and its ancestors, by cgroup version 2 or by the
-/// memory controller of version 1. `membership` is the content of `/proc/self/cgroup`.
-fn cgroup_limit(root: &Path, membership: &str) -> Option<usize> {
-    let limits = membership.lines().filter_map(|line| {
-        let (_, rest) = line.split_once(':')?;
-        let (controllers, path) = rest.split_once(':')?;
-        let (root, file) = match controllers {
-            "" => (root.to_owned(), "memory.max"),
-            all if all.split(',').any(|one| one == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
-            _ => return None,
+/// The budgets of the resident memory and of what a group with this limit is charged. An operator
+/// who gives more than four fifths of the limit means that for both.
+fn shares(given: Option<usize>, limit: Option<usize>) -> Option<(usize, usize)> {
+    let usual = limit.map(|limit| limit / 5 * 4);
+    let bytes_max = given.or(usual)?;
+    let charged_max = usual.zip(limit).map_or(bytes_max, |(usual, limit)| usual.max(bytes_max.min(limit)));
+    Some((bytes_max, charged_max))
+}
+
+/// Measures the memory in use. What the group is charged includes the buffers of sockets and the
+/// kernel's own memory, which the resident memory leaves out, and which a limit does not.
+struct MemoryInUse {
+    resident: ResidentMemory,
+    bytes_max: usize,
+    charged: Option<(ChargedMemory, usize)>,
+}
+
+impl MemoryInUse {
+    fn open(budget: &MemoryBudget) -> io::Result<Self> {
+        let resident = ResidentMemory::open()?;
+        let open = |(group, charged_max): &(MemoryGroup, usize)| match ChargedMemory::open(group) {
+            Ok(charged) => Some((charged, *charged_max)),
+            Err(error) => {
+                warn!(%error, "cannot read what the cgroup is charged; only the resident memory is compared with the budget");
+                None
+            }
         };
-        // In a container, the path may be the host's, and the container's own group the root.
-        let own = root.join(path.trim_start_matches('/'));
-        let groups = own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned);
-        groups.chain([root.clone()]).filter_map(|group| read_limit(&group.join(file))).min()
-    });
-    limits.min()
+        Ok(Self { resident, bytes_max: budget.bytes_max, charged: budget.charged.as_ref().and_then(open) })
+    }
+
+    /// Whichever is closer to its budget, in bytes of the budget of the resident memory.
+    fn bytes(&mut self) -> io::Result<u64> {
+        let resident = self.resident.bytes()?;
+        let Some((charged, charged_max)) = &mut self.charged else { return Ok(resident) };
+        Ok(resident.max(scaled(charged.bytes()?, self.bytes_max, *charged_max)))
+    }
 }
 
-fn read_limit(file: &Path) -> Option<usize> {
-    // Version 1 has a number near the maximum where there is no limit.
-    let limit: usize = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
-    (limit < usize::MAX / 4).then_some(limit)
+/// The bytes of one budget that are as great a share of it as `bytes` are of another.
+fn scaled(bytes: u64, to_max: usize, from_max: usize) -> u64 {
+    let scaled = u128::from(bytes) * (to_max as u128) / (from_max.max(1) as u128);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -229,24 +290,18 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroup_limit_is_the_smallest_of_all_ancestors() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        let limit = |membership: &str| cgroup_limit(root.path(), membership);
-        assert_eq!(limit("0::/\n"), None);
-        write("memory.max", "max\n");
-        assert_eq!(limit("0::/\n"), None);
-        write("kubepods/pod1/memory.max", "1000\n");
-        write("kubepods/pod1/one/memory.max", "max\n");
-        assert_eq!(limit("0::/kubepods/pod1/one\n"), Some(1000), "a pod limits its containers");
-        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
-        write("memory/docker/memory.limit_in_bytes", "500\n");
-        assert_eq!(limit("5:cpu,memory:/docker\n1:name=systemd:/\n"), Some(500));
-        write("memory.max", "2000\n");
-        assert_eq!(limit("0::/not/seen/from/here\n"), Some(2000), "in a container its own group is the root");
+    fn a_budget_follows_from_the_limit_and_from_what_was_given() {
+        for (given, limit, expected) in [
+            (None, None, None),
+            (None, Some(1000), Some((800, 800))),
+            (Some(500), None, Some((500, 500))),
+            (Some(500), Some(1000), Some((500, 800))),
+            (Some(900), Some(1000), Some((900, 900))),
+            (Some(5000), Some(1000), Some((5000, 1000))),
+        ] {
+            assert_eq!(shares(given, limit), expected, "{given:?}, {limit:?}");
+        }
+        assert_eq!(scaled(400, 500, 800), 250, "half of each");
+        assert_eq!(scaled(u64::MAX, usize::MAX, 1), u64::MAX);
     }
 }

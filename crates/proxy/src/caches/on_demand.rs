@@ -134,6 +134,13 @@ impl Registry {
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
         // A configured resource may be cached in every encoding, and needs no place for that.
         let is_configured = self.is_configured(id);
+        if !is_configured && is_secret(&id.gvr) {
+            return Err(Refusal::NotCached(
+                "secrets are not cached on demand, because every client could then read them; start kubefan with --resource \
+                 secrets to accept that"
+                    .to_owned(),
+            ));
+        }
         let on_demand = || self.options.on_demand.ok_or_else(|| not_cached(&id.gvr, is_configured));
         let checks_first = self.refused.contains_key(id);
         if id.media == Media::Json {
@@ -331,6 +338,11 @@ fn exhausted(media: Media, message: String) -> Refusal {
         Media::Json => Refusal::NoRoom(message),
         Media::Protobuf | Media::Table => Refusal::NotCached(message),
     }
+}
+
+/// Whether answers from a cache would reveal credentials: callers are not authorized.
+fn is_secret(gvr: &GroupVersionResource) -> bool {
+    gvr.group.is_empty() && gvr.resource == "secrets"
 }
 
 /// Fails if the resource's tables cannot be cached, by its name.

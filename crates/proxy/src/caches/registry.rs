@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     cache::RingLimits,
-    fanout::{Gate, GateLimits, Hub, HubOptions, Phase, Served, StreamEnd},
+    fanout::{Budgets, Gate, GateLimits, Hub, HubOptions, Phase, RetainedLimits, Served, StreamEnd},
     telemetry::metrics::Metrics,
     upstream::discovery::{DiscoveryError, SchemaFingerprint},
 };
@@ -63,6 +63,8 @@ pub struct RegistryOptions {
     pub proves: bool,
     /// The interval of self-checks. `None` for no self-checks.
     pub self_check_interval: Option<Duration>,
+    /// How much all caches together may retain for reuse.
+    pub retained: RetainedLimits,
 }
 
 /// All caches of one process.
@@ -71,6 +73,8 @@ pub struct Registry {
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
     gate: Arc<Gate>,
+    /// What all caches together may retain for reuse.
+    budgets: Budgets,
     pub(super) caches: DashMap<CacheId, Arc<Cache>>,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
@@ -111,6 +115,7 @@ impl Registry {
         let gate = Gate::new(options.gate, metrics.gate());
         Arc::new(Self {
             context,
+            budgets: Budgets::new(options.retained),
             options,
             gate,
             metrics,
@@ -131,7 +136,13 @@ impl Registry {
     fn hub_options(&self) -> HubOptions {
         let RegistryOptions { ring: limits, coalesce_max, .. } = self.options;
         let upstream = self.context.upstream.clone();
-        HubOptions { limits, coalesce_max, gate: self.gate.clone(), cluster: Arc::new(move || upstream.cluster()) }
+        HubOptions {
+            limits,
+            coalesce_max,
+            gate: self.gate.clone(),
+            budgets: self.budgets.clone(),
+            cluster: Arc::new(move || upstream.cluster()),
+        }
     }
 
     /// The gate for requests that pin state.

@@ -182,12 +182,15 @@ mod tests {
     fn a_file_sets_the_same_options_as_the_flags() {
         let text = format!(
             "{HEADER}listen: unix:/run/k.sock\nresources: [pods, deployments.apps]\nringBytesMax: 64Mi\nringAgeMax: 1m30s\n\
-             onDemandBytesMax: 1000\nwatchList: never\npageSize: 250\nonDemand: false\n"
+             onDemandBytesMax: 1000\nwatchList: never\npageSize: 250\nonDemand: false\nlistenMode: 0660\n\
+             allowedHosts: [a.example]\n"
         );
         let options = parse(&text).unwrap();
         assert_eq!(options.cache.resources.unwrap(), ["pods", "deployments.apps"]);
         assert_eq!(options.cache.ring_bytes_max.unwrap().0, 64 << 20);
         assert_eq!(options.on_demand.on_demand_bytes_max.unwrap().0, 1000);
+        assert_eq!(options.serving.listen_mode.unwrap().to_string(), "0660");
+        assert_eq!(options.serving.allowed_hosts.unwrap(), ["a.example"]);
         assert_eq!((options.upstream.page_size, options.on_demand.on_demand), (Some(250), Some(false)));
     }
 

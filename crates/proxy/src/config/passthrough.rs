@@ -41,6 +41,10 @@ section! {
     /// Forward exec, attach, port-forward and websockets too.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     passthrough_upgrades("BOOL"): bool => upgrades: bool, or_false;
+    /// Pass callers' tokens on to an apiserver over plain http, or without a check of its
+    /// certificate. Others could then read them on the way. Without it kubefan does not start so.
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    passthrough_insecure_upstream("BOOL"): bool => allows_insecure_upstream: bool, or_false;
 }
 
 /// `None` if passthrough is off.
@@ -56,7 +60,9 @@ impl PassthroughOptions {
     /// Refuses limits of a passthrough that is off, and kubefan's own credentials for clients on
     /// other machines.
     pub(super) fn check(&self, listen: &ListenAddress) -> Result<(), ConfigError> {
+        let insecure = ("--passthrough-insecure-upstream", self.passthrough_insecure_upstream == Some(true));
         let given = [
+            insecure,
             ("--passthrough-max", self.passthrough_max.is_some()),
             ("--passthrough-upgrades", self.passthrough_upgrades == Some(true)),
         ];
@@ -65,6 +71,10 @@ impl PassthroughOptions {
                 "--passthrough=self with --listen {listen}: other machines could reach it, and every client that reaches \
                  it would act as kubefan; listen on 127.0.0.1 or on unix:PATH, or let callers use their own credentials \
                  (--passthrough=caller)"
+            )),
+            (Some(PassthroughMode::Own), _) if insecure.1 => ConfigError::contradiction(format!(
+                "{} has no effect with --passthrough=self, which passes on no caller's token; give one of them",
+                insecure.0
             )),
             (Some(PassthroughMode::Off), Some((flag, _))) => {
                 ConfigError::contradiction(format!("{flag} has no effect with --passthrough=off; give one of them"))

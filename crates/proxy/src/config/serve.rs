@@ -89,6 +89,7 @@ impl ServeOptions {
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
         check_addresses(&serving, self.peer.peer_listen.as_ref())?;
+        self.serving.check_mode(&serving)?;
         let is_local = serving.listen.is_local();
         self.on_demand.check_limits(is_local)?;
         self.passthrough.check(&serving.listen)?;
@@ -175,8 +176,10 @@ mod tests {
     fn no_options_at_all_are_the_defaults() {
         let default = ServeConfig::default();
         assert_eq!(ServeOptions::default().validate(), Ok(default.clone()));
-        // The limits of the tables are refused while the tables are off.
-        let shown = default_texts().into_iter().filter(|(field, _)| *field != "cache_tables_bytes_max");
+        // The limits of the tables are refused while the tables are off, and the rights of sockets
+        // without a file.
+        let refused = ["cache_tables_bytes_max", "listen_mode"];
+        let shown = default_texts().into_iter().filter(|(field, _)| !refused.contains(field));
         let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         assert_eq!(validated(&flags), default, "the defaults that --help shows are those that apply");
@@ -216,7 +219,8 @@ mod tests {
 
     #[test]
     fn each_contradiction_names_its_flags() {
-        let cases: [(&[&str], &str); 13] = [
+        let cases: [(&[&str], &str); 16] = [
+            (&["--listen-mode=0660"], "--listen-mode has no effect without --listen unix:PATH"),
             (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
             (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),
             (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
@@ -238,6 +242,14 @@ mod tests {
                 &["--passthrough=off", "--passthrough-upgrades"],
                 "--passthrough-upgrades has no effect with --passthrough=off",
             ),
+            (
+                &["--passthrough=off", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=off",
+            ),
+            (
+                &["--passthrough=self", "--passthrough-insecure-upstream"],
+                "--passthrough-insecure-upstream has no effect with --passthrough=self",
+            ),
             (&["--cache-tables-bytes-max=1Mi"], "--cache-tables-bytes-max has no effect without --cache-tables"),
             (
                 &["--protobuf=off", "--resource=nodes,pods=json+protobuf"],
@@ -257,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_flag() {
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 13] = [
+            (&["--allowed-hosts=a,http://b"], "--allowed-hosts \"http://b\": no name of a host; write it like"),
             (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
             (&["--resource=pods,pods=protobuf"], "--resource \"pods\": given twice"),
             (
@@ -287,6 +300,8 @@ mod tests {
         let config = validated(&["--max-staleness=3m", "--self-check-interval=0s"]);
         assert_eq!(config.serving.staleness_max, Some(time::Duration::from_secs(180)));
         assert_eq!(config.upstream.self_check_interval, None);
+        let socket = ["--listen=unix:/run/k.sock", "--listen-mode=0660"];
+        assert_eq!(validated(&socket).serving.listen_mode.to_string(), "0660");
     }
 
     #[test]

@@ -6,11 +6,16 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, wait},
+    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait},
     section::{display_choice, section},
 };
 use crate::{
-    caches::memory_pressure::MEMORY_BYTES_MIN, fanout::hub::COALESCE_MAX, server::transport::certificate::TlsFiles,
+    caches::memory_pressure::MEMORY_BYTES_MIN,
+    fanout::hub::COALESCE_MAX,
+    server::{
+        kube::allowed_hosts::{AllowedHosts, HostPattern},
+        transport::{certificate::TlsFiles, unix_socket::SocketMode},
+    },
 };
 
 /// How a read that must not be stale is answered.
@@ -39,16 +44,25 @@ section! {
     listen("ADDRESS"): ListenAddress = loopback(7443) => listen: ListenAddress, any;
     /// Serve health and metrics here.
     admin_listen("ADDRESS"): ListenAddress = loopback(7444) => admin_listen: ListenAddress, any;
+    /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
+    /// the right to write.
+    listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
     /// Serve an address that other machines can reach. kubefan has no authorization yet, so every
     /// client that can reach the address can read everything cached.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     insecure("BOOL"): bool => insecure: bool, or_false;
+    /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
+    /// localhost and, off loopback, Services are always answered. Another name could be that of a
+    /// web page that a browser shows. Repeat it, or separate names by commas.
+    #[arg(value_delimiter = ',')]
+    allowed_hosts("NAME"): Vec<String> => allowed_hosts: AllowedHosts, host_names;
     /// Serve over TLS with this certificate chain (PEM). It is read again when it changes.
     tls_cert_file("FILE"): PathBuf;
     /// The private key of the certificate (PEM).
     tls_private_key_file("FILE"): PathBuf;
-    /// Connections at a time; more are closed at once.
-    connections_max("COUNT"): usize = 50_000 => connections_max: usize, at_least(1);
+    /// Connections at a time; more are closed at once
+    /// [default: 50000, or as many as the limit of open files leaves]
+    connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
     /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are
     /// asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
@@ -102,12 +116,30 @@ fn loopback(port: u16) -> ListenAddress {
     ListenAddress::Tcp(([127, 0, 0, 1], port).into())
 }
 
+fn host_names(flag: &'static str, given: Option<Vec<String>>) -> Result<AllowedHosts, ConfigError> {
+    let parse = |name: &String| name.parse::<HostPattern>().map_err(|error| unusable(flag, name, error.to_string()));
+    Ok(AllowedHosts::new(given.unwrap_or_default().iter().map(parse).collect::<Result<_, _>>()?))
+}
+
 fn tls_files(options: &ServingOptions) -> Result<Option<TlsFiles>, ConfigError> {
     match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
         (Some(cert_file), Some(private_key_file)) => Ok(Some(TlsFiles { cert_file, private_key_file })),
         (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
         (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
         (None, None) => Ok(None),
+    }
+}
+
+impl ServingOptions {
+    /// Refuses rights of sockets that have no file.
+    pub(super) fn check_mode(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
+        let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
+        if self.listen_mode.is_some() && !is_unix(&serving.listen) && !is_unix(&serving.admin_listen) {
+            return ConfigError::contradiction(
+                "--listen-mode has no effect without --listen unix:PATH; give both or neither",
+            );
+        }
+        Ok(())
     }
 }
 

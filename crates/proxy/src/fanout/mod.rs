@@ -22,7 +22,10 @@ pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{Catalog, Patience, Served};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
-pub use send::FrameBuf;
+pub use send::{
+    FrameBuf,
+    budget::{Budgets, RetainedLimits},
+};
 pub use stream_end::StreamEnd;
 pub use subscribe::{Need, NotSubscribed, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill};
 pub use wake::{ConnectionWaker, ReadyStreams, StreamWaker};

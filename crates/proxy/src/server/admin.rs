@@ -1,5 +1,5 @@
-//! The admin port: liveness, readiness, metrics, and a status page. It never shows an object and
-//! never sends a request upstream.
+//! What the admin port answers: readiness, metrics, and a status page. It never shows an object and
+//! never sends a request upstream. The port itself answers about liveness.
 
 use std::sync::Arc;
 
@@ -31,12 +31,10 @@ pub struct Admin<C> {
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
-/// The routes of the admin port.
+/// The routes of the admin port, without those about liveness.
 pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
     Router::new()
         .route("/", get(page::<C>))
-        .route("/livez", get(|| async { "ok" }))
-        .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz::<C>))
         .route("/metrics", get(metrics::<C>))
         .with_state(Arc::new(admin))

@@ -9,9 +9,11 @@
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`select`], [`watch`] and [`client_info`]: the types they share.
 //!
-//! [`admin`] is the admin port.
+//! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, and [`worker_check`]
+//! what it reports as alive.
 
 pub mod admin;
+pub mod admin_port;
 pub mod client_info;
 pub mod grpc;
 pub mod kube;
@@ -19,6 +21,7 @@ pub mod reader;
 pub mod select;
 pub mod transport;
 pub mod watch;
+pub mod worker_check;
 
 pub use client_info::ClientInfo;
 pub use transport::{serve::Server, services::ServerOptions};

@@ -99,7 +99,7 @@ impl Metrics {
             gate,
             lists,
             memory_used: register
-                .int_gauge("kubefan_memory_used_bytes", "Resident memory at the last comparison with the budget.")?,
+                .int_gauge("kubefan_memory_used_bytes", "Memory in use at the last comparison with the budget.")?,
             memory_max: register
                 .int_gauge("kubefan_memory_budget_bytes", "Memory budget of the process; 0 if there is none.")?,
             memory_step: register.int_gauge(
@@ -177,7 +177,7 @@ impl Metrics {
         self.passthrough_refused.with_label_values(&[refused.as_str()]).inc();
     }
 
-    /// Sets resident memory and budget, in bytes, and the memory pressure step.
+    /// Sets memory in use and budget, in bytes, and the memory pressure step.
     pub fn memory(&self, used: usize, bytes_max: usize, step: usize) {
         let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.memory_used.set(number(used));

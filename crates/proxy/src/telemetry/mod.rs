@@ -1,5 +1,6 @@
 //! Metrics, logs and process statistics.
 
+pub mod cgroup;
 mod log_format;
 pub mod metrics;
 pub mod process;

@@ -5,7 +5,7 @@
 //! as themselves, the connections are built from a configuration without any credentials, including
 //! client certificates.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use futures::{FutureExt, future::BoxFuture};
@@ -44,8 +44,35 @@ pub struct PassthroughOptions {
     pub credentials: Credentials,
     /// The limit on concurrent requests.
     pub requests_max: usize,
+    /// Whether callers' tokens may be sent where others could read them.
+    pub allows_insecure_upstream: bool,
     /// Time limit for a connection with its TLS handshake.
     pub connect_timeout: Duration,
+}
+
+impl PassthroughOptions {
+    /// Refuses to send callers' tokens over plain http, where they could be read on the way, or to
+    /// a server that proves nothing. Plain http stays allowed within this machine.
+    fn check_protection(&self, config: &Config) -> Result<(), SettingsError> {
+        if self.credentials != Credentials::Caller || self.allows_insecure_upstream {
+            return Ok(());
+        }
+        let is_plain = config.cluster_url.scheme() == Some(&Scheme::HTTP);
+        let is_local = config.proxy_url.is_none() && is_loopback(&config.cluster_url);
+        let problem = match is_plain {
+            true if is_local => return Ok(()),
+            true => "over plain http",
+            false if config.accept_invalid_certs => "without a check of its certificate (insecure-skip-tls-verify)",
+            false => return Ok(()),
+        };
+        Err(SettingsError::Unprotected { server: transport::server_name(&config.cluster_url), problem })
+    }
+}
+
+fn is_loopback(url: &Uri) -> bool {
+    let host = url.host().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 /// Forwards requests to one apiserver.
@@ -97,6 +124,7 @@ impl Passthrough {
     /// Creates the connections from a kubeconfig or a service account.
     pub async fn from_settings(settings: UpstreamSettings, options: PassthroughOptions) -> Result<Self, SettingsError> {
         let config = settings.load().await?;
+        options.check_protection(&config)?;
         let server = transport::server_name(&config.cluster_url);
         let base = BaseUrl::of(&config.cluster_url).ok_or_else(|| SettingsError::Transport {
             server: server.clone(),
@@ -104,9 +132,9 @@ impl Passthrough {
         })?;
         let service = ArcSwap::from_pointee(build(config, &options).await?);
         let all = Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS)));
-        let long_running = options.requests_max - options.requests_max / SHORT_SHARE;
+        let long_running = long_running_max(options.requests_max);
         let long_running = Arc::new(Semaphore::new(long_running.min(Semaphore::MAX_PERMITS)));
-        let connections = connections(&options);
+        let connections = connections(options.requests_max);
         let connections = (0..connections).map(|_| Arc::new(Semaphore::new(STREAMS_MAX))).collect();
         let renewal = Renewal::new(Some(settings));
         Ok(Self { service, base, server, options, renewal, all, long_running, connections })
@@ -187,7 +215,10 @@ impl Passthrough {
     async fn renew(&self) {
         let Some(config) = self.renewal.config().await else { return };
         let service = match config {
-            Ok(config) => build(config, &self.options).await,
+            Ok(config) => match self.options.check_protection(&config) {
+                Ok(()) => build(config, &self.options).await,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         match service {
@@ -231,8 +262,19 @@ fn forward(
 }
 
 /// The number of shared connections.
-fn connections(options: &PassthroughOptions) -> usize {
-    options.requests_max.div_ceil(STREAMS_MAX)
+fn connections(requests_max: usize) -> usize {
+    requests_max.div_ceil(STREAMS_MAX)
+}
+
+/// How many long-running requests there may be.
+fn long_running_max(requests_max: usize) -> usize {
+    requests_max - requests_max / SHORT_SHARE
+}
+
+/// The most connections to upstream that so many requests need. With `upgrades`, each session has
+/// one of its own.
+pub fn connections_max(requests_max: usize, upgrades: bool) -> usize {
+    connections(requests_max) + if upgrades { long_running_max(requests_max) } else { 0 }
 }
 
 /// Removes every header by which the apiserver could attribute the request to another user.
@@ -271,7 +313,8 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
     let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
     let tls = transport::tls_config(&config).map_err(failed)?;
     let client = |versions| connector::build(&config, &tls, versions, options.connect_timeout).map_err(failed);
-    let shared = (0..connections(options)).map(|_| client(HttpVersions::All)).collect::<Result<Arc<[_]>, _>>()?;
+    let shared =
+        (0..connections(options.requests_max)).map(|_| client(HttpVersions::All)).collect::<Result<Arc<[_]>, _>>()?;
     let upgrade = client(HttpVersions::Http1)?;
     let route = service_fn(move |request: http::Request<UpstreamBody>| {
         let client = match request.extensions().get() {
@@ -289,6 +332,38 @@ fn build_blocking(config: Config, options: &PassthroughOptions) -> Result<Forwar
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn callers_tokens_are_not_sent_where_others_could_read_them() {
+        let options = |credentials, allows_insecure_upstream| PassthroughOptions {
+            credentials,
+            requests_max: 1,
+            allows_insecure_upstream,
+            connect_timeout: Duration::from_secs(1),
+        };
+        for (url, accept_invalid_certs, is_protected) in [
+            ("https://apiserver:6443", false, true),
+            ("https://apiserver:6443", true, false),
+            ("https://127.0.0.1:6443", true, false),
+            ("http://apiserver:8080", false, false),
+            ("http://10.0.0.1:8080", false, false),
+            ("http://localhost.evil.example:8080", false, false),
+            ("http://127.0.0.1:8001", false, true),
+            ("http://localhost:8001", false, true),
+            ("http://[::1]:8001", false, true),
+        ] {
+            let mut config = Config::new(url.parse().unwrap());
+            config.accept_invalid_certs = accept_invalid_certs;
+            let refused = options(Credentials::Caller, false).check_protection(&config).err();
+            assert_eq!(refused.is_none(), is_protected, "{url}, {accept_invalid_certs}");
+            assert!(refused.is_none_or(|error| error.to_string().contains("--passthrough-insecure-upstream")));
+            assert!(options(Credentials::Caller, true).check_protection(&config).is_ok(), "{url}");
+            assert!(options(Credentials::Own, false).check_protection(&config).is_ok(), "{url}");
+        }
+        let mut proxied = Config::new("http://localhost:8001".parse().unwrap());
+        proxied.proxy_url = Some("http://proxy.example:3128".parse().unwrap());
+        assert!(options(Credentials::Caller, false).check_protection(&proxied).is_err());
+    }
+
     use super::*;
 
     fn join(base: &str, path: &'static str) -> String {

@@ -28,6 +28,7 @@ use crate::{
     },
     fanout::{
         gate::Gate,
+        send::budget::Budgets,
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{
@@ -100,6 +101,8 @@ pub struct HubOptions {
     pub coalesce_max: Duration,
     /// Who may pin state.
     pub gate: Arc<Gate>,
+    /// What all of them together may retain for reuse.
+    pub budgets: Budgets,
     /// Names the cluster that versions are of, where that is known.
     pub cluster: ClusterName,
 }
@@ -122,7 +125,7 @@ impl Hub {
         options: HubOptions,
         metrics: CacheMetrics,
     ) -> Arc<Self> {
-        let HubOptions { limits, coalesce_max, gate, cluster } = options;
+        let HubOptions { limits, coalesce_max, gate, budgets, cluster } = options;
         let ResolvedResource { group, version, resource: plural, .. } = &resource;
         let name = GroupVersionResource::new(group, version, plural).to_string();
         let published = PublishedCache::new(name, limits, parser.clone(), wall_clock);
@@ -136,7 +139,8 @@ impl Hub {
             is_wave_scheduled: false,
             tidied_at: Instant::now(),
         };
-        let (view_bytes, state) = (ViewBytes::default(), Mutex::new(state));
+        let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
+        let state = Mutex::new(state);
         Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
     }
 

@@ -1,5 +1,5 @@
-//! One budget for everything that views and formats retain for reuse. All of a cache share it,
-//! because clients decide how many views and formats there are.
+//! One budget for everything that views and formats retain for reuse. All caches of the process
+//! share it, because clients decide how many caches, views and formats there are.
 //!
 //! What finds no room is not retained, and made again when it is needed: a full budget costs time,
 //! never memory.
@@ -9,25 +9,39 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// Bytes that may be retained. Clones share it.
+/// Bytes that may be retained. Clones share it, and so do its parts, which count their own bytes.
 #[derive(Debug, Clone)]
 pub struct Budget {
     used: Arc<AtomicUsize>,
     closed: Arc<AtomicBool>,
+    /// What this part and all others have taken.
+    used_by_all: Arc<AtomicUsize>,
     bytes_max: usize,
 }
 
-/// A part of a budget; dropping it gives it back.
+/// What was taken from a budget; dropping it gives it back.
 #[derive(Debug)]
 pub struct Share {
     used: Arc<AtomicUsize>,
+    used_by_all: Arc<AtomicUsize>,
     bytes: usize,
 }
 
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        Self { used: Arc::default(), closed: Arc::default(), bytes_max }
+        Self { used: Arc::default(), closed: Arc::default(), used_by_all: Arc::default(), bytes_max }
+    }
+
+    /// Another part of the same budget, which can be closed on its own.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self {
+            used: Arc::default(),
+            closed: Arc::default(),
+            used_by_all: self.used_by_all.clone(),
+            bytes_max: self.bytes_max,
+        }
     }
 
     /// Takes so many bytes; `None` if there is no room.
@@ -36,11 +50,12 @@ impl Budget {
             return None;
         }
         let fits = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.bytes_max);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
-        Some(Share { used: self.used.clone(), bytes })
+        self.used_by_all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Some(Share { used: self.used.clone(), used_by_all: self.used_by_all.clone(), bytes })
     }
 
-    /// The bytes that are taken.
+    /// The bytes that are taken from this part.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -49,10 +64,39 @@ impl Budget {
 impl Drop for Share {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.used_by_all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// The budgets of one cache.
+/// How much all caches together may retain for reuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetainedLimits {
+    /// Bytes of projected objects and deltas.
+    pub projected_bytes_max: usize,
+    /// Bytes of compressed snapshots.
+    pub chunks_bytes_max: usize,
+}
+
+impl Default for RetainedLimits {
+    fn default() -> Self {
+        Self { projected_bytes_max: 256 << 20, chunks_bytes_max: 512 << 20 }
+    }
+}
+
+impl RetainedLimits {
+    /// The limits of a process with this memory budget: a sixteenth and an eighth of it, and no
+    /// more than without one.
+    pub fn of_memory(bytes_max: Option<usize>) -> Self {
+        let most = Self::default();
+        let bytes_max = bytes_max.unwrap_or(usize::MAX);
+        Self {
+            projected_bytes_max: most.projected_bytes_max.min(bytes_max / 16),
+            chunks_bytes_max: most.chunks_bytes_max.min(bytes_max / 8),
+        }
+    }
+}
+
+/// The budgets of the process, or the part of one cache.
 #[derive(Debug, Clone)]
 pub struct Budgets {
     /// Projected objects and deltas.
@@ -62,6 +106,17 @@ pub struct Budgets {
 }
 
 impl Budgets {
+    /// The budgets of a process.
+    pub fn new(limits: RetainedLimits) -> Self {
+        Self { projected: Budget::new(limits.projected_bytes_max), chunks: Budget::new(limits.chunks_bytes_max) }
+    }
+
+    /// The part of one more cache.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self { projected: self.projected.part(), chunks: self.chunks.part() }
+    }
+
     /// Allows that more is retained, or forbids it.
     pub fn open(&self, open: bool) {
         self.projected.closed.store(!open, Ordering::Relaxed);
@@ -71,7 +126,7 @@ impl Budgets {
 
 impl Default for Budgets {
     fn default() -> Self {
-        Self { projected: Budget::new(64 << 20), chunks: Budget::new(256 << 20) }
+        Self::new(RetainedLimits::default())
     }
 }
 
@@ -88,5 +143,26 @@ mod tests {
         drop(share);
         assert!(budget.take(100).is_some() && budget.take(usize::MAX).is_none());
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn the_parts_of_a_budget_share_its_bytes_and_count_their_own() {
+        let whole = Budgets::new(RetainedLimits { projected_bytes_max: 100, chunks_bytes_max: 0 });
+        let (one, other) = (whole.part(), whole.part());
+        let share = one.projected.take(60).unwrap();
+        assert!(other.projected.take(41).is_none(), "caches share what the process has");
+        let _rest = other.projected.take(40).unwrap();
+        assert_eq!((one.projected.used(), other.projected.used(), whole.projected.used()), (60, 40, 0));
+        one.open(false);
+        drop(share);
+        assert!(one.projected.take(1).is_none() && other.projected.take(60).is_some());
+    }
+
+    #[test]
+    fn a_small_process_retains_little() {
+        let limits = RetainedLimits::of_memory(Some(128 << 20));
+        assert_eq!(limits, RetainedLimits { projected_bytes_max: 8 << 20, chunks_bytes_max: 16 << 20 });
+        assert_eq!(RetainedLimits::of_memory(Some(usize::MAX)), RetainedLimits::default());
+        assert_eq!(RetainedLimits::of_memory(None), RetainedLimits::default());
     }
 }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::{
     cache::{CacheWriter, RingLimits, Update},
     fanout::{
-        ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start, StreamEnd,
-        StreamWaker, Subscription,
+        Budgets, ConnectionWaker, FrameBuf, Gate, GateLimits, Hub, HubOptions, Phase, ReadyStreams, Refusal, Start,
+        StreamEnd, StreamWaker, Subscription,
     },
     telemetry::metrics::Metrics,
 };
@@ -68,7 +68,8 @@ impl Cache {
         let metrics = all.cache(&gvr, &Scope::Cluster, Media::Json, &StreamEnd::ALL);
         let gate = Gate::new(gate, all.gate());
         let parser = Arc::new(ObjectParser::new(&fields).of("Pod", "v1"));
-        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, cluster: Arc::new(|| None) };
+        let (budgets, cluster) = (Budgets::default(), Arc::new(|| None));
+        let options = HubOptions { limits, coalesce_max: Duration::ZERO, gate, budgets, cluster };
         let hub = Hub::new(ResolvedResource::default(), parser.clone(), options, metrics);
         Self { hub, writer: CacheWriter::default(), parser, fields, gvr }
     }

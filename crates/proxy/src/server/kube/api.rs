@@ -10,7 +10,9 @@ use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
     cache_reads::{CacheReads, ResolvedRead, SelectOptions},
     forward::Forwarder,
-    get, guard, hop_by_hop,
+    get,
+    guard::Guard,
+    hop_by_hop,
     list::list,
     narrowed,
     negotiate::{self, Form},
@@ -46,7 +48,7 @@ pub struct KubeApi<C> {
     timeouts: DefaultTimeouts,
     /// `None` if passthrough is off.
     forwarder: Option<Arc<Forwarder>>,
-    is_guarded: bool,
+    guard: Option<Guard>,
     metrics: Arc<Metrics>,
 }
 
@@ -58,8 +60,8 @@ pub struct KubeApiOptions {
     pub consistent_list_bytes_min: usize,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Whether requests that a browser could be tricked into sending are refused: see [`guard`].
-    pub is_guarded: bool,
+    /// Which requests are refused because a browser could be tricked into sending them.
+    pub guard: Option<Guard>,
 }
 
 /// What a `GET` request reads.
@@ -79,11 +81,11 @@ impl<C: Catalog> KubeApi<C> {
         options: KubeApiOptions,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let KubeApiOptions { consistent_list_bytes_min, narrowed_by, is_guarded } = options;
+        let KubeApiOptions { consistent_list_bytes_min, narrowed_by, guard } = options;
         let has_upstream = forwarder.is_some();
         let reads = CacheReads { reader, has_upstream, consistent_list_bytes_min, narrowed_by };
         let (pages, timeouts) = Default::default();
-        Self { reads, pages, timeouts, forwarder, is_guarded, metrics }
+        Self { reads, pages, timeouts, forwarder, guard, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
@@ -94,7 +96,7 @@ impl<C: Catalog> KubeApi<C> {
         let is_long_running = request_info::is_long_running(verb, uri.path());
         let is_head = request.method() == Method::HEAD;
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
-        let guarded = if self.is_guarded { guard::check(&request) } else { Ok(()) };
+        let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
         let answer = match guarded {
             Err(failure) => Answer::Response(failure.response(Media::Json)),
             Ok(()) => {

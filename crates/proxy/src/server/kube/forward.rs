@@ -15,12 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use tower::BoxError;
 
 use super::{
-    answer::FromUpstream,
-    hop_by_hop,
-    host::{host, is_loopback, text},
-    request_info,
-    status::Failure,
-    tunnel::Tunnel,
+    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, request_info, status::Failure, tunnel::Tunnel,
 };
 use crate::{
     cache::warnings::Warnings,
@@ -48,17 +43,20 @@ const LOOP: &str = "the request has passed through this kubefan before: the apis
 pub struct Forwarder {
     upstream: Passthrough,
     upgrades: bool,
+    /// The names of this machine, beside `localhost` and addresses.
+    hosts: AllowedHosts,
     /// Identifies requests that this kubefan has forwarded (`Via`: RFC 9110, 7.6.3).
     via: HeaderValue,
     metrics: Arc<Metrics>,
 }
 
 impl Forwarder {
-    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`.
-    /// `number` must be unique among all instances of kubefan.
-    pub fn new(upstream: Passthrough, upgrades: bool, number: u64, metrics: Arc<Metrics>) -> Self {
+    /// Forwards to `upstream`; exec, attach, port-forward and websockets only if `upgrades`. With
+    /// kubefan's own credentials, requests must name this machine or one of `hosts`. `number` must
+    /// be unique among all instances of kubefan.
+    pub fn new(upstream: Passthrough, upgrades: bool, hosts: AllowedHosts, number: u64, metrics: Arc<Metrics>) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
-        Self { upstream, upgrades, via: via.expect("hexadecimal digits are visible"), metrics }
+        Self { upstream, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
     /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
@@ -125,7 +123,7 @@ impl Forwarder {
                     use a bearer token (in a kubeconfig: token, tokenFile or an exec plugin), or ask the apiserver directly";
                 return Err((PassthroughRefusal::Certificate, Failure::unauthorized(message.to_owned())));
             }
-            Credentials::Own if !is_local(request, client) => {
+            Credentials::Own if !guard::is_local(request, &self.hosts) => {
                 let message = "with --passthrough=self only programs on this machine are served: the request names another host, or \
                     comes from a page of one";
                 return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
@@ -175,13 +173,6 @@ fn has_token(headers: &HeaderMap) -> bool {
         || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
 }
 
-/// Whether a request comes from a program on this machine, and not from a web page in a browser,
-/// which would act as kubefan. A page can name any host that resolves to a loopback address.
-fn is_local(request: &Request<Body>, client: ClientInfo) -> bool {
-    client.address.is_none()
-        || host(request).is_some_and(is_loopback) && text(request, &header::ORIGIN).is_none_or(is_loopback)
-}
-
 fn append_client_address(headers: &mut HeaderMap, client: ClientInfo) {
     let Some(address) = client.address else { return };
     let mut hops: Vec<_> =
@@ -213,33 +204,6 @@ mod tests {
         append_client_address(&mut headers, client(Some("[::ffff:10.0.0.1]:5")));
         append_client_address(&mut headers, client(Some("[fd00::1]:5")));
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, fd00::1");
-    }
-
-    #[test]
-    fn a_web_page_in_a_browser_is_not_local() {
-        let request = |host: &str, origin: &str| {
-            let mut request = Request::get("/api/v1/secrets").body(Body::empty()).unwrap();
-            for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
-                if !value.is_empty() {
-                    request.headers_mut().insert(name, value.parse().unwrap());
-                }
-            }
-            request
-        };
-        let local = client(Some("127.0.0.1:5"));
-        for (host, origin, is) in [
-            ("localhost:7443", "", true),
-            ("127.0.0.1", "", true),
-            ("[::1]:7443", "http://localhost:3000", true),
-            ("evil.example:7443", "", false),
-            ("localhost:7443", "https://evil.example", false),
-            ("localhost:7443", "null", false),
-            ("localhost.evil.example", "", false),
-            ("", "", false),
-        ] {
-            assert_eq!(is_local(&request(host, origin), local), is, "{host}, {origin}");
-            assert!(is_local(&request(host, origin), client(None)), "no browser uses a Unix socket");
-        }
     }
 
     #[test]

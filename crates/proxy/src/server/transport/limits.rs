@@ -45,6 +45,11 @@ pub const PASS_BYTES_MAX: usize = 256 << 10;
 /// client that reads a megabyte per stall timeout is never mistaken for a stopped one.
 pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
 
+/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart
+/// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
+/// dropped, or reset when it first sends something.
+pub const BACKLOG: i32 = 4096;
+
 /// The unsent bytes that the kernel buffers for a connection (`TCP_NOTSENT_LOWAT`). The default is
 /// up to 4 MiB (`net.ipv4.tcp_wmem`), and a third of it must be sent before the socket is writable
 /// again: a slow reader would hold that much, and would seem to have stopped.

@@ -3,8 +3,8 @@
 use std::{
     fmt, io,
     net::SocketAddr,
-    os::unix::fs::FileTypeExt,
-    path::{Path, PathBuf},
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -20,15 +20,21 @@ use tonic::transport::server::Connected;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::limits::UNSENT_BYTES_MAX;
-use super::listen_address::ListenAddress;
+use super::{
+    limits::BACKLOG,
+    listen_address::ListenAddress,
+    spare_files::{SpareFiles, is_out_of_files},
+    unix_socket::{self, SocketFile, SocketMode},
+    unread::Reset,
+};
 use crate::server::client_info::ClientInfo;
 
 /// A bound listener.
 pub enum Listener {
     /// TCP.
     Tcp(TcpListener),
-    /// A Unix socket; its file is removed when the listener is dropped.
-    Unix(UnixListener, PathBuf),
+    /// A Unix socket, and its file, which is removed before the socket closes.
+    Unix(SocketFile, UnixListener),
 }
 
 /// An address could not be bound.
@@ -49,6 +55,7 @@ fn hint(address: &ListenAddress, error: &io::Error) -> &'static str {
         (io::ErrorKind::AddrInUse, Unix(_)) => {
             "; another process listens there, perhaps another kubefan, or the file is no socket: choose another path"
         }
+        (io::ErrorKind::WouldBlock, Unix(_)) => "; another process holds the lock of its directory: try again",
         (io::ErrorKind::NotFound, Unix(_)) => "; create its directory first",
         (io::ErrorKind::PermissionDenied, Tcp(_)) => "; choose a port above 1023",
         (io::ErrorKind::PermissionDenied, Unix(_)) => "; choose a path in a directory that kubefan may write to",
@@ -85,12 +92,14 @@ impl fmt::Display for Bound {
 }
 
 impl Listener {
-    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket that a
-    /// dead process left behind is replaced; one that is in use is not.
-    pub async fn bind(address: &ListenAddress, flag: &'static str) -> Result<Self, BindError> {
+    /// Binds an address. `flag` is the flag that named it, for the error text. A Unix socket gets
+    /// these rights. One that a dead process left behind is replaced; one that is in use is not.
+    pub async fn bind(address: &ListenAddress, flag: &'static str, mode: SocketMode) -> Result<Self, BindError> {
         let bound = match address {
             ListenAddress::Tcp(address) => listen_tcp(*address).map(Self::Tcp),
-            ListenAddress::Unix(path) => bind_unix(path).await.map(|listener| Self::Unix(listener, path.clone())),
+            ListenAddress::Unix(path) => {
+                unix_socket::bind(path, mode).await.map(|(file, listener)| Self::Unix(file, listener))
+            }
         };
         bound.map_err(|error| BindError { address: address.clone(), flag, error })
     }
@@ -99,8 +108,23 @@ impl Listener {
     pub fn bound(&self) -> io::Result<Bound> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Bound::Tcp),
-            Self::Unix(_, path) => Ok(Bound::Unix(path.clone())),
+            Self::Unix(file, _) => Ok(Bound::Unix(file.path().to_owned())),
         }
+    }
+
+    /// Moves it to the runtime that calls this. From then on it accepts connections even if the
+    /// runtime that bound it does not run.
+    ///
+    /// # Errors
+    /// The runtime cannot observe the socket.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn into_current_runtime(self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener.into_std()?)?),
+            Self::Unix(file, listener) => Self::Unix(file, UnixListener::from_std(listener.into_std()?)?),
+        })
     }
 
     async fn accept(&self) -> io::Result<Connection> {
@@ -117,34 +141,55 @@ impl Listener {
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
                 Ok(Connection::Tcp(stream, address))
             }
-            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
+            Self::Unix(_, listener) => listener.accept().await.map(|(stream, _)| Connection::Unix(stream)),
         }
     }
 
-    /// The accepted connections. A failure to accept, such as too many open files, is logged and
-    /// retried after 100 ms, because it must not end the server.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
-        futures::stream::unfold(self, |listener| async {
+    /// The accepted connections. A failure to accept is logged and retried after 100 ms, because
+    /// it must not end the server.
+    ///
+    /// If the process has no descriptor for a connection, it takes one of `reserved` descriptors
+    /// that are held for this. If there are none left, the connection is closed at once, so that
+    /// its client does not wait for an answer that never comes.
+    pub fn incoming(self, reserved: usize) -> impl Stream<Item = io::Result<Connection>> {
+        let spares = SpareFiles::new(self.as_fd(), reserved + 1);
+        futures::stream::unfold((self, spares, false), |(listener, mut spares, mut was_short)| async move {
             loop {
                 match listener.accept().await {
-                    Ok(connection) => return Some((Ok(connection), listener)),
+                    Ok(connection) => {
+                        spares.refill(listener.as_fd());
+                        was_short &= !spares.is_full();
+                        if !spares.is_empty() {
+                            return Some((Ok(connection), (listener, spares, was_short)));
+                        }
+                        drop(connection);
+                        spares.refill(listener.as_fd());
+                    }
+                    Err(error) if is_out_of_files(&error) && spares.release() => {
+                        if !std::mem::replace(&mut was_short, true) {
+                            tracing::warn!(%error, "no file descriptor is free; new connections are closed at once");
+                        }
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(Duration::from_millis(100)).await;
+                        spares.refill(listener.as_fd());
                     }
                 }
             }
         })
     }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(_, listener) => listener.as_fd(),
+        }
+    }
 }
 
 /// TCP probes a connection after this silence.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart
-/// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
-/// dropped, or reset when it first sends something.
-const BACKLOG: u32 = 4096;
 
 /// Binds a TCP address, with a long accept queue. Like Rust's own listeners, it reuses an address
 /// whose old connections linger.
@@ -153,32 +198,7 @@ pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
-async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A regular file refuses connections too, and must not be removed.
-            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-            match UnixStream::connect(path).await {
-                Err(connect) if is_socket && connect.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)
-                }
-                _ => Err(error),
-            }
-        }
-        other => other,
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
-        }
-    }
+    socket.listen(BACKLOG.unsigned_abs())
 }
 
 /// A connection of either kind.
@@ -196,6 +216,15 @@ impl Connected for Connection {
         match self {
             Self::Tcp(_, address) => ClientInfo { address: Some(*address), has_certificate: false },
             Self::Unix(_) => ClientInfo::default(),
+        }
+    }
+}
+
+impl Reset for Connection {
+    fn reset_on_close(&self) {
+        if let Self::Tcp(stream, _) = self {
+            // Otherwise the kernel holds the unsent bytes for minutes after the close.
+            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
         }
     }
 }
@@ -277,32 +306,5 @@ mod tests {
         let (_client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let Ok(Connection::Tcp(stream, _)) = accepted else { panic!("it is TCP") };
         assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES_MAX);
-    }
-
-    #[tokio::test]
-    async fn only_an_abandoned_unix_socket_is_replaced() {
-        let directory = tempfile::tempdir().unwrap();
-        let bind = async |path: &PathBuf| Listener::bind(&ListenAddress::Unix(path.clone()), "--listen").await;
-
-        let file = directory.path().join("file");
-        std::fs::write(&file, "precious").unwrap();
-        let error = bind(&file).await.err().expect("a regular file").to_string();
-        assert!(error.ends_with("or the file is no socket: choose another path"), "{error}");
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
-
-        let link = directory.path().join("link");
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(bind(&link).await.is_err(), "a link to one");
-        assert!(link.is_symlink() && file.exists());
-
-        let stale = directory.path().join("stale");
-        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
-        assert!(stale.exists(), "left behind");
-        let listener = bind(&stale).await.unwrap();
-
-        assert!(bind(&stale).await.is_err(), "a live one");
-        assert!(UnixStream::connect(&stale).await.is_ok(), "which still accepts connections");
-        drop(listener);
-        assert!(!stale.exists());
     }
 }

@@ -17,5 +17,8 @@ pub mod preface;
 pub mod read_progress;
 pub mod serve;
 pub mod services;
+mod spare_files;
 pub mod tls;
+pub mod unix_socket;
+pub mod unread;
 pub mod watch_timers;

@@ -16,6 +16,7 @@ use super::{
     mismatch,
     preface::{self, Rewound},
     services::{ServerOptions, Services},
+    unread::UnreadConnections,
 };
 use crate::{
     fanout::Catalog,
@@ -27,6 +28,7 @@ use crate::{
 pub struct Server<C> {
     services: Arc<Services<C>>,
     metrics: Arc<Metrics>,
+    unread: Arc<UnreadConnections>,
 }
 
 impl<C: Catalog> Server<C> {
@@ -42,7 +44,12 @@ impl<C: Catalog> Server<C> {
         drain: CancellationToken,
     ) -> Arc<Self> {
         let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
-        Arc::new(Self { services, metrics })
+        Arc::new(Self { services, metrics, unread: UnreadConnections::new() })
+    }
+
+    /// The connections whose clients read nothing.
+    pub fn unread(&self) -> &Arc<UnreadConnections> {
+        &self.unread
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has
@@ -53,7 +60,7 @@ impl<C: Catalog> Server<C> {
         let mut connections = JoinSet::new();
         let mut refusing = false;
         {
-            let mut incoming = pin!(listener.incoming());
+            let mut incoming = pin!(listener.incoming(0));
             loop {
                 let accepted = tokio::select! {
                     biased;
@@ -73,8 +80,9 @@ impl<C: Catalog> Server<C> {
                 };
                 refusing = false;
                 let (server, tls) = (self.clone(), tls.clone());
+                let client = io.connect_info();
+                let io = self.unread.observe(io);
                 connections.spawn(async move {
-                    let client = io.connect_info();
                     let end = match tls {
                         None => server.serve(io, client).await,
                         // Boxed, so that the memory of the handshake is freed after it. A TLS

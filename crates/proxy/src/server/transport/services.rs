@@ -19,6 +19,7 @@ use crate::{
         kube::{
             api::{KubeApi, KubeApiOptions},
             forward::Forwarder,
+            guard::Guard,
         },
         reader::Reader,
     },
@@ -51,9 +52,9 @@ pub struct ServerOptions {
     pub consistent_list_bytes_min: usize,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Whether requests that a browser could be tricked into sending are refused: for loopback
-    /// addresses without TLS.
-    pub is_guarded: bool,
+    /// Which requests are refused because a browser could be tricked into sending them. `None` with
+    /// TLS, where the certificate prevents that.
+    pub guard: Option<Guard>,
 }
 
 /// What all connections share.
@@ -85,7 +86,7 @@ impl<C: Catalog> Services<C> {
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             narrowed_by: options.narrowed_by.clone(),
-            is_guarded: options.is_guarded,
+            guard: options.guard.clone(),
         };
         let grpc = Service::new(reader.clone(), metrics.clone());
         let kube = KubeApi::new(reader, forwarder, kube_options, metrics);

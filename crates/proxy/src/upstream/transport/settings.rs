@@ -50,6 +50,17 @@ pub enum SettingsError {
         /// The missing file or variable.
         message: String,
     },
+    /// Callers' tokens would be sent to the apiserver without protection.
+    #[error(
+        "callers' tokens would be passed on to {server} {problem}, where others could read them; use a kubeconfig with https and \
+         the CA of the apiserver, pass nothing on (--passthrough=off), or accept this with --passthrough-insecure-upstream"
+    )]
+    Unprotected {
+        /// Scheme, host and port.
+        server: String,
+        /// How they would be sent.
+        problem: &'static str,
+    },
     /// The TLS, proxy or credential settings cannot be used.
     #[error("cannot set up the connection to {server}: {message}")]
     Transport {

@@ -1,0 +1,324 @@
+//! The admin port: its thread, its connections and their limits.
+//!
+//! Kubernetes restarts a process whose `/livez` does not answer, so the answer must come under any
+//! load, and must fail if the process is stuck. The port therefore has a thread and a runtime of
+//! its own. It answers `/livez` there, without a lock that other threads hold for long, and
+//! everything else in the runtime that does the work.
+//!
+//! Anyone who reaches the port could occupy its connections. So a new connection always finds a
+//! place: if there is none, the one that has been quiet for the longest is closed.
+
+use std::{
+    convert::Infallible,
+    io,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use futures::StreamExt;
+use http::{Request, StatusCode};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tower::ServiceExt;
+
+use super::{
+    transport::{
+        http1::socket::{MonitoredSocket, ResponseNeeds},
+        limits::HEADER_LIST_BYTES_MAX,
+        listen::{Connection, Listener},
+    },
+    worker_check::{OBSERVATION_INTERVAL, WorkerCheck},
+};
+
+/// Connections at a time.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// File descriptors held for connections while the process has no others.
+pub const FILES_RESERVED: usize = 8;
+
+/// How long a connection may take to send the headers of its next request.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A client that reads too little of an answer in this time loses its connection.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long an answer may take, with its wait for a permit.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Answers, apart from those about liveness, that are made at a time.
+const ANSWERS_MAX: usize = 8;
+
+/// Serves the port on a thread of its own until `stop` is cancelled. `router` answers in the
+/// current runtime, whose workers `/livez` reports. The receiver gets the reason of the end, or an
+/// error if the thread panicked.
+///
+/// # Errors
+/// The system has no thread or no file descriptor left.
+///
+/// # Panics
+/// Outside of a runtime.
+pub fn serve(
+    listener: Listener,
+    router: Router,
+    stop: CancellationToken,
+) -> io::Result<oneshot::Receiver<io::Result<()>>> {
+    let (end, ended) = oneshot::channel();
+    let port = Arc::new(Port {
+        router,
+        workers: Handle::current(),
+        answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        stuck: Mutex::default(),
+    });
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("kubefan-admin".to_owned()).spawn(move || {
+        let served = runtime.block_on(stop.run_until_cancelled_owned(port.serve(listener)));
+        let _ = end.send(served.unwrap_or(Ok(())));
+    })?;
+    Ok(ended)
+}
+
+/// What all connections share.
+struct Port {
+    router: Router,
+    /// The runtime that does the work.
+    workers: Handle,
+    answers: Arc<Semaphore>,
+    /// The number of a worker that is stuck.
+    stuck: Mutex<Option<usize>>,
+}
+
+impl Port {
+    async fn serve(self: Arc<Self>, listener: Listener) -> io::Result<()> {
+        let mut incoming = pin!(listener.into_current_runtime()?.incoming(FILES_RESERVED));
+        let (mut tasks, mut places) = (JoinSet::new(), Vec::new());
+        tasks.spawn(self.clone().observe_workers());
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                Some(_) = tasks.join_next() => continue,
+                accepted = incoming.next() => accepted,
+            };
+            // The listener has logged the failure and waited.
+            let Some(Ok(io)) = accepted else { continue };
+            if let Some(quietest) = make_place(&mut places) {
+                quietest.close.cancel();
+                let _ = tasks.join_next().await;
+            }
+            let place = Arc::new(Place::default());
+            places.push(place.clone());
+            tasks.spawn(self.clone().connection(io, place));
+        }
+    }
+
+    async fn observe_workers(self: Arc<Self>) {
+        let mut check = WorkerCheck::new(self.workers.metrics());
+        let mut ticks = interval(OBSERVATION_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            *lock(&self.stuck) = check.observe();
+        }
+    }
+
+    async fn connection(self: Arc<Self>, io: Connection, place: Arc<Place>) {
+        let needs = ResponseNeeds::default();
+        needs.progress(true);
+        let io = MonitoredSocket::new(io, needs, STALL_TIMEOUT);
+        let of_request = place.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (port, place) = (self.clone(), of_request.clone());
+            async move {
+                place.set_answering(true);
+                let response = port.answer(request.map(|_| Body::empty())).await;
+                place.set_answering(false);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_TIMEOUT)
+            .max_buf_size(HEADER_LIST_BYTES_MAX as usize)
+            .serve_connection(TokioIo::new(io), service);
+        // A connection that fails concerns only its client.
+        let _ = place.close.run_until_cancelled(connection).await;
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Response {
+        if matches!(request.uri().path(), "/livez" | "/healthz") {
+            return self.liveness();
+        }
+        let router = self.router.clone();
+        let answered = async {
+            let permit = self.answers.clone().acquire_owned().await.ok()?;
+            let answering = self.workers.spawn(async move {
+                // Held by the task: what does not end occupies no more than its permit.
+                let _permit = permit;
+                router.oneshot(request).await
+            });
+            AbortOnDropHandle::new(answering).await.ok()
+        };
+        match timeout(ANSWER_TIMEOUT, answered).await {
+            Ok(Some(Ok(response))) => response,
+            Ok(None) | Err(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "kubefan is too busy to answer this\n").into_response()
+            }
+        }
+    }
+
+    /// Like the apiserver's: `ok`, or the failed check.
+    fn liveness(&self) -> Response {
+        match *lock(&self.stuck) {
+            None => "ok".into_response(),
+            Some(worker) => {
+                let text = format!("[-]worker {worker} has been in one task for 30s\nlivez check failed\n");
+                (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+            }
+        }
+    }
+}
+
+/// A connection in the eyes of the others.
+struct Place {
+    close: CancellationToken,
+    activity: Mutex<Activity>,
+}
+
+/// Ordered: what is closed first is least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Activity {
+    is_answering: bool,
+    since: Instant,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            close: CancellationToken::new(),
+            activity: Mutex::new(Activity { is_answering: false, since: Instant::now() }),
+        }
+    }
+}
+
+impl Place {
+    fn set_answering(&self, is_answering: bool) {
+        *lock(&self.activity) = Activity { is_answering, since: Instant::now() };
+    }
+}
+
+/// Forgets the connections that have ended. If there are too many others, removes and returns the
+/// one that must be closed: one without a request before one with, and the quietest of them.
+fn make_place(places: &mut Vec<Arc<Place>>) -> Option<Arc<Place>> {
+    places.retain(|place| Arc::strong_count(place) > 1);
+    if places.len() < CONNECTIONS_MAX {
+        return None;
+    }
+    let (quietest, _) = places.iter().enumerate().min_by_key(|(_, place)| *lock(&place.activity))?;
+    Some(places.swap_remove(quietest))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{SocketAddr, TcpStream},
+        sync::mpsc::sync_channel,
+    };
+
+    use axum::routing::get;
+
+    use super::*;
+    use crate::server::transport::{listen_address::ListenAddress, unix_socket::SocketMode};
+
+    /// A port whose work is done by a runtime with one worker.
+    fn port() -> (tokio::runtime::Runtime, SocketAddr, tokio_util::sync::DropGuard) {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let stop = CancellationToken::new();
+        let address = runtime.block_on(async {
+            let any = ListenAddress::Tcp(([127, 0, 0, 1], 0).into());
+            let listener = Listener::bind(&any, "--admin-listen", SocketMode::default()).await.unwrap();
+            let port = listener.bound().unwrap().port().unwrap();
+            let router = Router::new().route("/page", get(|| async { "a page" }));
+            serve(listener, router, stop.clone()).unwrap();
+            ([127, 0, 0, 1], port).into()
+        });
+        (runtime, address, stop.drop_guard())
+    }
+
+    fn answer(address: SocketAddr, path: &str) -> String {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn liveness_is_answered_while_every_worker_is_blocked() {
+        let (runtime, address, _stop) = port();
+        assert!(answer(address, "/page").ends_with("a page"));
+        let (started, has_started) = sync_channel(0);
+        let (release, released) = sync_channel::<()>(0);
+        runtime.spawn(async move {
+            started.send(()).unwrap();
+            let _ = released.recv();
+        });
+        has_started.recv().unwrap();
+        assert!(answer(address, "/livez").ends_with("\r\n\r\nok"));
+        assert!(answer(address, "/healthz").ends_with("\r\n\r\nok"));
+        drop(release);
+        assert!(answer(address, "/page").ends_with("a page"));
+        assert!(answer(address, "/none").starts_with("HTTP/1.1 404 "));
+    }
+
+    #[test]
+    fn a_new_client_is_answered_however_many_are_silent() {
+        let (_runtime, address, _stop) = port();
+        let mut in_use = TcpStream::connect(address).unwrap();
+        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        assert!(answer(address, "/livez").ends_with("\r\n\r\nok"));
+        assert_eq!(in_use.read(&mut [0]).unwrap(), 0, "the quietest was closed");
+        drop(silent);
+    }
+
+    #[test]
+    fn a_place_is_taken_from_the_quietest_without_a_request() {
+        let mut places: Vec<Arc<Place>> = (0..CONNECTIONS_MAX).map(|_| Arc::default()).collect();
+        let others = places.clone();
+        others[0].set_answering(true);
+        others[1].set_answering(true);
+        others[1].set_answering(false);
+        let taken = make_place(&mut places).unwrap();
+        assert!(Arc::ptr_eq(&taken, &others[2]));
+        assert!(make_place(&mut places).is_none(), "one is free");
+        drop((others, taken));
+        assert!(make_place(&mut places).is_none() && places.is_empty());
+    }
+
+    #[test]
+    fn a_stuck_worker_fails_the_check() {
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let (router, workers) = (Router::new(), runtime.handle().clone());
+        let port = Port { router, workers, answers: Arc::new(Semaphore::new(1)), stuck: Mutex::default() };
+        assert_eq!(port.liveness().status(), StatusCode::OK);
+        *lock(&port.stuck) = Some(3);
+        assert_eq!(port.liveness().status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}
