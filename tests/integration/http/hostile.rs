@@ -157,7 +157,11 @@ fn cases() -> Vec<Case> {
         with("an Accept of separators only", Any, "Accept: ;;,,/=;q=;*"),
         with("Expect: 100-continue", Codes(&[200]), "Expect: 100-continue"),
         with("an unknown Expect", Any, "Expect: the-unexpected"),
-        with("gRPC over HTTP/1.1", Codes(&[505]), "Content-Type: application/grpc"),
+        case(
+            "gRPC over HTTP/1.1",
+            Codes(&[505]),
+            "POST /a.B/C HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/grpc\r\nContent-Length: 0\r\n\r\n",
+        ),
         with("an upgrade to an unknown protocol", Any, "Connection: upgrade\r\nUpgrade: nonsense"),
         with(
             "an upgrade to HTTP/2",

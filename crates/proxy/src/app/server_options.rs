@@ -6,6 +6,7 @@ impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
             connections_max: config.serving.connections_max,
+            calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,
             max_concurrent_streams: config.serving.max_concurrent_streams,

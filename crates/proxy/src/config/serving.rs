@@ -49,11 +49,14 @@ section! {
     tls_private_key_file("FILE"): PathBuf;
     /// Connections at a time; more are closed at once.
     connections_max("COUNT"): usize = 50_000 => connections_max: usize, at_least(1);
-    /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are
-    /// asked to retry later (over HTTP 429).
+    /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
+    /// more are asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
-    /// Lists and single objects served from caches over HTTP at a time; more are asked to retry
-    /// later (429).
+    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. A call
+    /// has 10s to send its request.
+    calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
+    /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
+    /// are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
     /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
     max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);

@@ -6,18 +6,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::select::{self, Selected};
 use crate::{
     cache::{Backfill, Expired},
     fanout::{
-        Catalog, Need, NotSubscribed, Patience, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
-        SubscribeOptions, Subscription,
+        Catalog, FairPool, Holder, Need, NotSubscribed, Patience, Phase, Place, Provided, ProvidedBackfill, Refusal,
+        Served, Start, StreamWaker, SubscribeOptions, Subscription,
     },
 };
 use kubefan_common::{
@@ -44,10 +41,8 @@ const BACKFILLS_MAX: usize = 3;
 pub struct Reader<C> {
     catalog: Arc<C>,
     drain: CancellationToken,
-    subscribers_max: usize,
-    subscribers: Arc<Semaphore>,
-    reads_max: usize,
-    reads: Arc<Semaphore>,
+    subscribers: Arc<FairPool>,
+    reads: Arc<FairPool>,
 }
 
 /// Why a read that names a version is refused.
@@ -61,9 +56,8 @@ pub struct NotReached {
 impl<C: Catalog> Reader<C> {
     /// A reader of `catalog`. Once `drain` is cancelled it refuses every request.
     pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize, reads_max: usize) -> Self {
-        let permits = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
-        let (subscribers, reads) = (permits(subscribers_max), permits(reads_max));
-        Self { catalog, drain, subscribers_max, subscribers, reads_max, reads }
+        let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
+        Self { catalog, drain, subscribers, reads }
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -113,22 +107,25 @@ impl<C: Catalog> Reader<C> {
         reached.map_err(|refusal| NotReached { refusal, is_proved })
     }
 
-    /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
-    /// read.
-    pub fn admit_stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.subscribers.clone().try_acquire_owned().map_err(|_| {
-            let limit = self.subscribers_max;
-            Refusal::Exhausted(format!("{limit} streams are open, the most this kubefan serves (--subscribers-max)"))
+    /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
+    /// read, or any other gRPC stream.
+    pub fn admit_stream(&self, holder: Holder) -> Result<Place, Refusal> {
+        self.subscribers.try_take(Some(holder)).ok_or_else(|| {
+            let limit = self.subscribers.places_max();
+            Refusal::Exhausted(format!(
+                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
+            ))
         })
     }
 
-    /// A permit for one read over HTTP, kept until the response has ended. Reads have a limit of
-    /// their own, so that a crowd of them does not block watches.
-    pub fn admit_read(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.reads.clone().try_acquire_owned().map_err(|_| {
-            let limit = self.reads_max;
+    /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
+    /// that a crowd of them does not block watches.
+    pub fn admit_read(&self, holder: Holder) -> Result<Place, Refusal> {
+        self.reads.try_take(Some(holder)).ok_or_else(|| {
+            let limit = self.reads.places_max();
             Refusal::Exhausted(format!(
-                "{limit} reads are being answered, the most this kubefan answers at a time (--reads-max)"
+                "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
+                 (--reads-max)"
             ))
         })
     }

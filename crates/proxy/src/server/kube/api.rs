@@ -155,7 +155,7 @@ impl<C: Catalog> KubeApi<C> {
         let Some(forwarder) = &self.forwarder else {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
-        let client = parts.extensions.get::<ClientInfo>().copied().unwrap_or_default();
+        let client = client_of(&parts);
         // Boxed: most requests are not forwarded and need not have the memory for it.
         Answer::Forwarded(forwarder.forward(Request::from_parts(parts, body), info.verb, client).boxed().await)
     }
@@ -215,7 +215,9 @@ impl<C: Catalog> KubeApi<C> {
         let include = options::include_object(&info.query);
         // Only JSON can be pretty.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
-        let permit = (!is_watch).then(|| reads.reader.admit_read()).transpose()?;
+        let holder = client_of(request).holder();
+        // Taken first: a read may wait for its cache.
+        let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
         let formats = forms.map(|form| form.format(include));
         let waits_for_sync = match &asked {
             ReadRequest::Collection(Options::Watch(_)) => true,
@@ -228,10 +230,10 @@ impl<C: Catalog> KubeApi<C> {
         let read = ResolvedRead { path, selected, format };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
-                watch::open(reads, &self.timeouts, read, options, stream_waker).await
+                watch::open(reads, &self.timeouts, read, options, place, stream_waker).await
             }
             ReadRequest::Collection(Options::List(options)) => {
-                list(reads, &self.pages, read, options, permit).await.map(Answer::Response)
+                list(reads, &self.pages, read, options, place).await.map(Answer::Response)
             }
             ReadRequest::Object(freshness) => get::get(reads, read, freshness).await.map(Answer::Response),
         };
@@ -260,6 +262,10 @@ impl<C: Catalog> KubeApi<C> {
             None => OTHER.to_owned(),
         }
     }
+}
+
+fn client_of(request: &Parts) -> ClientInfo {
+    request.extensions.get().copied().unwrap_or_default()
 }
 
 fn answered_by(response: &Response<Body>) -> AnsweredBy {

@@ -9,7 +9,7 @@ use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
-use tokio::{sync::OwnedSemaphorePermit, task::yield_now};
+use tokio::task::yield_now;
 
 use super::{
     answer,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Catalog, Hub, Patience, Served},
+    fanout::{Catalog, Hub, Patience, Place, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
 };
@@ -51,7 +51,7 @@ struct Listing {
     tail: Bytes,
 }
 
-/// Answers a list. `permit` is kept until the body has ended.
+/// Answers a list. `place` is kept until the body has ended.
 ///
 /// # Errors
 /// Why the list is not answered from the cache.
@@ -60,7 +60,7 @@ pub async fn list<C: Catalog>(
     pages: &Arc<PageSnapshots>,
     ResolvedRead { path, selected, format }: ResolvedRead<'_>,
     options: ListOptions,
-    permit: Option<OwnedSemaphorePermit>,
+    place: Place,
 ) -> Result<Response<Body>, ReadError> {
     let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty();
     let ListOptions { freshness, limit, continues, .. } = options;
@@ -130,7 +130,7 @@ pub async fn list<C: Catalog>(
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail };
     let media = listing.served.parser.media();
     let chunks = stream::unfold(Some(listing), move |listing| {
-        let _until_the_end = (&permit, &gate_permit);
+        let _until_the_end = (&place, &gate_permit);
         std::future::ready(listing.map(|mut listing| {
             let (chunk, complete) = listing.next();
             (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))

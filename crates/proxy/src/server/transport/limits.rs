@@ -10,6 +10,9 @@ use std::time::Duration;
 /// How long the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake may each take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a gRPC call may take to send its request.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The largest header list of a request, including path and query, in bytes. Longer ones are
 /// answered with 431. The apiserver accepts 1 MiB, which its own clients never send, and which
 /// every connection could make kubefan buffer.

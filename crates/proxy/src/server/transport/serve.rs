@@ -1,6 +1,13 @@
 //! Accepts connections, up to a limit, detects the protocol of each, and runs its task.
 
-use std::{io, pin::pin, sync::Arc};
+use std::{
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use futures::StreamExt;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
@@ -27,6 +34,8 @@ use crate::{
 pub struct Server<C> {
     services: Arc<Services<C>>,
     metrics: Arc<Metrics>,
+    /// The number of the last connection.
+    connections: AtomicU64,
 }
 
 impl<C: Catalog> Server<C> {
@@ -42,7 +51,7 @@ impl<C: Catalog> Server<C> {
         drain: CancellationToken,
     ) -> Arc<Self> {
         let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
-        Arc::new(Self { services, metrics })
+        Arc::new(Self { services, metrics, connections: AtomicU64::new(0) })
     }
 
     /// Serves the connections of `listener` until the drain, then waits until the last one has
@@ -123,6 +132,7 @@ impl<C: Catalog> Server<C> {
     /// Serves one connection, in the protocol that its client speaks.
     pub async fn serve<T: Io>(self: Arc<Self>, io: T, client: ClientInfo) -> ConnectionEnd {
         let services = self.services.clone();
+        let client = ClientInfo { connection: self.connections.fetch_add(1, Ordering::Relaxed) + 1, ..client };
         // Boxed, so that an idle connection has the memory of its own protocol only.
         match Box::pin(self.detect_protocol(io, client)).await {
             Ok(Detected::Http2(connection)) => connection.await,

@@ -109,7 +109,7 @@ async fn answer<C: Catalog>(
     services: Arc<Services<C>>,
     needs: ResponseNeeds,
 ) -> Result<Response<axum::body::Body>, Infallible> {
-    if call::is_any_grpc(request.headers()) {
+    if call::is_any_grpc(&request) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
         return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
     }
