@@ -10,7 +10,12 @@ use h2::{
 };
 use http::Request;
 use kubefan_proxy::telemetry::metrics::ConnectionEnd;
-use tokio::{net::TcpStream, time::Instant};
+use serde_json::json;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpSocket, TcpStream},
+    time::Instant,
+};
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -18,15 +23,17 @@ use crate::{
     connections::{RawConnection, rig, status},
     harness::{
         Test,
+        kubefan::Kubefan,
         record::{Watch, connect},
-        rig::target,
+        rig::{PODS, pod, pods, target},
         simulated::Simulated,
-        tests,
+        tests, wait,
     },
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
-    local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams;
+    local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
+        a_live_watch_that_is_not_read_is_ended;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 };
 
@@ -127,4 +134,37 @@ async fn reflection_and_health_watches_are_streams() {
     assert!(status.message().contains("--subscribers-max"), "{status}");
     let status = ended(call(&requests, "/grpc.health.v1.Health/Watch").await.0).await;
     assert!(status.message().contains("--subscribers-max"), "{status}");
+}
+
+/// The value of a line of the metrics.
+async fn metric(kubefan: &Kubefan, line: &str) -> Option<f64> {
+    let (_, text) = kubefan.admin("/metrics").await?;
+    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+}
+
+async fn becomes(kubefan: &Kubefan, line: &str, value: f64) {
+    let what = format!("{line} to be {value}");
+    wait::until(&what, wait::SOON, || async { (metric(kubefan, line).await == Some(value)).then_some(()) }).await;
+}
+
+async fn a_live_watch_that_is_not_read_is_ended() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut unread = socket.connect(kubefan.grpc_addr).await.unwrap();
+    let watch =
+        format!("GET {PODS}?resourceVersion={}&watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", simulated.sim.revision());
+    unread.write_all(watch.as_bytes()).await.unwrap();
+    let subscribers = r#"kubefan_subscribers{group="",media="json",namespace="",resource="pods"}"#;
+    becomes(&kubefan, subscribers, 1.0).await;
+    // More than the sockets can buffer.
+    for number in 0..240 {
+        let mut large = pod("a", "new");
+        large["metadata"]["annotations"] = json!({ "x": format!("{number}").repeat(40_000) });
+        simulated.sim.update(&pods(), large).unwrap();
+    }
+    becomes(&kubefan, subscribers, 0.0).await;
+    becomes(&kubefan, "kubefan_connections", 0.0).await;
+    drop(unread);
 }

@@ -68,8 +68,9 @@ section! {
     /// Close a connection that does not answer a PING within this time.
     keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
     /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
-    /// time, because it occupies memory or a permit. A megabyte is always enough. Watches and logs
-    /// wait, except watches over a websocket.
+    /// time, because it occupies memory or a permit. A megabyte is always enough, and needed on
+    /// average after twice this time. A watch over HTTP/1.1 ends if nothing is read while events
+    /// wait. Logs and sessions wait.
     snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
         => snapshot_stall_timeout: time::Duration, wait;
     /// Snapshots, lists and catch-ups sent at a time; the others wait.

@@ -166,6 +166,13 @@ impl FairPool {
     }
 }
 
+impl Place {
+    /// Who holds it; `None` for kubefan itself.
+    pub fn holder(&self) -> Option<Holder> {
+        self.holder
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.pool.shares().give_back(self.holder);

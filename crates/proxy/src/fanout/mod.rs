@@ -6,6 +6,7 @@
 //! data.
 
 pub mod catalog;
+pub mod fair_queue;
 pub mod fair_share;
 pub mod gate;
 pub mod hub;

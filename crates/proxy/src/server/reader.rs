@@ -180,7 +180,7 @@ impl<C: Catalog> Reader<C> {
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {
-                    provided.permit = Some(Arc::new(hub.gate().acquire().await?));
+                    provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(version))) => {
                     // A backfill takes its own permit while it is read.

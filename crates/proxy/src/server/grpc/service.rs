@@ -101,7 +101,8 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::Resume(version),
                 (Some(version), true) => Start::ResumeWithObjects(version),
             };
-            let terms = SubscribeOptions { on_lag, on_expired, cluster: request.cluster, ..start.into() };
+            let (cluster, holder) = (request.cluster, Some(holder));
+            let terms = SubscribeOptions { on_lag, on_expired, cluster, holder, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
@@ -140,7 +141,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.wait_for_version(&selected, version).await?;
-            let pass = selected.served.hub.gate().acquire().await?;
+            let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (place, pass), format))
         };

@@ -78,7 +78,7 @@ pub async fn list<C: Catalog>(
             let fresh = reads.wait_until_fresh(&served, freshness, patience).await?;
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
-            gate_permit = hub.gate().acquire().await?;
+            gate_permit = hub.gate().acquire(place.holder()).await?;
             let (store, version) = hub.snapshot_of(&fresh)?;
             if matches!(freshness, Freshness::Exact(exact) if exact != version && !planted::is(Bug::ExactIsNewest)) {
                 return Err(ReadError::Upstream(Failure::list_expired()));
@@ -90,7 +90,7 @@ pub async fn list<C: Catalog>(
             let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
             let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
             last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
-            gate_permit = hub.gate().acquire().await?;
+            gate_permit = hub.gate().acquire(place.holder()).await?;
             let (mut store, version) = pages.find(&hub, token.rv).ok_or_else(expired)?;
             when_planted!(PagesOfTheNewestState => store = hub.snapshot()?.0);
             (store, version)

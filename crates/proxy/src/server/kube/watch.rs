@@ -85,7 +85,7 @@ pub async fn open<C: Catalog>(
         }
         WatchStart::After(version) => after(version),
     };
-    let terms = SubscribeOptions { marks_end, fresh, ..start.into() };
+    let terms = SubscribeOptions { marks_end, fresh, holder: place.holder(), ..start.into() };
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,

@@ -257,7 +257,7 @@ mod tests {
     use crate::server::transport::limits::PROGRESS_BYTES_MIN;
 
     const STALL: Duration = Duration::from_secs(30);
-    const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
+    const ANSWER_BYTES: usize = 2 * PROGRESS_BYTES_MIN;
 
     /// The bytes of a long answer that a client gets that reads one window of it ten times per
     /// stall timeout.
