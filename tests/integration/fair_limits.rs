@@ -9,6 +9,7 @@ use h2::{
     client::{self, ResponseFuture, SendRequest},
 };
 use http::Request;
+use kubefan_common::proto::v1alpha1::Target;
 use kubefan_proxy::telemetry::metrics::ConnectionEnd;
 use serde_json::json;
 use tokio::{
@@ -33,7 +34,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = tests! {
     local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
-        a_live_watch_that_is_not_read_is_ended;
+        a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on;
     paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
 };
 
@@ -167,4 +168,26 @@ async fn a_live_watch_that_is_not_read_is_ended() {
     becomes(&kubefan, subscribers, 0.0).await;
     becomes(&kubefan, "kubefan_connections", 0.0).await;
     drop(unread);
+}
+
+async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
+    let simulated = Simulated::start().await;
+    let absent = |count: usize| (0..count).map(|number| format!("!k{number}")).collect::<Vec<_>>().join(",");
+    let open = simulated.kubefan(&["--resource=pods"]).await;
+    let mut grpc = connect(open.grpc_addr).await;
+    let with = |count| Target { label_selector: absent(count), ..target("pods") };
+    assert!(Watch::start(&mut grpc, with(100), "").await.is_ok());
+    let Err(status) = Watch::start(&mut grpc, with(101), "").await else { panic!("it was served") };
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("--selector-terms-max"), "{status}");
+    let shut = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (kubefan, count, code, is_cached) in
+        [(&open, 100, 200, true), (&open, 101, 200, false), (&shut, 100, 200, true), (&shut, 101, 400, false)]
+    {
+        let url = format!("http://{}{PODS}?resourceVersion=0&labelSelector={}", kubefan.grpc_addr, absent(count));
+        let answer = client.get(url).send().await.unwrap();
+        let found = (answer.status().as_u16(), answer.headers().contains_key("cache-status"));
+        assert_eq!(found, (code, is_cached), "{count} terms");
+    }
 }

@@ -1,6 +1,9 @@
 //! The options of the data port, from the configuration.
 
-use crate::{config::ServeConfig, server::ServerOptions};
+use crate::{
+    config::ServeConfig,
+    server::{ServerOptions, selector_limits::SelectorLimits},
+};
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
@@ -9,6 +12,10 @@ impl From<&ServeConfig> for ServerOptions {
             calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,
+            selectors: SelectorLimits {
+                terms_max: config.serving.selector_terms_max,
+                values_max: config.serving.selector_values_max,
+            },
             max_concurrent_streams: config.serving.max_concurrent_streams,
             message_bytes_max: config.serving.message_bytes_max,
             keepalive_interval: config.serving.keepalive_interval,

@@ -58,6 +58,13 @@ section! {
     /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
     /// are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Terms of a label selector and a field selector together; a request with more is refused, or
+    /// over HTTP forwarded to the apiserver.
+    // A term is tested for every object and many events.
+    selector_terms_max("COUNT"): usize = 100 => selector_terms_max: usize, at_least(1);
+    /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
+    /// more is refused, or over HTTP forwarded to the apiserver.
+    selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
     /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
     max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
     /// The longest request.

@@ -7,7 +7,7 @@
 //!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`select`], [`watch`] and [`client_info`]: the types they share.
+//! - [`select`], [`selector_limits`], [`watch`] and [`client_info`]: the types they share.
 //!
 //! [`admin`] is the admin port.
 
@@ -17,6 +17,7 @@ pub mod grpc;
 pub mod kube;
 pub mod reader;
 pub mod select;
+pub mod selector_limits;
 pub mod transport;
 pub mod watch;
 

@@ -9,7 +9,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::select::{self, Selected};
+use super::{
+    select::{self, Selected},
+    selector_limits::SelectorLimits,
+};
 use crate::{
     cache::{Backfill, Expired},
     fanout::{
@@ -43,6 +46,7 @@ pub struct Reader<C> {
     drain: CancellationToken,
     subscribers: Arc<FairPool>,
     reads: Arc<FairPool>,
+    selectors: SelectorLimits,
 }
 
 /// Why a read that names a version is refused.
@@ -54,10 +58,16 @@ pub struct NotReached {
 }
 
 impl<C: Catalog> Reader<C> {
-    /// A reader of `catalog`. Once `drain` is cancelled it refuses every request.
-    pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize, reads_max: usize) -> Self {
+    /// A reader of `catalog` for so many streams and reads at a time. Once `drain` is cancelled it
+    /// refuses every request.
+    pub fn new(
+        catalog: Arc<C>,
+        drain: CancellationToken,
+        (subscribers_max, reads_max): (usize, usize),
+        selectors: SelectorLimits,
+    ) -> Self {
         let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
-        Self { catalog, drain, subscribers, reads }
+        Self { catalog, drain, subscribers, reads, selectors }
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -72,11 +82,11 @@ impl<C: Catalog> Reader<C> {
 
     /// Starts the cache of a target in an encoding, if that is allowed, without waiting for it.
     pub fn start_cache(&self, target: v1alpha1::Target, media: Media) {
-        let catalog = self.catalog.clone();
+        let (catalog, selectors) = (self.catalog.clone(), self.selectors);
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {
-            let found = select::select(&*catalog, Some(target), media).await;
+            let found = select::select(&*catalog, Some(target), media, selectors).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
@@ -86,7 +96,7 @@ impl<C: Catalog> Reader<C> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        select::select(&*self.catalog, target, media).await
+        select::select(&*self.catalog, target, media, self.selectors).await
     }
 
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last

@@ -21,6 +21,7 @@ use crate::{
             forward::Forwarder,
         },
         reader::Reader,
+        selector_limits::SelectorLimits,
     },
     telemetry::metrics::Metrics,
 };
@@ -40,6 +41,8 @@ pub struct ServerOptions {
     pub reads_max: usize,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
+    /// Limits of selectors.
+    pub selectors: SelectorLimits,
     /// The longest gRPC request, in bytes.
     pub message_bytes_max: usize,
     /// An HTTP/2 PING is sent after this silence.
@@ -85,7 +88,12 @@ impl<C: Catalog> Services<C> {
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Self {
-        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max, options.reads_max));
+        let reader = Arc::new(Reader::new(
+            catalog,
+            drain.clone(),
+            (options.subscribers_max, options.reads_max),
+            options.selectors,
+        ));
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             narrowed_by: options.narrowed_by.clone(),
