@@ -148,13 +148,26 @@ impl<C: Catalog> Reader<C> {
         loop {
             changes.mark_unchanged();
             let found = self.select(target.clone(), media).await;
-            let is_synced = match &found {
-                Err(Refusal::NotSynced { .. }) => false,
-                Err(_) => true,
-                Ok(selected) => *selected.served.hub.phase().borrow() != Phase::Syncing,
+            let phase = match &found {
+                Err(Refusal::NotSynced { .. }) => None,
+                Err(_) => return found,
+                Ok(selected) => Some(selected.served.hub.phase()),
             };
-            if is_synced || !matches!(timeout_at(limit, changes.changed()).await, Ok(Ok(()))) {
+            let Some(mut phase) = phase else {
+                // It has no cache yet: any new one may be its own.
+                match timeout_at(limit, changes.changed()).await {
+                    Ok(Ok(())) => continue,
+                    _ => return found,
+                }
+            };
+            phase.mark_unchanged();
+            if *phase.borrow() != Phase::Syncing {
                 return found;
+            }
+            // Only its own cache wakes it; the end of that too, because it is not held.
+            drop(found);
+            if timeout_at(limit, phase.changed()).await.is_err() {
+                return self.select(target, media).await;
             }
         }
     }
