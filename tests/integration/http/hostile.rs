@@ -130,11 +130,7 @@ fn cases() -> Vec<Case> {
             Codes(&[200]),
             &format!("{LIST}&watch=1&timeoutSeconds=9223372036854775807"),
         ),
-        get(
-            "a watch with a negative timeout",
-            Codes(&[200]),
-            &format!("{LIST}&watch=1&timeoutSeconds=-9223372036854775808"),
-        ),
+        get("a watch with a negative timeout", Any, &format!("{LIST}&watch=1&timeoutSeconds=-9223372036854775808")),
         get("a limit above 64 bits", Any, &format!("{LIST}&limit=99999999999999999999999999")),
         // Headers.
         with("two hosts", Refused, "Host: y"),

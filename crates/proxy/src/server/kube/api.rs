@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use futures::{FutureExt, StreamExt};
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 
 use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
@@ -95,8 +95,9 @@ impl<C: Catalog> KubeApi<C> {
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = if self.is_guarded { guard::check(&request) } else { Ok(()) };
         let answer = match guarded {
-            Err(failure) => Answer::Response(failure.response(Media::Json)),
+            Err(failure) => Answer::Response(failure.response(failure_media(request.headers()))),
             Ok(()) => {
+                let media = failure_media(request.headers());
                 // A watch that still waits for a proof or for upstream would end as soon as it was
                 // opened.
                 let drained = async {
@@ -108,7 +109,7 @@ impl<C: Catalog> KubeApi<C> {
                 tokio::select! {
                     biased;
                     answer = self.answer_guarded(request, &info, stream_waker) => answer,
-                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(Media::Json)),
+                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(media)),
                 }
             }
         };
@@ -281,7 +282,11 @@ fn answered_by(response: &Response<Body>) -> AnsweredBy {
 
 /// A failure, in an encoding that the client accepts.
 fn refusal(parts: &Parts, failure: &Failure) -> Response<Body> {
-    failure.response(negotiate::negotiate_failure(negotiate::accept_header(&parts.headers)))
+    failure.response(failure_media(&parts.headers))
+}
+
+fn failure_media(headers: &HeaderMap) -> Media {
+    negotiate::negotiate_failure(negotiate::accept_header(headers))
 }
 
 /// A failure that was decided by a cache.
