@@ -44,6 +44,7 @@ use kubefan_proxy::{
             query::Query,
         },
         select,
+        selector_limits::SelectorLimits,
     },
     telemetry::metrics::{Metrics, WatchPurpose},
     upstream::{
@@ -283,8 +284,9 @@ pub(crate) fn requests(data: &[u8]) {
         let _ = request::get_format(&get);
         targets.push(get.target);
     }
+    let limits = SelectorLimits { terms_max: 100, values_max: 2000 };
     for target in targets {
-        let selected = select::select(&EmptyCatalog, target, Media::Json).now_or_never();
+        let selected = select::select(&EmptyCatalog, target, Media::Json, limits).now_or_never();
         assert!(matches!(selected, Some(Err(Refusal::Invalid { .. } | Refusal::NotFound(_)))));
     }
 }

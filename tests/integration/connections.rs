@@ -48,12 +48,12 @@ fn large(name: &str, filling: char) -> serde_json::Value {
 }
 
 /// An HTTP/2 connection without a gRPC library.
-struct RawConnection {
-    requests: SendRequest<Bytes>,
+pub(crate) struct RawConnection {
+    pub(crate) requests: SendRequest<Bytes>,
     /// The task that reads and writes the connection.
     driver: JoinHandle<Result<(), h2::Error>>,
     /// The reason that kubefan records for the end.
-    end: JoinHandle<ConnectionEnd>,
+    pub(crate) end: JoinHandle<ConnectionEnd>,
 }
 
 fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
@@ -63,7 +63,7 @@ fn served(rig: &Rig) -> (DuplexStream, JoinHandle<ConnectionEnd>) {
 
 impl RawConnection {
     /// Connects. Each stream has a window of 64 KiB; the connection's window never limits.
-    async fn to(rig: &Rig) -> RawConnection {
+    pub(crate) async fn to(rig: &Rig) -> RawConnection {
         let (ours, end) = served(rig);
         let mut builder = client::Builder::new();
         builder.initial_window_size(64 << 10).initial_connection_window_size(1 << 30);
@@ -75,7 +75,7 @@ impl RawConnection {
         self.call_method("Watch", headers, message).await
     }
 
-    async fn call_method(
+    pub(crate) async fn call_method(
         &mut self,
         method: &str,
         headers: &[(&'static str, &str)],
@@ -156,11 +156,11 @@ impl RawStream {
     }
 }
 
-fn status(headers: &HeaderMap) -> Status {
+pub(crate) fn status(headers: &HeaderMap) -> Status {
     Status::from_header_map(headers).expect("a status")
 }
 
-async fn rig() -> Rig {
+pub(crate) async fn rig() -> Rig {
     let setup = Setup::of(&["pods"]);
     let sim = setup.sim();
     sim.create(&pods(), pod("a", "new")).unwrap();

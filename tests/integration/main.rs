@@ -19,6 +19,7 @@ mod encodings;
 mod equivalence;
 mod examples;
 mod failures;
+mod fair_limits;
 mod freshness;
 mod harness;
 mod harness_works;
@@ -73,6 +74,7 @@ fn main() -> std::process::ExitCode {
         examples::TESTS,
         examples::in_rust::TESTS,
         failures::TESTS,
+        fair_limits::TESTS,
         freshness::TESTS,
         harness::process::TESTS,
         harness_works::TESTS,

@@ -5,15 +5,20 @@ use std::fs;
 use super::open_files::CONNECTIONS_MAX;
 use crate::{
     config::ServeConfig,
-    server::{ServerOptions, kube::guard::Guard},
+    server::{ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits},
 };
 
 impl From<&ServeConfig> for ServerOptions {
     fn from(config: &ServeConfig) -> Self {
         Self {
             connections_max: config.serving.connections_max.unwrap_or(CONNECTIONS_MAX),
+            calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: config.serving.subscribers_max,
             reads_max: config.serving.reads_max,
+            selectors: SelectorLimits {
+                terms_max: config.serving.selector_terms_max,
+                values_max: config.serving.selector_values_max,
+            },
             max_concurrent_streams: config.serving.max_concurrent_streams,
             message_bytes_max: config.serving.message_bytes_max,
             keepalive_interval: config.serving.keepalive_interval,

@@ -311,7 +311,7 @@ impl Backfiller {
     /// if it named none. If upstream has the events but not the state, the next attempt drops the
     /// requests that need state. Requests that are not served ask again, without those that were.
     async fn search(&self, mut requests: BTreeSet<Request>, sender: &ResultSender) -> BackfillResult {
-        let _pass = self.served.hub.gate().acquire().await?;
+        let _pass = self.served.hub.gate().acquire(None).await?;
         let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| self.unsynced())?;
         let oldest = requests.first().map(|request| request.version);
         while let Some(range) = ReadRange::of(&requests) {

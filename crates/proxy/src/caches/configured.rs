@@ -12,7 +12,7 @@ use tokio::{task::JoinSet, time::timeout};
 use tracing::warn;
 
 use super::{
-    cache_entry::{Cache, CacheId, UncachedReason},
+    cache_entry::{Cache, UncachedReason},
     discovered::DiscoveredResource,
     registry::Registry,
     resource_media::ConfiguredResource,
@@ -138,7 +138,7 @@ async fn run_caches(
     for cache in caches {
         let end = StreamEnd::Stopped(format!("{name} is being set up again"));
         cache.served.hub.close(Phase::Syncing, end);
-        registry.caches.remove_if(&CacheId::of(&cache.served), |_, current| Arc::ptr_eq(current, &cache));
+        registry.caches.remove(&cache);
     }
     registry.changed();
 }

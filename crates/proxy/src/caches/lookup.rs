@@ -64,7 +64,7 @@ impl Catalog for Arc<Registry> {
     }
 
     fn holds(&self, gvr: &GroupVersionResource, media: Media) -> bool {
-        self.caches.iter().any(|cache| cache.key().media == media && cache.key().gvr == *gvr)
+        self.caches.holds(gvr, media)
     }
 
     fn lacks_room(&self, gvr: &GroupVersionResource) -> bool {
@@ -96,7 +96,7 @@ impl Catalog for Arc<Registry> {
 impl Registry {
     /// The cache that `served` belongs to, unless another one has replaced it.
     fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
-        let cache = self.caches.get(&CacheId::of(served)).map(|cache| cache.clone());
+        let cache = self.caches.get(&CacheId::of(served));
         let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));
         cache.ok_or_else(|| Refusal::Unavailable(format!("{} is being set up again", served.gvr)))
     }
@@ -152,19 +152,18 @@ impl Registry {
         media: Media,
     ) -> Result<Option<Served>, Refusal> {
         let short = group.is_empty() && version.is_empty();
-        let wanted = GroupVersionResource::new(group, version, resource);
-        let named = |cache: &Cache| match short {
-            true => !cache.on_demand && cache.name == resource,
-            false => cache.served.gvr == wanted,
+        let gvr = match short {
+            true => self.caches.named(resource),
+            false => Some(GroupVersionResource::new(group, version, resource)),
         };
-        let found = self.caches.iter().find(|cache| named(cache)).map(|cache| cache.served.clone());
-        let Some(served) = found else {
+        let known = gvr.and_then(|gvr| Some((self.caches.is_namespaced(&gvr)?, gvr)));
+        let Some((namespaced, gvr)) = known else {
             // For a resource that did not exist, discovery is asked again: it may exist now.
             let uncached = self.uncached.get(resource).filter(|uncached| short && uncached.phase == Phase::Syncing);
             return uncached.map_or(Ok(None), |uncached| Err(not_synced(resource, &uncached.message)));
         };
-        let scope = self.scope_of(served.namespaced, namespace)?;
-        Ok(self.caches.get(&CacheId { gvr: served.gvr, scope, media }).map(|cache| cache.served.clone()))
+        let scope = self.scope_of(namespaced, namespace)?;
+        Ok(self.caches.get(&CacheId { gvr, scope, media }).map(|cache| cache.served.clone()))
     }
 
     /// The scope of a request. Fails if it is not cached.

@@ -14,7 +14,8 @@
 //!     state_comparison, consistency,
 //!     warm_start
 //!   informer, cache_entry            the task that fills a cache; a cache as it is stored
-//!   registry                         the map of all caches
+//!   cache_map                        all caches, by identity and by resource
+//!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
 //!     self_check, memory_pressure,     to peers, and reported as ready
 //!     peer_source, readiness
@@ -25,6 +26,7 @@ mod allowance;
 mod backfiller;
 mod bookmark_pause;
 mod cache_entry;
+mod cache_map;
 mod configured;
 mod consistency;
 mod context;

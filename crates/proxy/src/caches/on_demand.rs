@@ -74,9 +74,9 @@ impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         let Self { registry, cache, id, ended } = self;
         // A cache that was dropped for being idle is no longer in the map.
-        let removed = registry.caches.remove_if(id, |_, current| Arc::ptr_eq(current, cache));
+        let removed = registry.caches.remove(cache);
         match ended.take() {
-            Some(ended) if removed.is_some() && ended.refused => {
+            Some(ended) if removed && ended.refused => {
                 registry.note_without_room(&id.gvr);
                 registry.refused.insert(id.clone(), (Instant::now(), ended.reason.message));
             }
@@ -202,7 +202,7 @@ impl Registry {
         };
         let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cache) = self.caches.get(id) {
-            return Ok(cache.clone());
+            return Ok(cache);
         }
         if let Some((idle, its_scope)) = self.find_place(id, resources_max)? {
             info!(resource = %idle, scope = its_scope.namespace(), taken_by = %gvr, "idle; no longer cached");
@@ -271,13 +271,8 @@ impl Registry {
     /// Drops the caches that readers started and that fulfil `is_dropped`.
     fn drop_cached(&self, is_dropped: impl Fn(&Cache) -> bool) {
         // Removed from the map first, so that a new reader starts a new cache.
-        self.caches.retain(|_, cache| {
-            let dropped = cache.on_demand && is_dropped(cache);
-            if dropped {
-                cache.stop.cancel();
-            }
-            !dropped
-        });
+        let dropped = self.caches.remove_all(|cache| cache.on_demand && is_dropped(cache));
+        dropped.iter().for_each(|cache| cache.stop.cancel());
     }
 
     /// Remembers that a limit left a resource without a cache. Returns true for a resource that was

@@ -20,6 +20,7 @@ use super::{
     allowance::{Allowance, EncodingLimits, OnDemandLimits},
     backfiller::Backfiller,
     cache_entry::{Cache, CacheEnd, CacheId, MissingRight, UncachedReason},
+    cache_map::CacheMap,
     consistency::Prover,
     context::CacheContext,
     discovered::DiscoveredResource,
@@ -75,7 +76,7 @@ pub struct Registry {
     gate: Arc<Gate>,
     /// What all caches together may retain for reuse.
     budgets: Budgets,
-    pub(super) caches: DashMap<CacheId, Arc<Cache>>,
+    pub(super) caches: CacheMap,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
     /// The caches that readers started and that failed, with the time and the reason.
@@ -119,7 +120,7 @@ impl Registry {
             options,
             gate,
             metrics,
-            caches: DashMap::new(),
+            caches: CacheMap::default(),
             uncached,
             refused: DashMap::new(),
             without_room: DashMap::new(),
@@ -226,7 +227,7 @@ impl Registry {
             planned_relist: Arc::default(),
             missing_right: MissingRight::default(),
         });
-        if let Some(before) = self.caches.insert(CacheId::of(&cache.served), cache.clone()) {
+        if let Some(before) = self.caches.insert(cache.clone()) {
             // A configured resource replaces the cache that a reader had started.
             before.stop.cancel();
         }

@@ -63,12 +63,22 @@ section! {
     /// Connections at a time; more are closed at once
     /// [default: 50000, or as many as the limit of open files leaves]
     connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
-    /// Watches served from caches at a time, over gRPC and HTTP, and lists over gRPC; more are
-    /// asked to retry later (over HTTP 429).
+    /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
+    /// more are asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
-    /// Lists and single objects served from caches over HTTP at a time; more are asked to retry
-    /// later (429).
+    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
+    /// has 10s to send its request.
+    calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
+    /// Lists over HTTP and single objects over both protocols, served from caches at a time; more
+    /// are asked to retry later (over HTTP 429).
     reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Terms of a label selector and a field selector together; a request with more is refused, or
+    /// over HTTP forwarded to the apiserver.
+    // A term is tested for every object and many events.
+    selector_terms_max("COUNT"): usize = 100 => selector_terms_max: usize, at_least(1);
+    /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
+    /// more is refused, or over HTTP forwarded to the apiserver.
+    selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
     /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
     max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
     /// The longest request.
@@ -79,8 +89,9 @@ section! {
     /// Close a connection that does not answer a PING within this time.
     keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
     /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
-    /// time, because it occupies memory or a permit. A megabyte is always enough. Watches and logs
-    /// wait, except watches over a websocket.
+    /// time, because it occupies memory or a permit. A megabyte is always enough, and needed on
+    /// average after twice this time. A watch over HTTP/1.1 ends if nothing is read while events
+    /// wait. Logs and sessions wait.
     snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
         => snapshot_stall_timeout: time::Duration, wait;
     /// Snapshots, lists and catch-ups sent at a time; the others wait.

@@ -2,21 +2,22 @@
 //! backfills and transfers to peers.
 //!
 //! The hazard is a storm of starts that fills the memory. So a bounded number is admitted at a
-//! time; the others wait in a queue, in the order in which they came, for a bounded time. Live
-//! streams never pass through here. Under memory pressure the limit is lowered.
+//! time; the others wait for a bounded time, and connections and addresses take turns. Live streams
+//! never pass through here. Under memory pressure the limit is lowered.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
+use super::{
+    fair_queue::FairQueue,
+    fair_share::{Holder, Shares},
+};
 use crate::{cache::Refusal, telemetry::metrics::GateMetrics};
-use kubefan_common::sync::watch;
 
 /// How many are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,80 +31,69 @@ pub struct GateLimits {
 /// The gate of one kubefan process.
 pub struct Gate {
     limits: GateLimits,
-    permits: Arc<Semaphore>,
-    withholding: Arc<Mutex<Withheld>>,
-    /// The limit is zero: everything in the queue is refused.
-    shut: watch::Sender<bool>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
     metrics: GateMetrics,
 }
 
-/// Permits that are withheld while the limit is lowered.
-#[derive(Debug, Default)]
-struct Withheld {
-    withheld: usize,
-    /// How many should be withheld. The rest is in use, and is withheld when it is given back;
-    /// otherwise the queue would get it.
-    wanted: usize,
+struct State {
+    shares: Shares,
+    /// Nothing in it could be admitted now.
+    queue: FairQueue<oneshot::Sender<GatePermit>>,
 }
 
 /// Permission to pin state, given back when it is dropped.
-#[derive(Debug)]
 pub struct GatePermit {
-    /// `None` only while it is being dropped.
-    permit: Option<OwnedSemaphorePermit>,
-    withholding: Arc<Mutex<Withheld>>,
-    in_flight: prometheus::IntGauge,
+    shared: Arc<Shared>,
+    holder: Option<Holder>,
 }
 
 impl Gate {
     /// A gate without a lowered limit.
     pub fn new(limits: GateLimits, metrics: GateMetrics) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(limits.snapshots_max.min(Semaphore::MAX_PERMITS)));
-        Arc::new(Self { limits, permits, withholding: Arc::default(), shut: watch::Sender::new(false), metrics })
+        let state = State { shares: Shares::new(limits.snapshots_max), queue: FairQueue::default() };
+        Arc::new(Self { limits, shared: Arc::new(Shared { state: Mutex::new(state), metrics }) })
     }
 
-    /// Waits for a permit.
+    /// Waits for a permit. `None` stands for kubefan itself.
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] if that takes too long, and at once if the limit is zero.
-    pub async fn acquire(&self) -> Result<GatePermit, Refusal> {
-        if let Some(permit) = self.try_acquire() {
+    pub async fn acquire(&self, holder: Option<Holder>) -> Result<GatePermit, Refusal> {
+        if let Some(permit) = self.try_acquire(holder) {
             return Ok(permit);
         }
-        let _waiting = Waiting::new(&self.metrics.waiting);
-        let mut shut = self.shut.subscribe();
-        let turn = async {
-            tokio::select! {
-                biased;
-                _ = shut.wait_for(|shut| *shut) => None,
-                permit = self.permits.clone().acquire_owned() => permit.ok(),
-            }
+        let turn = Turn::new(&self.shared, holder);
+        let permit = match turn {
+            Some(mut turn) => timeout(self.limits.snapshot_queue_timeout, &mut turn.granted).await.ok(),
+            None => None,
         };
-        match timeout(self.limits.snapshot_queue_timeout, turn).await {
-            Ok(Some(permit)) => Ok(self.permit(permit)),
-            Ok(None) | Err(_) => {
-                self.metrics.refused.inc();
-                Err(Refusal::Exhausted(self.message()))
-            }
-        }
+        permit.and_then(Result::ok).ok_or_else(|| {
+            self.shared.metrics.refused.inc();
+            Refusal::Exhausted(self.message())
+        })
     }
 
-    /// A permit, if one is free.
-    pub fn try_acquire(&self) -> Option<GatePermit> {
-        self.permits.clone().try_acquire_owned().ok().map(|permit| self.permit(permit))
+    /// A permit, if one is free for this holder.
+    pub fn try_acquire(&self, holder: Option<Holder>) -> Option<GatePermit> {
+        let mut state = self.shared.lock();
+        state.shares.admits(holder).then(|| self.shared.permit(&mut state, holder))
     }
 
     /// As [`Self::try_acquire`], for one who cannot wait; counts the refusal.
-    pub fn acquire_now(&self) -> Result<GatePermit, String> {
-        self.try_acquire().ok_or_else(|| {
-            self.metrics.refused.inc();
+    pub fn acquire_now(&self, holder: Option<Holder>) -> Result<GatePermit, String> {
+        self.try_acquire(holder).ok_or_else(|| {
+            self.shared.metrics.refused.inc();
             self.message()
         })
     }
 
     fn message(&self) -> String {
         let GateLimits { snapshots_max, snapshot_queue_timeout } = self.limits;
-        let now = snapshots_max - locked(&self.withholding).wanted;
+        let now = self.shared.lock().shares.places_max();
         if now == 0 {
             return "no snapshots are sent while memory is short (--memory-max)".to_owned();
         }
@@ -114,29 +104,18 @@ impl Gate {
         )
     }
 
-    fn permit(&self, permit: OwnedSemaphorePermit) -> GatePermit {
-        self.metrics.in_flight.inc();
-        GatePermit {
-            permit: Some(permit),
-            withholding: self.withholding.clone(),
-            in_flight: self.metrics.in_flight.clone(),
-        }
-    }
-
-    /// Admits only so many at a time from now on. Permits in use stay valid, and are withheld when
-    /// they are given back. Call it again now and then: a permit that was handed to a waiter that
-    /// gave up may have come back.
+    /// Admits only so many at a time from now on. Permits in use stay valid; those that are given
+    /// back are withheld until the limit is met. A limit of zero refuses everything in the queue.
     pub fn narrow(&self, snapshots_max: usize) {
-        let mut withholding = locked(&self.withholding);
-        withholding.wanted = self.limits.snapshots_max.saturating_sub(snapshots_max);
-        if withholding.wanted > withholding.withheld {
-            withholding.withheld += self.permits.forget_permits(withholding.wanted - withholding.withheld);
+        let mut state = self.shared.lock();
+        state.shares.set_places_max(snapshots_max.min(self.limits.snapshots_max));
+        if snapshots_max == 0 {
+            let refused = std::mem::take(&mut state.queue);
+            drop(state);
+            drop(refused);
         } else {
-            self.permits.add_permits(withholding.withheld - withholding.wanted);
-            withholding.withheld = withholding.wanted;
+            self.shared.admit_waiting(state);
         }
-        drop(withholding);
-        self.shut.send_if_modified(|shut| std::mem::replace(shut, snapshots_max == 0) != (snapshots_max == 0));
     }
 
     /// How many are admitted at a time if the limit is not lowered.
@@ -145,35 +124,77 @@ impl Gate {
     }
 }
 
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn permit(self: &Arc<Self>, state: &mut State, holder: Option<Holder>) -> GatePermit {
+        state.shares.take(holder);
+        self.metrics.in_flight.inc();
+        GatePermit { shared: self.clone(), holder }
+    }
+
+    /// Admits from the queue what can be admitted.
+    fn admit_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        // Dropping a permit takes the lock.
+        let mut returned = Vec::new();
+        while state.shares.free() > 0 {
+            let State { shares, queue } = &mut *state;
+            let next = queue.pop(|address| shares.admits_address(address), |holder| shares.admits(holder));
+            let Some((holder, waiting)) = next else { break };
+            let permit = self.permit(&mut state, holder);
+            returned.extend(waiting.send(permit).err());
+        }
+        drop(state);
+    }
+}
+
 impl Drop for GatePermit {
     fn drop(&mut self) {
-        self.in_flight.dec();
-        let mut withholding = locked(&self.withholding);
-        let permit = self.permit.take();
-        if withholding.withheld < withholding.wanted {
-            withholding.withheld += 1;
-            permit.into_iter().for_each(OwnedSemaphorePermit::forget);
+        self.shared.metrics.in_flight.dec();
+        let mut state = self.shared.lock();
+        state.shares.give_back(self.holder);
+        self.shared.admit_waiting(state);
+    }
+}
+
+impl fmt::Debug for GatePermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatePermit").field("holder", &self.holder).finish_non_exhaustive()
+    }
+}
+
+/// A place in the queue, left however the wait ends.
+struct Turn {
+    shared: Arc<Shared>,
+    holder: Option<Holder>,
+    number: u64,
+    granted: oneshot::Receiver<GatePermit>,
+}
+
+impl Turn {
+    /// `None` if nothing is admitted at all.
+    fn new(shared: &Arc<Shared>, holder: Option<Holder>) -> Option<Self> {
+        let mut state = shared.lock();
+        if state.shares.places_max() == 0 {
+            return None;
         }
+        let (grant, granted) = oneshot::channel();
+        let number = state.queue.push(holder, grant);
+        shared.metrics.waiting.inc();
+        drop(state);
+        let turn = Self { shared: shared.clone(), holder, number, granted };
+        // A permit may have been given back since the caller looked.
+        shared.admit_waiting(shared.lock());
+        Some(turn)
     }
 }
 
-fn locked(withholding: &Mutex<Withheld>) -> MutexGuard<'_, Withheld> {
-    withholding.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Counts a waiter, however its wait ends.
-struct Waiting<'a>(&'a prometheus::IntGauge);
-
-impl<'a> Waiting<'a> {
-    fn new(gauge: &'a prometheus::IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Waiting<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.dec();
+        self.shared.metrics.waiting.dec();
+        self.shared.lock().queue.remove(self.holder, self.number);
     }
 }
 
@@ -193,76 +214,98 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiters_are_admitted_in_order_or_refused_after_the_timeout() {
         let gate = gate(1);
-        let first = gate.acquire().await.unwrap();
-        assert!(gate.acquire_now().is_err());
+        let first = gate.acquire(None).await.unwrap();
+        assert!(gate.acquire_now(None).is_err());
         let (second, third) = (gate.clone(), gate.clone());
-        let second = tokio::spawn(async move { second.acquire().await });
+        let second = tokio::spawn(async move { second.acquire(None).await });
         tokio::task::yield_now().await;
-        let third = tokio::spawn(async move { third.acquire().await });
+        let third = tokio::spawn(async move { third.acquire(None).await });
         tokio::task::yield_now().await;
-        assert_eq!((gate.metrics.waiting.get(), gate.metrics.in_flight.get()), (2, 1));
+        assert_eq!((gate.shared.metrics.waiting.get(), gate.shared.metrics.in_flight.get()), (2, 1));
         drop(first);
         let second = second.await.unwrap().unwrap();
         let refusal = third.await.unwrap().unwrap_err();
         assert!(matches!(&refusal, Refusal::Exhausted(message) if message.contains("--snapshots-max")), "{refusal}");
         drop(second);
-        assert_eq!((gate.metrics.waiting.get(), gate.metrics.in_flight.get(), gate.metrics.refused.get()), (0, 0, 2));
+        assert_eq!(
+            (gate.shared.metrics.waiting.get(), gate.shared.metrics.in_flight.get(), gate.shared.metrics.refused.get()),
+            (0, 0, 2)
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lowered_limit_admits_fewer_until_it_is_raised() {
         let gate = gate(4);
-        let inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire()).take(3).collect();
+        let inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire(None)).take(3).collect();
         gate.narrow(1);
-        assert!(gate.try_acquire().is_none());
+        assert!(gate.try_acquire(None).is_none());
         drop(inside);
-        let only = gate.try_acquire().unwrap();
-        assert!(gate.try_acquire().is_none());
+        let only = gate.try_acquire(None).unwrap();
+        assert!(gate.try_acquire(None).is_none());
         gate.narrow(4);
-        assert_eq!(std::iter::from_fn(|| gate.try_acquire()).take(9).collect::<Vec<_>>().len(), 3);
+        assert_eq!(std::iter::from_fn(|| gate.try_acquire(None)).take(9).collect::<Vec<_>>().len(), 3);
         drop(only);
     }
     #[tokio::test(start_paused = true)]
     async fn a_lowered_limit_withholds_permits_that_are_given_back() {
         let gate = gate(4);
-        let mut inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire()).collect();
-        let enter = |gate: Arc<Gate>| async move { gate.acquire().await };
+        let mut inside: Vec<_> = std::iter::from_fn(|| gate.try_acquire(None)).collect();
+        let enter = |gate: Arc<Gate>| async move { gate.acquire(None).await };
         let mut queue: JoinSet<_> = (0..4).map(|_| enter(gate.clone())).collect();
         tokio::task::yield_now().await;
         gate.narrow(1);
         inside.truncate(1);
         tokio::task::yield_now().await;
         assert_eq!(
-            (gate.metrics.in_flight.get(), gate.metrics.waiting.get()),
+            (gate.shared.metrics.in_flight.get(), gate.shared.metrics.waiting.get()),
             (1, 4),
             "the three permits are withheld"
         );
         inside.clear();
         let next = queue.join_next().await.unwrap().unwrap().unwrap();
-        assert_eq!((gate.metrics.in_flight.get(), gate.metrics.waiting.get()), (1, 3));
+        assert_eq!((gate.shared.metrics.in_flight.get(), gate.shared.metrics.waiting.get()), (1, 3));
         gate.narrow(4);
         let others = [queue.join_next().await, queue.join_next().await, queue.join_next().await];
         assert!(others.iter().all(|other| matches!(other, Some(Ok(Ok(_))))), "and the waiters are admitted");
         drop(next);
-        assert!(gate.try_acquire().is_some());
+        assert!(gate.try_acquire(None).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_from_one_address_leaves_places_and_turns_to_others() {
+        let gate = gate(32);
+        let of = |connection, byte| Some(Holder::new(connection, Some([10, 0, 0, byte].into())));
+        let mut crowd: Vec<_> = (0..100).map_while(|number| gate.try_acquire(of(number, 1))).collect();
+        assert_eq!(crowd.len(), 30);
+        let enter = |gate: Arc<Gate>, holder| async move { gate.acquire(holder).await };
+        let mut more: JoinSet<_> = (100..200).map(|number| enter(gate.clone(), of(number, 1))).collect();
+        tokio::task::yield_now().await;
+        let _others: Vec<_> = (0..2).map(|number| gate.try_acquire(of(200 + number, 2)).unwrap()).collect();
+        let late = tokio::spawn(enter(gate.clone(), of(300, 3)));
+        tokio::task::yield_now().await;
+        drop(crowd.pop());
+        assert!(late.await.unwrap().is_ok(), "it does not wait behind the crowd");
+        more.abort_all();
+        while more.join_next().await.is_some() {}
+        assert_eq!(gate.shared.metrics.waiting.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_limit_of_zero_refuses_waiters_at_once() {
         let gate = gate(1);
-        let inside = gate.acquire().await.unwrap();
+        let inside = gate.acquire(None).await.unwrap();
         let waits = gate.clone();
-        let waits = tokio::spawn(async move { waits.acquire().await });
+        let waits = tokio::spawn(async move { waits.acquire(None).await });
         tokio::task::yield_now().await;
         let begun = Instant::now();
         gate.narrow(0);
-        for refusal in [waits.await.unwrap().unwrap_err(), gate.acquire().await.unwrap_err()] {
+        for refusal in [waits.await.unwrap().unwrap_err(), gate.acquire(None).await.unwrap_err()] {
             assert!(matches!(&refusal, Refusal::Exhausted(message) if message.contains("--memory-max")), "{refusal}");
         }
         assert_eq!(begun.elapsed(), Duration::ZERO);
         drop(inside);
-        assert!(gate.try_acquire().is_none());
+        assert!(gate.try_acquire(None).is_none());
         gate.narrow(1);
-        assert!(gate.acquire().await.is_ok());
+        assert!(gate.acquire(None).await.is_ok());
     }
 }

@@ -6,6 +6,8 @@
 //! data.
 
 pub mod catalog;
+pub mod fair_queue;
+pub mod fair_share;
 pub mod gate;
 pub mod hub;
 pub mod send;
@@ -20,6 +22,7 @@ mod tests;
 
 pub use crate::cache::{OnExpired, OnLag, Phase, Refusal};
 pub use catalog::{Catalog, Patience, Served};
+pub use fair_share::{FairPool, Holder, Place};
 pub use gate::{Gate, GateLimits, GatePermit};
 pub use hub::{CachePosition, CommitBatch, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::{

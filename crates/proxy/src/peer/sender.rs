@@ -142,8 +142,12 @@ impl<S: Source> PeerService for Sender<S> {
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
         // A transfer retains state as a snapshot does, so it needs the same permit. If memory
         // pressure refuses the permit, the peer starts with a list.
-        let permit =
-            find()?.hub.gate().acquire().await.map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
+        let permit = find()?
+            .hub
+            .gate()
+            .acquire(None)
+            .await
+            .map_err(|refusal| Status::resource_exhausted(refusal.to_string()))?;
         // The cache may have changed during the wait.
         let offer = find()?;
         let identity = self.identity_of(&wanted, cluster, &offer)?;

@@ -37,7 +37,7 @@ use tower::ServiceExt;
 
 use super::{
     transport::{
-        http1::socket::{MonitoredSocket, ResponseNeeds},
+        http1::socket::{MonitoredSocket, Pace, ResponseNeeds},
         limits::HEADER_LIST_BYTES_MAX,
         listen::{Connection, Listener},
     },
@@ -136,11 +136,11 @@ impl Port {
 
     async fn connection(self: Arc<Self>, io: Connection, place: Arc<Place>) {
         let needs = ResponseNeeds::default();
-        needs.progress(true);
-        let io = MonitoredSocket::new(io, needs, STALL_TIMEOUT);
+        let io = MonitoredSocket::new(io, needs.clone(), STALL_TIMEOUT);
         let of_request = place.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let (port, place) = (self.clone(), of_request.clone());
+            needs.begin(Pace::Pinning);
             async move {
                 place.set_answering(true);
                 let response = port.answer(request.map(|_| Body::empty())).await;

@@ -7,7 +7,7 @@
 //!   them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`select`], [`watch`] and [`client_info`]: the types they share.
+//! - [`select`], [`selector_limits`], [`watch`] and [`client_info`]: the types they share.
 //!
 //! [`admin_port`] is the thread of the admin port, [`admin`] what it answers, and [`worker_check`]
 //! what it reports as alive.
@@ -19,6 +19,7 @@ pub mod grpc;
 pub mod kube;
 pub mod reader;
 pub mod select;
+pub mod selector_limits;
 pub mod transport;
 pub mod watch;
 pub mod worker_check;

@@ -6,18 +6,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::select::{self, Selected};
+use super::{
+    select::{self, Selected},
+    selector_limits::SelectorLimits,
+};
 use crate::{
     cache::Backfill,
     fanout::{
-        Catalog, Need, NotSubscribed, Patience, Phase, Provided, ProvidedBackfill, Refusal, Served, Start, StreamWaker,
-        SubscribeOptions, Subscription,
+        Catalog, FairPool, Holder, Need, NotSubscribed, Patience, Phase, Place, Provided, ProvidedBackfill, Refusal,
+        Served, Start, StreamWaker, SubscribeOptions, Subscription,
     },
 };
 use kubefan_common::{
@@ -44,10 +44,9 @@ const BACKFILLS_MAX: usize = 3;
 pub struct Reader<C> {
     catalog: Arc<C>,
     drain: CancellationToken,
-    subscribers_max: usize,
-    subscribers: Arc<Semaphore>,
-    reads_max: usize,
-    reads: Arc<Semaphore>,
+    subscribers: Arc<FairPool>,
+    reads: Arc<FairPool>,
+    selectors: SelectorLimits,
 }
 
 /// Why a read that names a version is refused.
@@ -59,11 +58,16 @@ pub struct NotReached {
 }
 
 impl<C: Catalog> Reader<C> {
-    /// A reader of `catalog`. Once `drain` is cancelled it refuses every request.
-    pub fn new(catalog: Arc<C>, drain: CancellationToken, subscribers_max: usize, reads_max: usize) -> Self {
-        let permits = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
-        let (subscribers, reads) = (permits(subscribers_max), permits(reads_max));
-        Self { catalog, drain, subscribers_max, subscribers, reads_max, reads }
+    /// A reader of `catalog` for so many streams and reads at a time. Once `drain` is cancelled it
+    /// refuses every request.
+    pub fn new(
+        catalog: Arc<C>,
+        drain: CancellationToken,
+        (subscribers_max, reads_max): (usize, usize),
+        selectors: SelectorLimits,
+    ) -> Self {
+        let (subscribers, reads) = (FairPool::new(subscribers_max), FairPool::new(reads_max));
+        Self { catalog, drain, subscribers, reads, selectors }
     }
 
     /// Cancelled when kubefan shuts down and every stream must end.
@@ -78,11 +82,11 @@ impl<C: Catalog> Reader<C> {
 
     /// Starts the cache of a target in an encoding, if that is allowed, without waiting for it.
     pub fn start_cache(&self, target: v1alpha1::Target, media: Media) {
-        let catalog = self.catalog.clone();
+        let (catalog, selectors) = (self.catalog.clone(), self.selectors);
         // Later requests find the cache started, so there are few of these tasks, and none waits
         // longer than a read would.
         tokio::spawn(async move {
-            let found = select::select(&*catalog, Some(target), media).await;
+            let found = select::select(&*catalog, Some(target), media, selectors).await;
             tracing::debug!(media = media.as_str(), refused = ?found.err(), "a cache was requested");
         });
     }
@@ -92,7 +96,7 @@ impl<C: Catalog> Reader<C> {
         if self.drain.is_cancelled() {
             return Err(Refusal::Draining);
         }
-        select::select(&*self.catalog, target, media).await
+        select::select(&*self.catalog, target, media, self.selectors).await
     }
 
     /// Waits until the cache has reached `version`. The cache of a quiet resource stays at its last
@@ -113,22 +117,25 @@ impl<C: Catalog> Reader<C> {
         reached.map_err(|refusal| NotReached { refusal, is_proved })
     }
 
-    /// A permit for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
-    /// read.
-    pub fn admit_stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.subscribers.clone().try_acquire_owned().map_err(|_| {
-            let limit = self.subscribers_max;
-            Refusal::Exhausted(format!("{limit} streams are open, the most this kubefan serves (--subscribers-max)"))
+    /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
+    /// read, or any other gRPC stream.
+    pub fn admit_stream(&self, holder: Holder) -> Result<Place, Refusal> {
+        self.subscribers.try_take(Some(holder)).ok_or_else(|| {
+            let limit = self.subscribers.places_max();
+            Refusal::Exhausted(format!(
+                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
+            ))
         })
     }
 
-    /// A permit for one read over HTTP, kept until the response has ended. Reads have a limit of
-    /// their own, so that a crowd of them does not block watches.
-    pub fn admit_read(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.reads.clone().try_acquire_owned().map_err(|_| {
-            let limit = self.reads_max;
+    /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
+    /// that a crowd of them does not block watches.
+    pub fn admit_read(&self, holder: Holder) -> Result<Place, Refusal> {
+        self.reads.try_take(Some(holder)).ok_or_else(|| {
+            let limit = self.reads.places_max();
             Refusal::Exhausted(format!(
-                "{limit} reads are being answered, the most this kubefan answers at a time (--reads-max)"
+                "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
+                 (--reads-max)"
             ))
         })
     }
@@ -141,13 +148,26 @@ impl<C: Catalog> Reader<C> {
         loop {
             changes.mark_unchanged();
             let found = self.select(target.clone(), media).await;
-            let is_synced = match &found {
-                Err(Refusal::NotSynced { .. }) => false,
-                Err(_) => true,
-                Ok(selected) => *selected.served.hub.phase().borrow() != Phase::Syncing,
+            let phase = match &found {
+                Err(Refusal::NotSynced { .. }) => None,
+                Err(_) => return found,
+                Ok(selected) => Some(selected.served.hub.phase()),
             };
-            if is_synced || !matches!(timeout_at(limit, changes.changed()).await, Ok(Ok(()))) {
+            let Some(mut phase) = phase else {
+                // It has no cache yet: any new one may be its own.
+                match timeout_at(limit, changes.changed()).await {
+                    Ok(Ok(())) => continue,
+                    _ => return found,
+                }
+            };
+            phase.mark_unchanged();
+            if *phase.borrow() != Phase::Syncing {
                 return found;
+            }
+            // Only its own cache wakes it; the end of that too, because it is not held.
+            drop(found);
+            if timeout_at(limit, phase.changed()).await.is_err() {
+                return self.select(target, media).await;
             }
         }
     }
@@ -180,7 +200,7 @@ impl<C: Catalog> Reader<C> {
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {
-                    provided.permit = Some(Arc::new(hub.gate().acquire().await?));
+                    provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(version))) => {
                     // A backfill takes its own permit while it is read.

@@ -4,6 +4,7 @@
 //! The hazard is a name that means something else in a path upstream, so names are checked before
 //! any lookup.
 
+use super::selector_limits::SelectorLimits;
 use crate::fanout::{Catalog, Refusal, Served};
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
@@ -24,7 +25,12 @@ pub struct Selected {
 }
 
 /// Finds the cache of a target in an encoding and binds its selectors.
-pub async fn select(catalog: &impl Catalog, target: Option<Target>, media: Media) -> Result<Selected, Refusal> {
+pub async fn select(
+    catalog: &impl Catalog,
+    target: Option<Target>,
+    media: Media,
+    limits: SelectorLimits,
+) -> Result<Selected, Refusal> {
     let target = target.unwrap_or_default();
     let invalid = |field, message: String| Refusal::Invalid { field, message };
     if target.resource.is_empty() {
@@ -54,6 +60,7 @@ pub async fn select(catalog: &impl Catalog, target: Option<Target>, media: Media
         .map_err(|error| invalid("target.label_selector", error.to_string()))?;
     let fields = FieldSelector::parse(&target.field_selector)
         .map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    limits.check(&labels, &fields)?;
     let served = catalog.find(&target.group, &target.version, &target.resource, &target.namespace, media).await?;
     if !served.namespaced && !target.namespace.is_empty() {
         return Err(invalid("target.namespace", format!("{} are not namespaced; leave it empty", served.gvr)));

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::time::Instant;
 
-use crate::fanout::Subscription;
+use crate::fanout::{Place, Subscription};
 use kubefan_model::Media;
 
 /// An admitted watch.
@@ -18,7 +18,7 @@ pub struct OpenedWatch {
     /// The protocol that the watch is sent in.
     pub protocol: WatchProtocol,
     /// Its place among all streams.
-    pub permit: OwnedSemaphorePermit,
+    pub place: Place,
 }
 
 /// The protocol of a watch: how its stream starts and ends.

@@ -343,7 +343,8 @@ impl Hub {
         when_planted!(WokenBeforeTheEnd => wake_all(&views));
         views.iter().for_each(|view| view.close(&end));
         self.head.send_replace(None);
-        self.publish_phase(&state.published);
+        // Also if it stays the same: those that wait for the first list must look again.
+        self.phase.send_replace(state.published.phase());
         drop(state);
         unless_planted!(WokenBeforeTheEnd => wake_all(&views));
         // These gauges may never be refreshed again, and must not show a cache that is gone.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     cache::{Backfill, OnExpired, OnLag, Refusal},
-    fanout::{gate::GatePermit, hub::Fresh},
+    fanout::{fair_share::Holder, gate::GatePermit, hub::Fresh},
 };
 use kubefan_model::ResourceVersion;
 
@@ -39,12 +39,15 @@ pub struct SubscribeOptions {
     pub marks_end: bool,
     /// What a snapshot is taken from, for a format without deltas.
     pub fresh: Fresh,
+    /// Whose share its permits count to; `None` for kubefan itself.
+    pub holder: Option<Holder>,
 }
 
 impl From<Start> for SubscribeOptions {
     fn from(start: Start) -> Self {
         let (on_lag, on_expired) = (OnLag::default(), OnExpired::default());
-        Self { start, on_lag, on_expired, cluster: String::new(), marks_end: false, fresh: Fresh::Cache }
+        let (marks_end, fresh, holder) = (false, Fresh::Cache, None);
+        Self { start, on_lag, on_expired, cluster: String::new(), marks_end, fresh, holder }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
         resume::{ResumePlan, ResumeRequest, Situation, plan},
     },
     fanout::{
+        fair_share::Holder,
         gate::GatePermit,
         hub::{Hub, ProvedState},
         stream_end::StreamEnd,
@@ -114,14 +115,14 @@ impl Hub {
 
     /// Where a subscription continues that has fallen behind the retained events. It was sent
     /// everything up to `sent`; `None` if what it was sent is the state at no version. A `permit`
-    /// that it still has is used again.
+    /// that it still has is used again; a new one counts to the `holder`.
     pub(super) fn lagging(
         &self,
         view: &View,
         sent: Option<ResourceVersion>,
         expired: Expired,
         (on_lag, on_expired): (OnLag, OnExpired),
-        permit: Option<Arc<GatePermit>>,
+        (holder, permit): (Option<Holder>, Option<Arc<GatePermit>>),
     ) -> Result<(StartPoint, Option<Arc<GatePermit>>), StreamEnd> {
         let state = self.lock();
         let cached = self.state_of(&state, view)?;
@@ -145,7 +146,7 @@ impl Hub {
         let permit = match (first.needs_permit(), permit) {
             (false, _) => None,
             (true, Some(permit)) => Some(permit),
-            (true, None) => Some(Arc::new(self.gate().acquire_now().map_err(StreamEnd::Overloaded)?)),
+            (true, None) => Some(Arc::new(self.gate().acquire_now(holder).map_err(StreamEnd::Overloaded)?)),
         };
         let point = self.start_point(view, cached, first)?;
         self.metrics.lag(lag);

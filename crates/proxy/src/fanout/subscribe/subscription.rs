@@ -13,6 +13,7 @@ use super::{
 use crate::{
     cache::{Expired, OnExpired, OnLag, warnings::Warnings},
     fanout::{
+        fair_share::Holder,
         gate::GatePermit,
         hub::{HistoryError, Hub},
         send::{
@@ -53,6 +54,8 @@ pub struct Subscription {
     bases: DeltaBases,
     /// Boxed, because a subscription has none for most of its life.
     backlog: Option<Box<Backlog>>,
+    /// Whose share permits count to.
+    holder: Option<Holder>,
     /// The permit to send the backlog.
     permit: Option<Arc<GatePermit>>,
     /// The last version to resume from that was sent.
@@ -79,7 +82,7 @@ impl Subscription {
         options: &SubscribeOptions,
     ) -> Self {
         let StartPoint { cursor, backlog, resume } = start;
-        let &SubscribeOptions { on_lag, on_expired, .. } = options;
+        let &SubscribeOptions { on_lag, on_expired, holder, .. } = options;
         let bases = match options.start {
             // Unless it starts again with a snapshot.
             Start::Resume(version) if resume.is_some() && !planted::is(Bug::DeltasWithoutBases) => {
@@ -98,6 +101,7 @@ impl Subscription {
             waited,
             bases,
             backlog,
+            holder,
             permit,
             resume,
             is_started,
@@ -167,7 +171,8 @@ impl Subscription {
         let sent = self.resume.filter(|_| !self.inside_gap || planted::is(Bug::LaggingInsideGap));
         // If it lags while it sends a backlog, that permit is good for what follows.
         let permit = self.permit.take();
-        let (start, permit) = self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), permit)?;
+        let (start, permit) =
+            self.hub.lagging(&self.view, sent, expired, (self.on_lag, self.on_expired), (self.holder, permit))?;
         // A snapshot replaces everything that was sent.
         if start.resume.is_none() {
             self.bases = DeltaBases::All;

@@ -132,7 +132,8 @@ impl Hub {
                 Ok(subscription) => return Ok(subscription),
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
                 Err(NotSubscribed::Needs(Need::Permit)) => {
-                    provided.permit = Some(Arc::new(self.gate().acquire_now().map_err(Refusal::Exhausted)?));
+                    provided.permit =
+                        Some(Arc::new(self.gate().acquire_now(options.holder).map_err(Refusal::Exhausted)?));
                 }
                 Err(NotSubscribed::Needs(Need::Backfill(_))) => provided.backfill = ProvidedBackfill::Unavailable,
             }

@@ -35,6 +35,7 @@ mod gaps;
 #[cfg(shuttle)]
 mod interleavings;
 mod watch_http;
+mod waves;
 
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),

@@ -4,6 +4,7 @@
 use std::sync::{Arc, PoisonError};
 
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -31,6 +32,9 @@ use kubefan_model::{
     format::Format,
     selection::{Selection, SelectionSpec},
 };
+
+/// How many wakers are looked at while their lock is held.
+const WAKERS_PER_LOCK: usize = 64;
 
 /// What makes subscriptions equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -190,8 +194,25 @@ impl View {
     }
 
     /// Wakes every subscription that waits. Returns how many that were.
+    ///
+    /// The lock is taken for a few wakers at a time and never while one wakes: who joins or leaves
+    /// has the hub's lock, which must not wait for a wave. A waker keeps its place, so none that
+    /// was armed before is missed. One that has left meanwhile wakes a stream that is gone.
     pub fn wake(&self) -> Woken {
-        self.wakers().iter().map(|(_, waker)| waker.wake()).sum()
+        let mut woken = Woken::default();
+        let mut place = 0;
+        loop {
+            let armed: SmallVec<[Arc<StreamWaker>; WAKERS_PER_LOCK]> = {
+                let wakers = self.wakers();
+                if place >= wakers.capacity() {
+                    return woken;
+                }
+                let places = place..place + WAKERS_PER_LOCK;
+                places.filter_map(|place| wakers.get(place).filter(|waker| waker.is_armed()).cloned()).collect()
+            };
+            place += WAKERS_PER_LOCK;
+            woken = [woken, armed.iter().map(|waker| waker.wake()).sum()].into_iter().sum();
+        }
     }
 
     /// The end of the log.

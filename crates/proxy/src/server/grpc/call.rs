@@ -18,15 +18,44 @@ const PREFIX_BYTES: usize = 5;
 /// The content type of a gRPC response.
 pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
+/// How the paths of kubefan's gRPC services start.
+const SERVICES: [&str; 3] = ["/kubefan.v1alpha1.", "/grpc.health.v1.", REFLECTION];
+/// How the paths of reflection start, in both of its versions.
+const REFLECTION: &str = "/grpc.reflection.";
+/// The path of a watch of the health.
+const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// How the paths start that forward requests to services in the cluster.
+const APISERVER_PATHS: [&str; 2] = ["/api/", "/apis/"];
+
 /// Whether a request is a gRPC call whose messages are protobuf.
 pub fn is_grpc<B>(request: &Request<B>) -> bool {
     let protobuf = matches!(content_type(request.headers()), "application/grpc" | "application/grpc+proto");
     protobuf && request.method() == Method::POST
 }
 
-/// Whether a request has any gRPC content type, gRPC-Web included.
-pub fn is_any_grpc(headers: &HeaderMap) -> bool {
-    content_type(headers).starts_with("application/grpc")
+/// Whether a request is for a gRPC service, gRPC-Web included. The path of a service is enough:
+/// such a call must not reach the apiserver, whatever its content type. The content type alone is not
+/// enough, because a call to a service in the cluster may be forwarded through the apiserver.
+pub fn is_any_grpc<B>(request: &Request<B>) -> bool {
+    let path = request.uri().path();
+    let is_of_the_apiserver = APISERVER_PATHS.iter().any(|prefix| path.starts_with(prefix));
+    let has_type = content_type(request.headers()).starts_with("application/grpc");
+    is_of_a_service(path) || (has_type && !is_of_the_apiserver)
+}
+
+fn is_of_a_service(path: &str) -> bool {
+    SERVICES.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// Whether a path names a stream whose messages come over time.
+pub fn is_stream(path: &str) -> bool {
+    path == HEALTH_WATCH || is_reflection(path)
+}
+
+/// Whether a path is one of reflection: a stream that its client ends, and nothing else would. (A
+/// watch of the health ends by itself after a drain was announced in it.)
+pub fn is_reflection(path: &str) -> bool {
+    path.starts_with(REFLECTION)
 }
 
 fn content_type(headers: &HeaderMap) -> &str {
@@ -68,13 +97,18 @@ pub async fn within<F: Future + Unpin>(deadline_at: Option<Instant>, future: F) 
     }
 }
 
+/// Checks that the messages of a request are not compressed.
+///
+/// # Errors
+/// The status of the call if they are.
+pub fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
+    let encoding = headers.get("grpc-encoding").map_or(&b"identity"[..], |value| value.as_bytes());
+    if encoding == b"identity" { Ok(()) } else { Err(status::compressed()) }
+}
+
 /// Reads the single message of a request, at most `bytes_max` bytes. `None` if the caller went
 /// away.
-pub async fn message(headers: &HeaderMap, body: &mut RecvStream, bytes_max: usize) -> Result<Option<Bytes>, Status> {
-    let encoding = headers.get("grpc-encoding").map_or(&b"identity"[..], |value| value.as_bytes());
-    if encoding != b"identity" {
-        return Err(status::compressed());
-    }
+pub async fn message(body: &mut RecvStream, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     let mut buffer = BytesMut::new();
     loop {
         if let Some(message) = take_message(&mut buffer, bytes_max)? {
@@ -119,6 +153,21 @@ pub fn take_message(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<By
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_is_known_by_its_path_and_otherwise_by_its_content_type() {
+        for (path, kind, is) in [
+            ("/kubefan.v1alpha1.WatchService/Watch", "application/json", true),
+            ("/grpc.health.v1.Health/Check", "", true),
+            ("/unknown.Service/Method", "application/grpc-web+proto", true),
+            ("/unknown.Service/Method", "application/json", false),
+            ("/api/v1/namespaces/a/services/b/proxy/c.D/E", "application/grpc", false),
+            ("/apis/apps/v1/deployments", "application/json", false),
+        ] {
+            let request = Request::post(path).header("content-type", kind).body(()).unwrap();
+            assert_eq!(is_any_grpc(&request), is, "{path} {kind}");
+        }
+    }
 
     #[test]
     fn grpc_timeouts_are_parsed_and_invalid_ones_ignored() {

@@ -11,8 +11,9 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
-    fanout::{Catalog, Patience, Refusal, Served, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Holder, Patience, Place, Refusal, Served, Start, StreamWaker, SubscribeOptions},
     server::{
+        client_info::ClientInfo,
         reader::{NotReached, Reader},
         select::Selected,
         watch::{OpenedWatch, WatchProtocol},
@@ -60,6 +61,14 @@ impl<C: Catalog> Service<C> {
         reached.map_err(|NotReached { refusal, .. }| refusal)
     }
 
+    /// A place for a stream of another service.
+    ///
+    /// # Errors
+    /// The status that refuses the call.
+    pub fn admit_stream(&self, holder: Holder) -> Result<Place, Status> {
+        self.reader.admit_stream(holder).map_err(|refusal| status::refused(&refusal))
+    }
+
     fn count(&self, verb: &'static str) -> RequestGuard {
         self.metrics.requests().begin(Protocol::Grpc, verb, verb == WATCH)
     }
@@ -68,10 +77,15 @@ impl<C: Catalog> Service<C> {
     ///
     /// # Errors
     /// The status that refuses the request.
-    pub async fn open(&self, request: WatchRequest, stream_waker: StreamWaker) -> Result<OpenedWatch, Status> {
+    pub async fn open(
+        &self,
+        request: WatchRequest,
+        holder: Holder,
+        stream_waker: StreamWaker,
+    ) -> Result<OpenedWatch, Status> {
         let (reader, mut counted) = (&self.reader, self.count(WATCH));
         let open = async {
-            let permit = reader.admit_stream()?;
+            let place = reader.admit_stream(holder)?;
             let version = request::version(&request.resource_version)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
             let bookmark_interval = request::bookmark_interval(request.bookmark_interval)?;
@@ -87,7 +101,8 @@ impl<C: Catalog> Service<C> {
                 (Some(version), false) => Start::Resume(version),
                 (Some(version), true) => Start::ResumeWithObjects(version),
             };
-            let terms = SubscribeOptions { on_lag, on_expired, cluster: request.cluster, ..start.into() };
+            let (cluster, holder) = (request.cluster, Some(holder));
+            let terms = SubscribeOptions { on_lag, on_expired, cluster, holder, ..start.into() };
             let subscription = reader.subscribe(&served, selection, format, terms, stream_waker).await?;
             let timeout_at = ends_after.map(|ends_after| Instant::now() + ends_after);
             answered(&mut counted, &served);
@@ -96,7 +111,7 @@ impl<C: Catalog> Service<C> {
                 bookmark_interval: Some(bookmark_interval),
                 timeout_at,
                 protocol: WatchProtocol::Grpc,
-                permit,
+                place,
             })
         };
         let opened = open.await;
@@ -118,17 +133,17 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
-        let request = request.into_inner();
+        let (holder, request) = (holder_of(&request), request.into_inner());
         let open = async {
-            let permit = self.reader.admit_stream()?;
+            let place = self.reader.admit_stream(holder)?;
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.wait_for_version(&selected, version).await?;
-            let pass = selected.served.hub.gate().acquire().await?;
+            let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
             let (store, version) = selected.served.hub.snapshot()?;
-            Ok((selected, store, version, (permit, pass), format))
+            Ok((selected, store, version, (place, pass), format))
         };
         let opened = open.await;
         let (selected, store, version, permits, format) =
@@ -162,13 +177,14 @@ impl<C: Catalog> WatchService for Service<C> {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let mut counted = self.count("get");
-        let request = request.into_inner();
+        let (holder, request) = (holder_of(&request), request.into_inner());
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
         let GetRequest { target, resource_version, .. } = request;
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {
+            let _place = self.reader.admit_read(holder)?;
             let version = request::version(&resource_version)?;
             let selectors =
                 |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
@@ -211,6 +227,11 @@ impl<C: Catalog> WatchService for Service<C> {
         let json = self.reader.catalog().list().into_iter().filter(|(media, _)| *media == Media::Json);
         Ok(Response::new(ListResourcesResponse { resources: json.map(|(_, status)| status).collect() }))
     }
+}
+
+/// Whose share a call counts to.
+fn holder_of<T>(request: &Request<T>) -> Holder {
+    request.extensions().get::<ClientInfo>().copied().unwrap_or_default().holder()
 }
 
 /// Counts a request as answered from the cache.

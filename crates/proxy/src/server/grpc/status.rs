@@ -132,6 +132,21 @@ pub fn deadline_exceeded() -> Status {
     failed(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", StreamEnd::Deadline.to_string())
 }
 
+/// The status of a call whose request did not arrive in time.
+pub fn request_timeout(timeout: Duration) -> Status {
+    let message = format!("the request did not arrive within {timeout:?}");
+    failed(Code::DeadlineExceeded, "REQUEST_TIMEOUT", message)
+}
+
+/// The status of a call beyond the limit of those whose request has not arrived yet.
+pub fn too_many_pending(limit: usize) -> Status {
+    let message = format!(
+        "kubefan waits for the requests of at most {limit} calls, and the last places are for clients with fewer of them \
+         (--calls-pending-max)"
+    );
+    temporary(Code::ResourceExhausted, "LIMIT_REACHED", message)
+}
+
 /// The status of an unknown method.
 pub fn no_such_method(path: &str) -> Status {
     failed(Code::Unimplemented, "NO_SUCH_METHOD", shortened(format!("there is no method {path}")))

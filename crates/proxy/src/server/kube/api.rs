@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use futures::{FutureExt, StreamExt};
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 
 use super::{
     answer::{Answer, CACHE_STATUS, FromUpstream, HIT},
@@ -98,8 +98,9 @@ impl<C: Catalog> KubeApi<C> {
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
         let answer = match guarded {
-            Err(failure) => Answer::Response(failure.response(Media::Json)),
+            Err(failure) => Answer::Response(failure.response(failure_media(request.headers()))),
             Ok(()) => {
+                let media = failure_media(request.headers());
                 // A watch that still waits for a proof or for upstream would end as soon as it was
                 // opened.
                 let drained = async {
@@ -111,7 +112,7 @@ impl<C: Catalog> KubeApi<C> {
                 tokio::select! {
                     biased;
                     answer = self.answer_guarded(request, &info, stream_waker) => answer,
-                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(Media::Json)),
+                    () = drained => Answer::Response(Failure::from(&Refusal::Draining).response(media)),
                 }
             }
         };
@@ -158,7 +159,7 @@ impl<C: Catalog> KubeApi<C> {
         let Some(forwarder) = &self.forwarder else {
             return Answer::Forwarded(refusal(&parts, &failure));
         };
-        let client = parts.extensions.get::<ClientInfo>().copied().unwrap_or_default();
+        let client = client_of(&parts);
         // Boxed: most requests are not forwarded and need not have the memory for it.
         Answer::Forwarded(forwarder.forward(Request::from_parts(parts, body), info.verb, client).boxed().await)
     }
@@ -219,7 +220,9 @@ impl<C: Catalog> KubeApi<C> {
         let include = options::include_object(&info.query);
         // Only JSON can be pretty.
         let forms = forms.into_iter().map(|form| if is_pretty && form.is_json() { Form::Other } else { form });
-        let permit = (!is_watch).then(|| reads.reader.admit_read()).transpose()?;
+        let holder = client_of(request).holder();
+        // Taken first: a read may wait for its cache.
+        let place = if is_watch { reads.reader.admit_stream(holder)? } else { reads.reader.admit_read(holder)? };
         let formats = forms.map(|form| form.format(include));
         let waits_for_sync = match &asked {
             ReadRequest::Collection(Options::Watch(_)) => true,
@@ -238,10 +241,10 @@ impl<C: Catalog> KubeApi<C> {
         let read = ResolvedRead { path, selected, format, arrived_at };
         let answer = match asked {
             ReadRequest::Collection(Options::Watch(options)) => {
-                watch::open(reads, &self.timeouts, read, options, stream_waker).await
+                watch::open(reads, &self.timeouts, read, options, place, stream_waker).await
             }
             ReadRequest::Collection(Options::List(options)) => {
-                list(reads, &self.pages, read, options, permit).await.map(Answer::Response)
+                list(reads, &self.pages, read, options, place).await.map(Answer::Response)
             }
             ReadRequest::Object(freshness) => get::get(reads, read, freshness).await.map(Answer::Response),
         };
@@ -272,6 +275,10 @@ impl<C: Catalog> KubeApi<C> {
     }
 }
 
+fn client_of(request: &Parts) -> ClientInfo {
+    request.extensions.get().copied().unwrap_or_default()
+}
+
 fn answered_by(response: &Response<Body>) -> AnsweredBy {
     let is_refused = matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     if response.extensions().get::<FromUpstream>().is_some() {
@@ -285,7 +292,11 @@ fn answered_by(response: &Response<Body>) -> AnsweredBy {
 
 /// A failure, in an encoding that the client accepts.
 fn refusal(parts: &Parts, failure: &Failure) -> Response<Body> {
-    failure.response(negotiate::negotiate_failure(negotiate::accept_header(&parts.headers)))
+    failure.response(failure_media(&parts.headers))
+}
+
+fn failure_media(headers: &HeaderMap) -> Media {
+    negotiate::negotiate_failure(negotiate::accept_header(headers))
 }
 
 /// A failure that was decided by a cache.

@@ -15,10 +15,12 @@ use hyper::upgrade::OnUpgrade;
 use tower::BoxError;
 
 use super::{
-    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, request_info, status::Failure, tunnel::Tunnel,
+    allowed_hosts::AllowedHosts, answer::FromUpstream, guard, hop_by_hop, negotiate, request_info, status::Failure,
+    tunnel::Tunnel,
 };
 use crate::{
     cache::warnings::Warnings,
+    fanout::{FairPool, Place},
     server::client_info::ClientInfo,
     telemetry::metrics::{Metrics, PassthroughRefusal},
     upstream::{
@@ -42,6 +44,8 @@ const LOOP: &str = "the request has passed through this kubefan before: the apis
 /// Forwards requests upstream.
 pub struct Forwarder {
     upstream: Passthrough,
+    /// As many places as upstream takes requests, shared among the callers.
+    places: Arc<FairPool>,
     upgrades: bool,
     /// The names of this machine, beside `localhost` and addresses.
     hosts: AllowedHosts,
@@ -56,18 +60,20 @@ impl Forwarder {
     /// be unique among all instances of kubefan.
     pub fn new(upstream: Passthrough, upgrades: bool, hosts: AllowedHosts, number: u64, metrics: Arc<Metrics>) -> Self {
         let via = HeaderValue::try_from(format!("1.1 kubefan-{number:016x}"));
-        Self { upstream, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
+        let places = FairPool::new(upstream.requests_max());
+        Self { upstream, places, upgrades, hosts, via: via.expect("hexadecimal digits are visible"), metrics }
     }
 
     /// Forwards a request of a client. The response is upstream's, or a `Status` that says why
     /// there is none.
     pub async fn forward(&self, request: Request<Body>, verb: &'static str, client: ClientInfo) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
-        let place = match self.admit(&request, verb, client, upgrade.is_some()) {
-            Ok(place) => place,
+        let media = negotiate::negotiate_failure(negotiate::accept_header(request.headers()));
+        let (place, share) = match self.admit(&request, verb, client, upgrade.is_some()) {
+            Ok(admitted) => admitted,
             Err((refused, failure)) => {
                 self.metrics.count_passthrough_refusal(refused);
-                return failure.response(Media::Json);
+                return failure.response(media);
             }
         };
         let mut passed_on = self.metrics.passthrough_started(verb);
@@ -82,22 +88,22 @@ impl Forwarder {
         let request = Request::from_parts(parts, body.map_err(BoxError::from).boxed_unsync());
         let mut response = match self.upstream.send(&place, request).await {
             Ok(response) => response,
-            Err(error) => return unanswered(&error),
+            Err(error) => return unanswered(&error, media),
         };
         passed_on.answered(response.status());
         response.extensions_mut().insert(FromUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return response.map(|body| Body::new(holding(body, (place, passed_on))));
+            return response.map(|body| Body::new(holding(body, (place, share, passed_on))));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
             return Failure::bad_gateway(
                 "the apiserver switched to another protocol without a request for that".to_owned(),
             )
-            .response(Media::Json);
+            .response(media);
         };
-        tunnel.connect(caller, hyper::upgrade::on(&mut response), (place, passed_on));
+        tunnel.connect(caller, hyper::upgrade::on(&mut response), (place, share, passed_on));
         write_upgrade(response.headers_mut(), protocol);
         response.map(|_| Body::empty())
     }
@@ -109,7 +115,7 @@ impl Forwarder {
         verb: &str,
         client: ClientInfo,
         is_upgrade: bool,
-    ) -> Result<PassthroughPermit, (PassthroughRefusal, Failure)> {
+    ) -> Result<(PassthroughPermit, Place), (PassthroughRefusal, Failure)> {
         if request.method() == Method::CONNECT || request.uri().path() == "*" {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
             return Err((PassthroughRefusal::Method, Failure::method_not_allowed(message)));
@@ -141,9 +147,11 @@ impl Forwarder {
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
         let lasts = request_info::is_long_running(verb, request.uri().path());
-        self.upstream.try_acquire(is_upgrade, lasts).ok_or_else(|| {
+        let share = self.places.try_take(Some(client.holder()));
+        let permit = share.and_then(|share| Some((self.upstream.try_acquire(is_upgrade, lasts)?, share)));
+        permit.ok_or_else(|| {
             let most = self.upstream.requests_max();
-            let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths)");
+            let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths, and the last are for clients with fewer of them)");
             (PassthroughRefusal::Limit, Failure::too_many_requests(message))
         })
     }
@@ -151,7 +159,7 @@ impl Forwarder {
 
 /// The answer if there is no response from upstream. The text is a warning too, because client-go
 /// shows no text of a failed discovery, and everything that kubectl does starts with discovery.
-fn unanswered(error: &UpstreamError) -> Response<Body> {
+fn unanswered(error: &UpstreamError, media: Media) -> Response<Body> {
     let (text, failure): (_, fn(String) -> Failure) = match error {
         UpstreamError::Unreachable { .. } => {
             (format!("{error}; until it is reachable, kubefan answers only from its caches"), Failure::unreachable)
@@ -162,7 +170,7 @@ fn unanswered(error: &UpstreamError) -> Response<Body> {
         _ => (error.to_string(), Failure::bad_gateway),
     };
     let warning = Warnings::own(&text);
-    let mut response = failure(text).response(Media::Json);
+    let mut response = failure(text).response(media);
     warning.put(response.headers_mut());
     response
 }
@@ -210,15 +218,16 @@ mod tests {
     fn an_unreachable_apiserver_is_reported_in_the_status_and_as_a_warning_and_asks_for_no_retry() {
         let unreachable =
             |message: &str| UpstreamError::Unreachable { server: "https://h:6443".into(), message: message.into() };
-        let response = unanswered(&unreachable("Connection refused"));
+        let response = unanswered(&unreachable("Connection refused"), Media::Protobuf);
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], Media::Protobuf.content_type(), "as the client asked");
         assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
         assert_eq!(
             response.headers()[header::WARNING],
             "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
              only from its caches\""
         );
-        let response = unanswered(&UpstreamError::Reset { message: "closed".into() });
+        let response = unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json);
         assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
         assert!(response.headers().contains_key(header::WARNING));
     }

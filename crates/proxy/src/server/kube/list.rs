@@ -9,7 +9,7 @@ use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use http::Response;
-use tokio::{sync::OwnedSemaphorePermit, task::yield_now};
+use tokio::task::yield_now;
 
 use super::{
     answer,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     cache::Store,
-    fanout::{Catalog, Hub, Patience, Served},
+    fanout::{Catalog, Hub, Patience, Place, Served},
     kube_encoding::list::{ListEncoder, ListMeta, ListedResource},
     server::select::Selected,
 };
@@ -51,7 +51,7 @@ struct Listing {
     tail: Bytes,
 }
 
-/// Answers a list. `permit` is kept until the body has ended.
+/// Answers a list. `place` is kept until the body has ended.
 ///
 /// # Errors
 /// Why the list is not answered from the cache.
@@ -60,7 +60,7 @@ pub async fn list<C: Catalog>(
     pages: &Arc<PageSnapshots>,
     ResolvedRead { path, selected, format, arrived_at }: ResolvedRead<'_>,
     options: ListOptions,
-    permit: Option<OwnedSemaphorePermit>,
+    place: Place,
 ) -> Result<Response<Body>, ReadError> {
     let has_no_selector = options.label_selector.is_empty() && options.field_selector.is_empty();
     let ListOptions { freshness, limit, continues, .. } = options;
@@ -81,7 +81,7 @@ pub async fn list<C: Catalog>(
             let fresh = reads.wait_until_fresh(&served, freshness, patience, arrived_at).await?;
             // The snapshot is taken after the gate, so that a waiting list pins none (or a small
             // one, if it was proved itself).
-            gate_permit = hub.gate().acquire().await?;
+            gate_permit = hub.gate().acquire(place.holder()).await?;
             let (store, version) = hub.snapshot_of(&fresh)?;
             if matches!(freshness, Freshness::Exact(exact) if exact != version && !planted::is(Bug::ExactIsNewest)) {
                 return Err(ReadError::Upstream(Failure::list_expired()));
@@ -93,7 +93,7 @@ pub async fn list<C: Catalog>(
             let invalid = || Failure::bad_request("invalid continue token: continue key is not valid".to_owned());
             let token = ContinueToken::decode(&continues).ok_or_else(|| ReadError::Upstream(invalid()))?;
             last = Some(last_key(&token, &path.namespace, served.namespaced).ok_or_else(expired)?);
-            gate_permit = hub.gate().acquire().await?;
+            gate_permit = hub.gate().acquire(place.holder()).await?;
             let (mut store, version) = pages.find(&hub, token.rv).ok_or_else(expired)?;
             when_planted!(PagesOfTheNewestState => store = hub.snapshot()?.0);
             (store, version)
@@ -133,7 +133,7 @@ pub async fn list<C: Catalog>(
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail };
     let media = listing.served.parser.media();
     let chunks = stream::unfold(Some(listing), move |listing| {
-        let _until_the_end = (&permit, &gate_permit);
+        let _until_the_end = (&place, &gate_permit);
         std::future::ready(listing.map(|mut listing| {
             let (chunk, complete) = listing.next();
             (Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing))

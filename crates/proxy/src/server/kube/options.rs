@@ -276,8 +276,13 @@ impl<'a> Raw<'a> {
             (None, freshness) => WatchStart::State(freshness),
             (Some(false), freshness) => WatchStart::Now(freshness),
         };
-        let timeout =
-            self.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+        let timeout = match self.timeout_seconds.map(u64::try_from) {
+            None | Some(Ok(0)) => None,
+            Some(Ok(seconds)) => Some(seconds),
+            // There, its context has expired before the watch begins. What follows depends on the
+            // version, so the apiserver answers.
+            Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is negative".to_owned())),
+        };
         Ok(WatchOptions {
             label_selector: self.label_selector.to_owned(),
             field_selector: self.field_selector.to_owned(),
@@ -398,6 +403,7 @@ mod tests {
         assert_eq!(watch(none).start, WatchStart::Now(Freshness::Consistent));
         assert_eq!(watch("timeoutSeconds=5").timeout, Some(Duration::from_secs(5)));
         assert_eq!(watch("timeoutSeconds=0").timeout, None);
+        assert!(Options::read(&Query::parse("watch=1&timeoutSeconds=-1"), false).is_err(), "the apiserver answers");
         let old = Options::read(&Query::parse("allowWatchBookmarks=1"), true);
         assert!(matches!(old, Ok(Options::Watch(WatchOptions { bookmarks: true, marks_end: false, .. }))), "{old:?}");
         assert!(watch("allowWatchBookmarks=1").marks_end, "by default");

@@ -16,7 +16,7 @@ use super::{
     status::Failure,
 };
 use crate::{
-    fanout::{Catalog, Fresh, Refusal, Start, StreamWaker, SubscribeOptions},
+    fanout::{Catalog, Fresh, Place, Refusal, Start, StreamWaker, SubscribeOptions},
     server::watch::{OpenedWatch, WatchProtocol},
 };
 use kubefan_common::planted::{self, Bug};
@@ -45,7 +45,7 @@ impl DefaultTimeouts {
     }
 }
 
-/// Opens a watch. Its subscription wakes `stream_waker`.
+/// Opens a watch, which keeps `place`. Its subscription wakes `stream_waker`.
 ///
 /// # Errors
 /// Why it is not answered from the cache.
@@ -54,10 +54,10 @@ pub async fn open<C: Catalog>(
     timeouts: &DefaultTimeouts,
     ResolvedRead { selected, format, arrived_at, .. }: ResolvedRead<'_>,
     options: WatchOptions,
+    place: Place,
     stream_waker: StreamWaker,
 ) -> Result<Answer, ReadError> {
     let WatchOptions { start, bookmarks, marks_end, timeout, .. } = options;
-    let permit = reads.reader.admit_stream()?;
     let (hub, media) = (&selected.served.hub, selected.served.parser.media());
     let mut fresh = Fresh::Cache;
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
@@ -85,7 +85,7 @@ pub async fn open<C: Catalog>(
         }
         WatchStart::After(version) => after(version),
     };
-    let terms = SubscribeOptions { marks_end, fresh, ..start.into() };
+    let terms = SubscribeOptions { marks_end, fresh, holder: place.holder(), ..start.into() };
     let subscribed = reads.reader.subscribe(&selected.served, selected.selection, format, terms, stream_waker).await;
     let subscription = match subscribed {
         Ok(subscription) => subscription,
@@ -98,7 +98,7 @@ pub async fn open<C: Catalog>(
         bookmark_interval: bookmarks.then_some(BOOKMARK_INTERVAL),
         timeout_at: Some(Instant::now() + timeout),
         protocol: WatchProtocol::Kube(media),
-        permit,
+        place,
     }))
 }
 

@@ -10,6 +10,9 @@ use std::time::Duration;
 /// How long the TLS handshake, the first bytes of HTTP and the HTTP/2 handshake may each take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a gRPC call may take to send its request.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The largest header list of a request, including path and query, in bytes. Longer ones are
 /// answered with 431. The apiserver accepts 1 MiB, which its own clients never send, and which
 /// every connection could make kubefan buffer.
@@ -41,6 +44,7 @@ pub const PASS_BYTES_MAX: usize = 256 << 10;
 
 /// The least that a client must read per stall timeout while the server waits for it, in bytes. A
 /// client that reads less has stopped, or reads a byte now and then to keep its snapshot pinned.
+/// One that reads just this much is ended by [`time_for`].
 /// Over TCP, progress is visible only in steps of a sixteenth of the client's receive buffer; a
 /// client that reads a megabyte per stall timeout is never mistaken for a stopped one.
 pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
@@ -49,6 +53,20 @@ pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
 /// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
 /// dropped, or reset when it first sends something.
 pub const BACKLOG: i32 = 4096;
+
+/// What a reader of pinned state must read per stall timeout on average, in bytes, once it has read
+/// for [`SLOW_STALL_TIMEOUTS`] of them.
+pub const AVERAGE_BYTES_MIN: usize = 1 << 20;
+
+/// The stall timeouts that a reader of pinned state has at any pace. The apiserver gives a list a
+/// minute in all.
+pub const SLOW_STALL_TIMEOUTS: u32 = 2;
+
+/// How long a reader may take for `bytes` of pinned state.
+pub fn time_for(bytes: usize, stall_timeout: Duration) -> Duration {
+    let times = f64::from(SLOW_STALL_TIMEOUTS) + bytes as f64 / AVERAGE_BYTES_MIN as f64;
+    Duration::try_from_secs_f64(stall_timeout.as_secs_f64() * times).unwrap_or(Duration::MAX)
+}
 
 /// The unsent bytes that the kernel buffers for a connection (`TCP_NOTSENT_LOWAT`). The default is
 /// up to 4 MiB (`net.ipv4.tcp_wmem`), and a third of it must be sent before the socket is writable

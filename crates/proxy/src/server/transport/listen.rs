@@ -214,7 +214,7 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> ClientInfo {
         match self {
-            Self::Tcp(_, address) => ClientInfo { address: Some(*address), has_certificate: false },
+            Self::Tcp(_, address) => ClientInfo { address: Some(*address), ..ClientInfo::default() },
             Self::Unix(_) => ClientInfo::default(),
         }
     }

@@ -82,7 +82,7 @@ pub async fn refuse_http2<Io: AsyncRead + AsyncWrite + Unpin>(
         .await?;
     while let Some(accepted) = http2.accept().await {
         let (request, mut respond) = accepted?;
-        if call::is_any_grpc(request.headers()) {
+        if call::is_any_grpc(&request) {
             respond.send_response(status::needs_tls(explanation).into_http(), true)?;
         } else {
             let mut response = Response::new(());

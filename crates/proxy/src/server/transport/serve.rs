@@ -1,6 +1,13 @@
 //! Accepts connections, up to a limit, detects the protocol of each, and runs its task.
 
-use std::{io, pin::pin, sync::Arc};
+use std::{
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use futures::StreamExt;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
@@ -29,6 +36,8 @@ pub struct Server<C> {
     services: Arc<Services<C>>,
     metrics: Arc<Metrics>,
     unread: Arc<UnreadConnections>,
+    /// The number of the last connection.
+    connections: AtomicU64,
 }
 
 impl<C: Catalog> Server<C> {
@@ -44,7 +53,7 @@ impl<C: Catalog> Server<C> {
         drain: CancellationToken,
     ) -> Arc<Self> {
         let services = Arc::new(Services::new(catalog, others, options, forwarder, metrics.clone(), drain));
-        Arc::new(Self { services, metrics, unread: UnreadConnections::new() })
+        Arc::new(Self { services, metrics, unread: UnreadConnections::new(), connections: AtomicU64::new(0) })
     }
 
     /// The connections whose clients read nothing.
@@ -131,6 +140,7 @@ impl<C: Catalog> Server<C> {
     /// Serves one connection, in the protocol that its client speaks.
     pub async fn serve<T: Io>(self: Arc<Self>, io: T, client: ClientInfo) -> ConnectionEnd {
         let services = self.services.clone();
+        let client = ClientInfo { connection: self.connections.fetch_add(1, Ordering::Relaxed) + 1, ..client };
         // Boxed, so that an idle connection has the memory of its own protocol only.
         match Box::pin(self.detect_protocol(io, client)).await {
             Ok(Detected::Http2(connection)) => connection.await,

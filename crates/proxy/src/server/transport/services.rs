@@ -13,7 +13,7 @@ use tonic::service::Routes;
 use tower::util::MapResponseLayer;
 
 use crate::{
-    fanout::Catalog,
+    fanout::{Catalog, FairPool},
     server::{
         grpc::{call, service::Service, status},
         kube::{
@@ -22,6 +22,7 @@ use crate::{
             guard::Guard,
         },
         reader::Reader,
+        selector_limits::SelectorLimits,
     },
     telemetry::metrics::Metrics,
 };
@@ -33,12 +34,16 @@ use kubefan_model::selector::FieldSelector;
 pub struct ServerOptions {
     /// Maximum number of open connections.
     pub connections_max: usize,
+    /// Maximum number of gRPC calls whose request has not arrived yet.
+    pub calls_pending_max: usize,
     /// Maximum number of open streams, over all connections.
     pub subscribers_max: usize,
     /// Maximum number of lists and gets over HTTP that are being answered.
     pub reads_max: usize,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
+    /// Limits of selectors.
+    pub selectors: SelectorLimits,
     /// The longest gRPC request, in bytes.
     pub message_bytes_max: usize,
     /// An HTTP/2 PING is sent after this silence.
@@ -67,6 +72,8 @@ pub struct Services<C> {
     pub router: Router,
     /// The options.
     pub options: ServerOptions,
+    /// Places of gRPC calls whose request has not arrived yet.
+    pub pending: Arc<FairPool>,
     /// Cancelled when every stream must end.
     pub drain: CancellationToken,
 }
@@ -82,7 +89,12 @@ impl<C: Catalog> Services<C> {
         metrics: Arc<Metrics>,
         drain: CancellationToken,
     ) -> Self {
-        let reader = Arc::new(Reader::new(catalog, drain.clone(), options.subscribers_max, options.reads_max));
+        let reader = Arc::new(Reader::new(
+            catalog,
+            drain.clone(),
+            (options.subscribers_max, options.reads_max),
+            options.selectors,
+        ));
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             narrowed_by: options.narrowed_by.clone(),
@@ -94,13 +106,14 @@ impl<C: Catalog> Services<C> {
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
-        Self { grpc, kube, router, options, drain }
+        let pending = FairPool::new(options.calls_pending_max);
+        Self { grpc, kube, router, options, pending, drain }
     }
 }
 
 /// The answer to a request that no service takes.
 async fn not_found(request: Request<axum::body::Body>) -> Response {
-    if call::is_any_grpc(request.headers()) {
+    if call::is_any_grpc(&request) {
         return status::no_such_method(request.uri().path()).into_http::<axum::body::Body>().into_response();
     }
     (StatusCode::NOT_FOUND, "nothing is served here; this port serves gRPC and the Kubernetes API\n").into_response()

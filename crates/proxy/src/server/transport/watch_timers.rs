@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::limits::PROGRESS_BYTES_MIN;
+use super::limits::{PROGRESS_BYTES_MIN, time_for};
 use crate::fanout::StreamEnd;
 
 /// How long before its timeout a watch over HTTP is sent a last bookmark, as the apiserver does.
@@ -31,6 +31,9 @@ pub struct WatchTimers {
     /// Start of the current progress window, and bytes sent in it.
     window_start: Instant,
     window_bytes: usize,
+    /// Start of the backlog, and bytes sent of it.
+    backlog_start: Instant,
+    backlog_bytes: usize,
 }
 
 /// What is due.
@@ -69,6 +72,8 @@ impl WatchTimers {
             in_backlog,
             window_start,
             window_bytes,
+            backlog_start: last_sent,
+            backlog_bytes: 0,
         }
     }
 
@@ -79,6 +84,10 @@ impl WatchTimers {
         self.window_bytes += bytes;
         let has_started = in_backlog && !self.in_backlog;
         self.in_backlog = in_backlog;
+        if has_started {
+            (self.backlog_start, self.backlog_bytes) = (now, 0);
+        }
+        self.backlog_bytes = self.backlog_bytes.saturating_add(bytes);
         if has_started || self.window_bytes >= PROGRESS_BYTES_MIN {
             (self.window_start, self.window_bytes) = (now, 0);
         }
@@ -90,7 +99,7 @@ impl WatchTimers {
     pub fn due_at(&self, now: Instant, in_backlog: bool) -> Option<Instant> {
         let silent = match (in_backlog, self.bookmark_interval) {
             (true, interval) => {
-                let stalled = self.window_start + self.stall_timeout;
+                let stalled = self.stalls_at();
                 Some(interval.map_or(stalled, |interval| stalled.min(now + interval)))
             }
             (false, interval) => interval.map(|interval| self.last_sent + interval),
@@ -98,6 +107,12 @@ impl WatchTimers {
         // A backlog is sent no bookmark, so a due one must not make a timer that is due for ever.
         let last_bookmark_at = self.last_bookmark_at.filter(|_| !in_backlog);
         [silent, self.timeout_at, self.deadline_at, last_bookmark_at].into_iter().flatten().min()
+    }
+
+    /// When the backlog has stalled: if too little was read lately, or of all of it.
+    fn stalls_at(&self) -> Instant {
+        let average = self.backlog_start + time_for(self.backlog_bytes, self.stall_timeout);
+        average.min(self.window_start + self.stall_timeout)
     }
 
     /// What is due now.
@@ -110,8 +125,11 @@ impl WatchTimers {
             return Due::End(StreamEnd::Deadline);
         }
         if in_backlog {
-            let stalled = now.saturating_duration_since(self.window_start) >= self.stall_timeout;
-            return if stalled { Due::End(StreamEnd::SnapshotStalled(self.stall_timeout)) } else { Due::Nothing };
+            return if self.stalls_at() <= now {
+                Due::End(StreamEnd::SnapshotStalled(self.stall_timeout))
+            } else {
+                Due::Nothing
+            };
         }
         let silence = now.saturating_duration_since(self.last_sent);
         let ends = over(self.last_bookmark_at);
@@ -131,6 +149,8 @@ impl WatchTimers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::server::transport::limits::AVERAGE_BYTES_MIN;
 
     const STALL: Duration = Duration::from_secs(30);
 
@@ -173,13 +193,22 @@ mod tests {
         // Long after the watch started: a catch-up.
         timers.sent(at(90), 10, false);
         for tenths in 100..130 {
-            timers.sent(at(tenths), PROGRESS_BYTES_MIN / 8, true);
+            timers.sent(at(tenths), AVERAGE_BYTES_MIN / 10, true);
             assert_eq!(timers.tick(at(tenths), true), Due::Nothing, "{tenths}");
         }
         for tenths in 130..150 {
             timers.sent(at(tenths), 10, true);
         }
         assert_eq!(timers.tick(at(150), true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+        // Just enough to count, and far too little on average.
+        timers.sent(at(160), 10, false);
+        for tenths in 170..189 {
+            timers.sent(at(tenths), PROGRESS_BYTES_MIN, true);
+            assert_eq!(timers.tick(at(tenths), true), Due::Nothing, "{tenths}");
+        }
+        timers.sent(at(200), PROGRESS_BYTES_MIN, true);
+        assert_eq!(timers.tick(at(200), true), Due::End(StreamEnd::SnapshotStalled(STALL)));
+        timers.sent(at(210), 10, false);
         assert_eq!(timers.tick(at(150), false), Due::Nothing, "without a backlog there is no stall timer");
     }
 }

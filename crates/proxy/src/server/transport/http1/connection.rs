@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
-    socket::{MonitoredSocket, ResponseNeeds},
+    socket::{MonitoredSocket, Pace, ResponseNeeds},
     watch_body::WatchBody,
 };
 use crate::{
@@ -109,7 +109,7 @@ async fn answer<C: Catalog>(
     services: Arc<Services<C>>,
     needs: ResponseNeeds,
 ) -> Result<Response<axum::body::Body>, Infallible> {
-    if call::is_any_grpc(request.headers()) {
+    if call::is_any_grpc(&request) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
         return Ok((StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response());
     }
@@ -125,7 +125,11 @@ async fn answer<C: Catalog>(
     let socket = Socket::from_request(request.headers(), request.extensions()).ok().flatten();
     let answer =
         services.kube.answer(request.map(axum::body::Body::new), StreamWaker::new(&connection_waker, WATCH)).await;
-    needs.progress(matches!(answer, Answer::Response(_)));
+    needs.begin(match &answer {
+        Answer::Response(_) => Pace::Pinning,
+        Answer::Watch(_) => Pace::Live,
+        Answer::Forwarded(_) => Pace::Any,
+    });
     // A tunnel may close one side before the other.
     needs.close_detection(match &answer {
         Answer::Watch(_) => socket.is_none(),

@@ -1,5 +1,6 @@
-//! The socket of an HTTP/1.1 connection. It fails if the client stops reading a response that pins
-//! a snapshot, or closes the connection during a watch.
+//! The socket of an HTTP/1.1 connection. It fails if the client reads a response that pins a
+//! snapshot too slowly, reads nothing of a live watch while events wait, or closes the connection
+//! during a watch.
 //!
 //! hyper asks a body for more only when the socket has room, so only the socket sees that the
 //! client does not read. And hyper does not look for the client's close while bytes of the client
@@ -11,7 +12,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -36,14 +37,44 @@ pub struct ResponseNeeds(Arc<Flags>);
 
 #[derive(Debug, Default)]
 struct Flags {
-    progress: AtomicBool,
+    pace: AtomicU8,
+    /// The number of the response.
+    response: AtomicU32,
     close_detection: AtomicBool,
 }
 
+/// How a client must read a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Pace {
+    /// As it likes.
+    Any = 0,
+    /// Something per stall timeout, if there is anything to read.
+    Live = 1,
+    /// Without long pauses, and not too slowly on average.
+    Pinning = 2,
+}
+
 impl ResponseNeeds {
-    /// Sets whether the client must read without long pauses from now on.
-    pub fn progress(&self, needed: bool) {
-        self.0.progress.store(needed, Ordering::Relaxed);
+    /// Begins a new response, which is read at this pace.
+    pub fn begin(&self, pace: Pace) {
+        self.0.response.fetch_add(1, Ordering::Relaxed);
+        self.pace(pace);
+    }
+
+    /// Sets how the client must read from now on.
+    pub fn pace(&self, pace: Pace) {
+        self.0.pace.store(pace as u8, Ordering::Relaxed);
+    }
+
+    /// The pace and the number of the response; `None` at any pace.
+    fn now(&self) -> Option<(Pace, u32)> {
+        let pace = match self.0.pace.load(Ordering::Relaxed) {
+            1 => Pace::Live,
+            2 => Pace::Pinning,
+            _ => return None,
+        };
+        Some((pace, self.0.response.load(Ordering::Relaxed)))
     }
 
     /// Sets whether the socket looks for the client's close, even past bytes that hyper has not
@@ -57,24 +88,43 @@ impl ResponseNeeds {
 pub struct MonitoredSocket<Io> {
     io: Io,
     needs: ResponseNeeds,
-    progress: ReadProgress,
+    stall_timeout: Duration,
+    /// The progress of a response at a pace.
+    progress: Option<(Pace, u32, ReadProgress)>,
     /// Set while the socket has no room.
     stall_timer: Option<Pin<Box<Sleep>>>,
     read_ahead: BytesMut,
 }
 
 impl<Io> MonitoredSocket<Io> {
-    /// A socket that fails when its client reads too little in `stall_timeout`, if the response
-    /// needs progress.
+    /// A socket that fails when its client reads too little in `stall_timeout` for the pace that
+    /// the response needs.
     pub fn new(io: Io, needs: ResponseNeeds, stall_timeout: Duration) -> Self {
-        let progress = ReadProgress::new(stall_timeout);
-        Self { io, needs, progress, stall_timer: None, read_ahead: BytesMut::new() }
+        Self { io, needs, stall_timeout, progress: None, stall_timer: None, read_ahead: BytesMut::new() }
+    }
+
+    /// The progress of the current response; `None` if it may be read at any pace.
+    fn progress(&mut self) -> Option<&mut ReadProgress> {
+        let needed = self.needs.now();
+        if self.progress.as_ref().map(|(pace, response, _)| (*pace, *response)) != needed {
+            self.stall_timer = None;
+            self.progress = needed.map(|(pace, response)| {
+                let progress = match pace {
+                    Pace::Live => ReadProgress::of_live_stream(self.stall_timeout),
+                    _ => ReadProgress::new(self.stall_timeout),
+                };
+                (pace, response, progress)
+            });
+        }
+        self.progress.as_mut().map(|(.., progress)| progress)
     }
 
     /// Records the progress of a write, then behaves like [`Self::in_time`].
     fn write_in_time(&mut self, written: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(bytes)) = written {
-            self.progress.advanced(bytes);
+        if let Poll::Ready(Ok(bytes)) = written
+            && let Some(progress) = self.progress()
+        {
+            progress.advanced(bytes);
         }
         self.in_time(written, cx)
     }
@@ -85,16 +135,11 @@ impl<Io> MonitoredSocket<Io> {
             self.stall_timer = None;
             return done;
         }
-        if !self.needs.0.progress.load(Ordering::Relaxed) {
-            self.stall_timer = None;
-            self.progress.restart();
-            return done;
-        }
-        let progress = &mut self.progress;
-        let timer = self.stall_timer.get_or_insert_with(|| Box::pin(sleep_until(progress.due_at())));
+        let Some(due_at) = self.progress().map(ReadProgress::due_at) else { return done };
+        let timer = self.stall_timer.get_or_insert_with(|| Box::pin(sleep_until(due_at)));
         ready!(timer.as_mut().poll(cx));
         self.stall_timer = None;
-        let message = format!("too little was read in {:?}", self.progress.stall_timeout());
+        let message = format!("too little was read in {:?}", self.stall_timeout);
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
 }
@@ -154,9 +199,11 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for MonitoredSocket<Io> {
             self.fill_read_ahead(cx)?;
         }
         let flushed = Pin::new(&mut self.io).poll_flush(cx);
-        if flushed.is_ready() {
+        if flushed.is_ready()
+            && let Some(progress) = self.progress()
+        {
             // The socket took everything; the next wait starts a new window.
-            self.progress.restart();
+            progress.restart();
         }
         self.in_time(flushed, cx)
     }
@@ -179,23 +226,44 @@ mod tests {
     const STALL: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_stops_reading_a_pinning_response_ends_the_connection() {
+    async fn a_client_that_stops_reading_ends_the_connection_unless_it_may_pause() {
         let (near, _far) = duplex(64);
         let needs = ResponseNeeds::default();
         let mut io = MonitoredSocket::new(near, needs.clone(), STALL);
         io.write_all(&[0; 64]).await.unwrap();
         let later = tokio::time::timeout(2 * STALL, io.write_all(&[0; 64])).await;
-        assert!(later.is_err(), "a watch without a backlog waits for its client");
-        needs.progress(true);
-        let error = io.write_all(&[0; 64]).await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(later.is_err(), "a log waits for its client");
+        for pace in [Pace::Live, Pace::Pinning] {
+            needs.begin(pace);
+            let start = tokio::time::Instant::now();
+            let error = io.write_all(&[0; 64]).await.unwrap_err();
+            assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, STALL), "{pace:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_of_a_live_watch_is_served() {
+        let (near, mut far) = duplex(64);
+        let needs = ResponseNeeds::default();
+        needs.begin(Pace::Live);
+        let mut io = MonitoredSocket::new(near, needs, STALL);
+        let reading = async {
+            loop {
+                sleep(STALL * 9 / 10).await;
+                far.read_exact(&mut [0; 1]).await.unwrap();
+            }
+        };
+        tokio::select! {
+            written = io.write_all(&[0; 128]) => written.unwrap(),
+            never = reading => never,
+        }
     }
 
     /// Writes to a client that reads `some` bytes ten times per stall timeout.
     async fn write_to_client_that_reads(some: usize) -> io::Result<()> {
         let (near, mut far) = duplex(64);
         let needs = ResponseNeeds::default();
-        needs.progress(true);
+        needs.begin(Pace::Pinning);
         let mut io = MonitoredSocket::new(near, needs, STALL);
         let mut some = vec![0; some];
         let reading = async {
@@ -205,7 +273,7 @@ mod tests {
             }
         };
         tokio::select! {
-            written = io.write_all(&[0; 10 * PROGRESS_BYTES_MIN]) => written,
+            written = io.write_all(&[0; 2 * PROGRESS_BYTES_MIN]) => written,
             never = reading => never,
         }
     }
@@ -214,7 +282,7 @@ mod tests {
     async fn a_slow_client_is_served_and_one_that_reads_next_to_nothing_is_not() {
         let start = tokio::time::Instant::now();
         write_to_client_that_reads(PROGRESS_BYTES_MIN / 8).await.unwrap();
-        assert!(start.elapsed() > 5 * STALL, "the client was slow");
+        assert!(start.elapsed() > STALL, "the client was slow");
         let (start, error) = (tokio::time::Instant::now(), write_to_client_that_reads(8).await.unwrap_err());
         assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, STALL));
     }
@@ -249,7 +317,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_stall_timer_stops_once_everything_is_flushed() {
         let needs = ResponseNeeds::default();
-        needs.progress(true);
+        needs.begin(Pace::Pinning);
         let mut io = MonitoredSocket::new(Slow::default(), needs, STALL);
         for _ in 0..3 {
             io.write_all(b"a little").await.unwrap();

@@ -14,7 +14,7 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::socket::ResponseNeeds;
+use super::socket::{Pace, ResponseNeeds};
 use crate::{
     fanout::{ConnectionWaker, ReadyStreams, StreamEnd},
     server::{
@@ -73,8 +73,9 @@ impl WatchBody {
             if self.drain.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(self.end(StreamEnd::Draining));
             }
-            // A backlog pins state; after it, a watch that is not read pins nothing.
-            self.needs.progress(opened.subscription.in_backlog());
+            // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.
+            let in_backlog = opened.subscription.in_backlog();
+            self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();

@@ -38,6 +38,7 @@ use http::{Request, Response, header};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
+    arrival::Arrival,
     coalescer::{Coalescer, Flusher, coalesce},
     deadlines::Deadlines,
     keepalive::Keepalive,
@@ -340,17 +341,25 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     }
 
     /// Starts the task that answers a request.
-    fn answer(&mut self, mut request: Request<RecvStream>, respond: SendResponse<Payload>) {
+    fn answer(&mut self, mut request: Request<RecvStream>, mut respond: SendResponse<Payload>) {
         let services = self.services.clone();
-        if call::is_grpc(&request) && request.uri().path() == WATCH {
-            self.requests.spawn(requests::open_grpc_watch(services, self.connection_waker.clone(), request, respond));
-            return;
-        }
         request.extensions_mut().insert(self.client);
-        if call::is_any_grpc(request.headers()) {
-            let stall_timeout = services.options.snapshot_stall_timeout;
-            let answered = respond::serve_router(request, respond, services.router.clone(), stall_timeout);
-            self.requests.spawn(answered.map(|()| None));
+        if call::is_any_grpc(&request) {
+            let arrival = match Arrival::new(&services.pending, self.client.holder()) {
+                Ok(arrival) => arrival,
+                Err(status) => {
+                    // Fails only if the stream is gone.
+                    let _ = respond.send_response(status.into_http(), true);
+                    return;
+                }
+            };
+            if call::is_grpc(&request) && request.uri().path() == WATCH {
+                let of = (self.client, self.connection_waker.clone());
+                self.requests.spawn(requests::open_grpc_watch(services, of, request, respond, arrival));
+            } else {
+                let answered = respond::serve_router(services, self.client, request, respond, arrival);
+                self.requests.spawn(answered.map(|()| None));
+            }
         } else {
             let stream_waker = StreamWaker::new(&self.connection_waker, respond.stream_id().as_u32());
             self.requests.spawn(requests::answer_kube(services, stream_waker, request, respond));

@@ -1,5 +1,6 @@
 //! HTTP/2 connections. [`connection`] is the task of one connection and describes the send path.
 
+pub mod arrival;
 pub mod coalescer;
 pub mod connection;
 pub mod deadlines;

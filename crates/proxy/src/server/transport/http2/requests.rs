@@ -3,7 +3,11 @@
 //! A watch is only opened here: it becomes a [`StartedWatch`], which the task of the connection
 //! sends. Everything else is answered completely by its own task.
 
-use std::{future::poll_fn, pin::pin, sync::Arc};
+use std::{
+    future::{pending, poll_fn},
+    pin::pin,
+    sync::Arc,
+};
 
 use h2::{RecvStream, server::SendResponse};
 use http::Request;
@@ -11,12 +15,14 @@ use prost::Message;
 use tokio::time::Instant;
 
 use super::{
+    arrival::Arrival,
     payload::Payload,
     respond::{self, OnCutOff, RequestBody, ResponseLimits},
 };
 use crate::{
     fanout::{Catalog, ConnectionWaker, StreamWaker},
     server::{
+        client_info::ClientInfo,
         grpc::{call, status},
         kube::answer::Answer,
         transport::services::Services,
@@ -38,19 +44,28 @@ pub struct StartedWatch {
 /// Opens a gRPC watch. A refusal is sent as the whole response.
 pub async fn open_grpc_watch<C: Catalog>(
     services: Arc<Services<C>>,
-    connection_waker: Arc<ConnectionWaker>,
+    (client, connection_waker): (ClientInfo, Arc<ConnectionWaker>),
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
+    arrival: Arrival,
 ) -> Option<StartedWatch> {
-    let (head, mut body) = request.into_parts();
-    let deadline_at = call::deadline_at(&head.headers);
+    let deadline_at = call::deadline_at(request.headers());
+    let encoding = call::check_encoding(request.headers());
+    // A call that waits for its message keeps no headers.
+    let mut body = request.into_body();
     let stream_waker = StreamWaker::new(&connection_waker, respond.stream_id().as_u32());
     let opening = pin!(async {
-        let Some(message) = call::message(&head.headers, &mut body, services.options.message_bytes_max).await? else {
-            return Ok(None);
+        encoding?;
+        let message = tokio::select! {
+            biased;
+            message = call::message(&mut body, services.options.message_bytes_max) => message?,
+            status = arrival.failed(services.drain.clone(), false) => return Err(status),
         };
+        arrival.arrived();
+        let Some(message) = message else { return Ok(None) };
         let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
-        services.grpc.open(request, stream_waker).await.map(Some)
+        // Boxed, so that a call that waits for its message does not have the memory for this.
+        Box::pin(services.grpc.open(request, client.holder(), stream_waker)).await.map(Some)
     });
     let opened = tokio::select! {
         biased;
@@ -87,6 +102,6 @@ pub async fn answer_kube<C: Catalog>(
         Answer::Forwarded(response) => (response, None),
     };
     let limits = ResponseLimits { deadline_at: None, stall_timeout };
-    respond::respond(response, respond, limits, OnCutOff::Reset).await;
+    respond::respond(response, respond, limits, OnCutOff::Reset, pending()).await;
     None
 }

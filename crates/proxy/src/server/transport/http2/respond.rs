@@ -8,33 +8,49 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use axum::Router;
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, timeout_at};
+use tonic::Status;
 use tower::Service;
 
-use super::payload::Payload;
+use super::{arrival::Arrival, payload::Payload};
 use crate::{
-    fanout::StreamEnd,
+    fanout::{Catalog, StreamEnd},
     server::{
+        client_info::ClientInfo,
         grpc::{call, status},
-        transport::{limits::BATCH_BYTES_MAX, read_progress::ReadProgress},
+        transport::{limits::BATCH_BYTES_MAX, read_progress::ReadProgress, services::Services},
     },
 };
 
 /// The body of a request.
-pub struct RequestBody(RecvStream);
+pub struct RequestBody {
+    body: RecvStream,
+    /// Until the request has arrived, if that is limited.
+    arrival: Option<Arrival>,
+    /// Whether the first data is the whole request for now.
+    is_stream: bool,
+}
+
+impl RequestBody {
+    fn arrived(&mut self) {
+        if let Some(arrival) = self.arrival.take() {
+            arrival.arrived();
+        }
+    }
+}
 
 impl From<RecvStream> for RequestBody {
     fn from(body: RecvStream) -> Self {
-        Self(body)
+        Self { body, arrival: None, is_stream: false }
     }
 }
 
@@ -43,19 +59,26 @@ impl Body for RequestBody {
     type Error = h2::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        match ready!(self.0.poll_data(cx)) {
+        match ready!(self.body.poll_data(cx)) {
             Some(Ok(data)) => {
                 // Fails only if the stream is gone, which the next read reports.
-                let _ = self.0.flow_control().release_capacity(data.len());
+                let _ = self.body.flow_control().release_capacity(data.len());
+                if self.is_stream || self.body.is_end_stream() {
+                    self.arrived();
+                }
                 Poll::Ready(Some(Ok(Frame::data(data))))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None => self.0.poll_trailers(cx).map(|trailers| trailers.map(|some| some.map(Frame::trailers)).transpose()),
+            None => {
+                let trailers = ready!(self.body.poll_trailers(cx));
+                self.arrived();
+                Poll::Ready(trailers.map(|some| some.map(Frame::trailers)).transpose())
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.body.is_end_stream()
     }
 }
 
@@ -67,6 +90,8 @@ enum SendError {
     Failed(axum::Error),
     /// The client has read too little in a stall timeout.
     Stalled,
+    /// The call must end.
+    Ended(Box<Status>),
 }
 
 /// Limits of a response.
@@ -88,44 +113,66 @@ pub enum OnCutOff {
     Reset,
 }
 
-/// Passes a gRPC request to the router and sends its response, unless the client goes away or
-/// stalls.
-pub async fn serve_router(
+/// Passes a gRPC request to the router and sends its response, unless the client goes away, stalls,
+/// or does not send its whole request in time. A stream holds a place among all streams.
+pub async fn serve_router<C: Catalog>(
+    services: Arc<Services<C>>,
+    client: ClientInfo,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
-    mut router: Router,
-    stall_timeout: Duration,
+    arrival: Arrival,
 ) {
     let deadline_at = call::deadline_at(request.headers());
-    let request = request.map(RequestBody);
+    let is_stream = call::is_stream(request.uri().path());
+    let ends_with_drain = call::is_reflection(request.uri().path());
+    let _place = match is_stream.then(|| services.grpc.admit_stream(client.holder())).transpose() {
+        Ok(place) => place,
+        Err(status) => {
+            // Fails only if the stream is gone.
+            let _ = respond.send_response(status.into_http(), true);
+            return;
+        }
+    };
+    let mut ended = Box::pin(arrival.failed(services.drain.clone(), ends_with_drain));
+    let request = request.map(|body| RequestBody { body, arrival: Some(arrival), is_stream });
+    let mut router = services.router.clone();
     let answer = pin!(router.call(request));
     let answer = tokio::select! {
         biased;
         answer = call::within(deadline_at, answer) => answer,
+        status = &mut ended => Some(Ok(status.into_http())),
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
     let response = match answer {
         Some(Ok(response)) => response,
         None => status::deadline_exceeded().into_http(),
     };
-    let limits = ResponseLimits { deadline_at, stall_timeout: Some(stall_timeout) };
-    self::respond(response, respond, limits, OnCutOff::GrpcStatus).await;
+    let limits = ResponseLimits { deadline_at, stall_timeout: Some(services.options.snapshot_stall_timeout) };
+    self::respond(response, respond, limits, OnCutOff::GrpcStatus, ended).await;
 }
 
-/// Sends a whole response within its limits, unless the client goes away.
+/// Sends a whole response within its limits, unless the client goes away or the call `ended` with
+/// a status.
 pub async fn respond(
     response: Response<axum::body::Body>,
     mut respond: SendResponse<Payload>,
     ResponseLimits { deadline_at, stall_timeout }: ResponseLimits,
     on_cut_off: OnCutOff,
+    ended: impl Future<Output = Status>,
 ) {
     let (parts, body) = response.into_parts();
-    let ended = body.is_end_stream();
-    let Ok(mut send) = respond.send_response(Response::from_parts(parts, ()), ended) else { return };
-    if ended {
+    let is_empty = body.is_end_stream();
+    let Ok(mut send) = respond.send_response(Response::from_parts(parts, ()), is_empty) else { return };
+    if is_empty {
         return;
     }
-    match call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout))).await {
+    let sending = Box::pin(call::within(deadline_at, Box::pin(send_body(body, &mut send, stall_timeout))));
+    let sent = tokio::select! {
+        biased;
+        sent = sending => sent,
+        status = ended => Some(Err(SendError::Ended(Box::new(status)))),
+    };
+    match sent {
         Some(Ok(()) | Err(SendError::Gone)) => {}
         Some(Err(SendError::Failed(error))) => {
             tracing::debug!(%error, "the body of a response failed");
@@ -137,6 +184,10 @@ pub async fn respond(
             let end = status::ended(&StreamEnd::SnapshotStalled(stall_timeout));
             // Fails only if the stream is gone.
             let _ = send.send_trailers(status::trailers(end));
+        }
+        Some(Err(SendError::Ended(status))) => {
+            // Fails only if the stream is gone.
+            let _ = send.send_trailers(status::trailers(Some(*status)));
         }
         None => {
             // Fails only if the stream is gone.
@@ -206,7 +257,7 @@ mod tests {
     use crate::server::transport::limits::PROGRESS_BYTES_MIN;
 
     const STALL: Duration = Duration::from_secs(30);
-    const ANSWER_BYTES: usize = 10 * PROGRESS_BYTES_MIN;
+    const ANSWER_BYTES: usize = 2 * PROGRESS_BYTES_MIN;
 
     /// The bytes of a long answer that a client gets that reads one window of it ten times per
     /// stall timeout.
@@ -217,7 +268,7 @@ mod tests {
             while let Some(Ok((_, send))) = http2.accept().await {
                 let answer = Response::new(Body::from(vec![0; ANSWER_BYTES]));
                 let limits = ResponseLimits { stall_timeout: Some(STALL), ..ResponseLimits::default() };
-                tokio::spawn(respond(answer, send, limits, OnCutOff::Reset));
+                tokio::spawn(respond(answer, send, limits, OnCutOff::Reset, std::future::pending()));
             }
         });
         let mut client = h2::client::Builder::new();

@@ -1,0 +1,72 @@
+//! What a selector may cost: it is tested for many objects and events, and exists for as long as
+//! its watch.
+
+use crate::fanout::Refusal;
+use kubefan_model::selector::{FieldSelector, LabelSelector};
+
+/// The limits of a selector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectorLimits {
+    /// The most terms of the label selector and the field selector together.
+    pub terms_max: usize,
+    /// The most values of all terms of the label selector together.
+    pub values_max: usize,
+}
+
+impl SelectorLimits {
+    /// Checks a label selector and a field selector.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] with the limit that they exceed.
+    pub fn check(&self, labels: &LabelSelector, fields: &FieldSelector) -> Result<(), Refusal> {
+        let (of_labels, of_fields) = (labels.requirements().len(), fields.terms().len());
+        let terms = of_labels + of_fields;
+        if terms > self.terms_max {
+            let field = if of_labels >= of_fields { "target.label_selector" } else { "target.field_selector" };
+            let message = format!(
+                "the selectors have {terms} terms; kubefan allows at most {} (--selector-terms-max)",
+                self.terms_max
+            );
+            return Err(Refusal::Invalid { field, message });
+        }
+        let values: usize = labels.requirements().iter().map(|requirement| requirement.values().len()).sum();
+        if values > self.values_max {
+            let message = format!(
+                "the selector has {values} values; kubefan allows at most {} (--selector-values-max)",
+                self.values_max
+            );
+            return Err(Refusal::Invalid { field: "target.label_selector", message });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hundreds_of_values_are_allowed_and_hundreds_of_terms_are_not() {
+        let limits = SelectorLimits { terms_max: 100, values_max: 2_000 };
+        let check = |labels: &str, fields: &str| {
+            let (labels, fields) = (LabelSelector::parse(labels).unwrap(), FieldSelector::parse(fields).unwrap());
+            limits.check(&labels, &fields).map_err(|refusal| match refusal {
+                Refusal::Invalid { field, message } => (field, message),
+                other => panic!("{other}"),
+            })
+        };
+        let list = |count: usize, separator: &str, each: fn(usize) -> String| {
+            (0..count).map(each).collect::<Vec<_>>().join(separator)
+        };
+        let values = |count| format!("app in ({}),!gone", list(count, ",", |number| format!("v{number}")));
+        let absent = |count| list(count, ",", |number| format!("!k{number}"));
+        assert_eq!(check(&values(500), "spec.nodeName=n"), Ok(()));
+        let (field, message) = check(&values(2_001), "").unwrap_err();
+        assert!(field == "target.label_selector" && message.contains("--selector-values-max"), "{field}: {message}");
+        assert_eq!(check(&absent(99), "spec.nodeName=n"), Ok(()));
+        let (_, message) = check(&absent(100), "spec.nodeName=n").unwrap_err();
+        assert!(message.contains("101 terms") && message.contains("--selector-terms-max"), "{message}");
+        let (field, _) = check("", &list(101, ",", |number| format!("metadata.name!=p{number}"))).unwrap_err();
+        assert_eq!(field, "target.field_selector");
+    }
+}

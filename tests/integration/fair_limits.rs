@@ -1,0 +1,193 @@
+//! What clients that hold back can take from others: calls without a request, readers that drip,
+//! and readers that stop.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use h2::{
+    RecvStream, SendStream,
+    client::{self, ResponseFuture, SendRequest},
+};
+use http::Request;
+use kubefan_common::proto::v1alpha1::Target;
+use kubefan_proxy::telemetry::metrics::ConnectionEnd;
+use serde_json::json;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpSocket, TcpStream},
+    time::Instant,
+};
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::{
+    connections::{RawConnection, rig, status},
+    harness::{
+        Test,
+        kubefan::Kubefan,
+        record::{Watch, connect},
+        rig::{PODS, pod, pods, target},
+        simulated::Simulated,
+        tests, wait,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = tests! {
+    local: pending_calls_are_limited_and_leave_the_places_of_streams, reflection_and_health_watches_are_streams,
+        a_live_watch_that_is_not_read_is_ended, selectors_beyond_the_limits_are_refused_or_passed_on;
+    paused: a_call_without_a_request_is_ended, calls_without_a_request_do_not_hold_up_a_drain;
+};
+
+const SERVICE: &str = "/kubefan.v1alpha1.WatchService";
+
+/// Sends the headers of a call and no message.
+async fn call(requests: &SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    let request = Request::post(format!("http://kubefan.test{path}"));
+    let request = request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap();
+    requests.clone().ready().await.unwrap().send_request(request, false).unwrap()
+}
+
+/// The status that a call ends with.
+async fn ended(response: ResponseFuture) -> tonic::Status {
+    let response = response.await.unwrap();
+    if response.headers().contains_key("grpc-status") {
+        return status(response.headers());
+    }
+    let mut body: RecvStream = response.into_body();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data.unwrap().len()).unwrap();
+    }
+    status(&body.trailers().await.unwrap().expect("trailers"))
+}
+
+fn reason(status: &tonic::Status) -> String {
+    status.get_details_error_info().unwrap_or_else(|| panic!("{status}")).reason
+}
+
+async fn a_call_without_a_request_is_ended() {
+    let rig = rig().await;
+    let raw = RawConnection::to(&rig).await;
+    let start = Instant::now();
+    for (method, so_far) in [("Watch", 10), ("List", 20), ("Get", 30)] {
+        let (response, _request) = call(&raw.requests, &format!("{SERVICE}/{method}")).await;
+        let status = ended(response).await;
+        assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "REQUEST_TIMEOUT".into()), "{method}");
+        assert_eq!(start.elapsed().as_secs(), so_far, "{method}");
+    }
+}
+
+async fn calls_without_a_request_do_not_hold_up_a_drain() {
+    let rig = rig().await;
+    let mut raw = RawConnection::to(&rig).await;
+    let mut calls = Vec::new();
+    for method in ["Watch", "List", "Get"] {
+        calls.push(call(&raw.requests, &format!("{SERVICE}/{method}")).await);
+    }
+    // Its answer shows that the calls before it were read.
+    raw.call_method("ListResources", &[], &[]).await;
+    let start = Instant::now();
+    rig.drain.cancel();
+    for (response, _request) in calls {
+        assert_eq!(reason(&ended(response).await), "DRAINING");
+    }
+    assert_eq!(raw.end.await.unwrap(), ConnectionEnd::Draining);
+    assert!(start.elapsed().as_secs() < 1, "{:?}", start.elapsed());
+}
+
+async fn http2(address: SocketAddr) -> SendRequest<Bytes> {
+    let (requests, connection) = client::handshake(TcpStream::connect(address).await.unwrap()).await.unwrap();
+    tokio::spawn(connection);
+    requests
+}
+
+async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--calls-pending-max=3", "--subscribers-max=1"]).await;
+    let requests = http2(kubefan.grpc_addr).await;
+    let _silent =
+        [call(&requests, &format!("{SERVICE}/Watch")).await, call(&requests, "/grpc.health.v1.Health/Check").await];
+    let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
+    watch.until_resumable().await;
+    let _third = call(&requests, &format!("{SERVICE}/List")).await;
+    let status = ended(call(&requests, &format!("{SERVICE}/Watch")).await.0).await;
+    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "LIMIT_REACHED".into()));
+    assert!(status.message().contains("--calls-pending-max"), "{status}");
+}
+
+async fn reflection_and_health_watches_are_streams() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
+    let requests = http2(kubefan.grpc_addr).await;
+    let mut held = Vec::new();
+    // A watch of the overall health, and a list of all services.
+    for (path, message, ends) in [
+        ("/grpc.health.v1.Health/Watch", &[0; 5][..], true),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &[0, 0, 0, 0, 2, 0x3a, 0], false),
+    ] {
+        let (response, mut request) = call(&requests, path).await;
+        request.send_data(Bytes::from_static(message), ends).unwrap();
+        let response = response.await.unwrap();
+        assert!(!response.headers().contains_key("grpc-status"), "{path}: {response:?}");
+        held.push((response, request));
+    }
+    let refused = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await;
+    let Err(status) = refused else { panic!("a third stream was served") };
+    assert!(status.message().contains("--subscribers-max"), "{status}");
+    let status = ended(call(&requests, "/grpc.health.v1.Health/Watch").await.0).await;
+    assert!(status.message().contains("--subscribers-max"), "{status}");
+}
+
+/// The value of a line of the metrics.
+async fn metric(kubefan: &Kubefan, line: &str) -> Option<f64> {
+    let (_, text) = kubefan.admin("/metrics").await?;
+    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+}
+
+async fn becomes(kubefan: &Kubefan, line: &str, value: f64) {
+    let what = format!("{line} to be {value}");
+    wait::until(&what, wait::SOON, || async { (metric(kubefan, line).await == Some(value)).then_some(()) }).await;
+}
+
+async fn a_live_watch_that_is_not_read_is_ended() {
+    let simulated = Simulated::start().await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut unread = socket.connect(kubefan.grpc_addr).await.unwrap();
+    let watch =
+        format!("GET {PODS}?resourceVersion={}&watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", simulated.sim.revision());
+    unread.write_all(watch.as_bytes()).await.unwrap();
+    let subscribers = r#"kubefan_subscribers{group="",media="json",namespace="",resource="pods"}"#;
+    becomes(&kubefan, subscribers, 1.0).await;
+    // More than the sockets can buffer.
+    for number in 0..240 {
+        let mut large = pod("a", "new");
+        large["metadata"]["annotations"] = json!({ "x": format!("{number}").repeat(40_000) });
+        simulated.sim.update(&pods(), large).unwrap();
+    }
+    becomes(&kubefan, subscribers, 0.0).await;
+    becomes(&kubefan, "kubefan_connections", 0.0).await;
+    drop(unread);
+}
+
+async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
+    let simulated = Simulated::start().await;
+    let absent = |count: usize| (0..count).map(|number| format!("!k{number}")).collect::<Vec<_>>().join(",");
+    let open = simulated.kubefan(&["--resource=pods"]).await;
+    let mut grpc = connect(open.grpc_addr).await;
+    let with = |count| Target { label_selector: absent(count), ..target("pods") };
+    assert!(Watch::start(&mut grpc, with(100), "").await.is_ok());
+    let Err(status) = Watch::start(&mut grpc, with(101), "").await else { panic!("it was served") };
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("--selector-terms-max"), "{status}");
+    let shut = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (kubefan, count, code, is_cached) in
+        [(&open, 100, 200, true), (&open, 101, 200, false), (&shut, 100, 200, true), (&shut, 101, 400, false)]
+    {
+        let url = format!("http://{}{PODS}?resourceVersion=0&labelSelector={}", kubefan.grpc_addr, absent(count));
+        let answer = client.get(url).send().await.unwrap();
+        let found = (answer.status().as_u16(), answer.headers().contains_key("cache-status"));
+        assert_eq!(found, (code, is_cached), "{count} terms");
+    }
+}
