@@ -52,7 +52,7 @@ section! {
     /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
     /// more are asked to retry later (over HTTP 429).
     subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
-    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. A call
+    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
     /// has 10s to send its request.
     calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
     /// Lists over HTTP and single objects over both protocols, served from caches at a time; more

@@ -11,7 +11,7 @@ use std::{
 
 use super::fair_share::Holder;
 
-/// Whose turn it is; `None` for kubefan's own work.
+/// The address of those that wait; `None` for kubefan's own work.
 type AddressKey = Option<Option<IpAddr>>;
 
 /// The queue. It has no limit of its own: what is queued holds a place among streams or reads.

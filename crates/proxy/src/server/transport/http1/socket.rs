@@ -97,8 +97,8 @@ pub struct MonitoredSocket<Io> {
 }
 
 impl<Io> MonitoredSocket<Io> {
-    /// A socket that fails when its client reads too little in `stall_timeout` for the pace that the
-    /// response needs.
+    /// A socket that fails when its client reads too little in `stall_timeout` for the pace that
+    /// the response needs.
     pub fn new(io: Io, needs: ResponseNeeds, stall_timeout: Duration) -> Self {
         Self { io, needs, stall_timeout, progress: None, stall_timer: None, read_ahead: BytesMut::new() }
     }
