@@ -34,8 +34,8 @@ pub fn is_grpc<B>(request: &Request<B>) -> bool {
 }
 
 /// Whether a request is for a gRPC service, gRPC-Web included. The path of a service is enough:
-/// such a call must not reach the apiserver, whatever its content type. The content type alone is not
-/// enough, because a call to a service in the cluster may be forwarded through the apiserver.
+/// such a call must not reach the apiserver, whatever its content type. The content type alone is
+/// not enough, because a call to a service in the cluster may be forwarded through the apiserver.
 pub fn is_any_grpc<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
     let is_of_the_apiserver = APISERVER_PATHS.iter().any(|prefix| path.starts_with(prefix));
