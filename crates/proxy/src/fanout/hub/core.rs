@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     cache::{
         CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
-        published::Applied, warnings::Warnings, writer::Change,
+        published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
@@ -73,6 +73,8 @@ pub(in crate::fanout) struct HubState {
     is_wave_scheduled: bool,
     /// When the views last dropped what is too old to be reused.
     tidied_at: Instant,
+    /// The indexes that are being built; each is set to true when it is complete or given up.
+    pub(super) builds: Vec<(Column, watch::Receiver<bool>)>,
 }
 
 /// Where a cache stands, for a backfill that is to end there.
@@ -135,6 +137,7 @@ impl Hub {
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
             tidied_at: Instant::now(),
+            builds: Vec::new(),
         };
         let (view_bytes, state) = (ViewBytes::default(), Mutex::new(state));
         Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
@@ -211,7 +214,9 @@ impl Hub {
         // Upstream's bookmarks are commits too, so a quiet resource gets here every minute.
         if received.saturating_duration_since(state.tidied_at) > TIDY_INTERVAL {
             state.tidied_at = received;
-            state.views.tidy(received);
+            let HubState { published, views, .. } = &mut *state;
+            views.tidy(received);
+            published.drop_unused_indexes(views.selections(), received);
         }
         drop(state);
         wake_all(&ended);
@@ -264,6 +269,7 @@ impl Hub {
         let HubState { published, views, .. } = &mut *state;
         published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
         self.view_bytes.kept.open(reuses);
+        published.open_indexes(reuses);
         if !reuses {
             views.forget();
         }

@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub(in crate::fanout) mod core;
+mod indexing;
 mod proved;
 mod reads;
 mod status;

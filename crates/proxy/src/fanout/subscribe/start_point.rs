@@ -103,7 +103,7 @@ impl Hub {
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let CachedState { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
-                view.shared_snapshot(store, *version, history.ring(), restarted_from, Instant::now());
+                view.shared_snapshot(store, *version, history, restarted_from, Instant::now());
             (cursor, BacklogPart::Chunks { header: header(version), chunks, next: 0 })
         } else {
             let (header, store) = (header(cached.version), cached.store.clone());
@@ -166,7 +166,7 @@ fn history_point(
     version: ResourceVersion,
 ) -> Result<StartPoint, Expired> {
     let (cursor, backlog) = match source {
-        HistorySource::Log => (view.cursor_after(version, cached.history.ring())?, None),
+        HistorySource::Log => (view.cursor_after(version, &cached.history)?, None),
         HistorySource::CatchUp => {
             let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
             let part = BacklogPart::CatchUp { catch_up, is_started: false };

@@ -127,6 +127,7 @@ impl Hub {
         waker: impl Into<Arc<StreamWaker>>,
     ) -> Result<Subscription, Refusal> {
         let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
+        self.start_index(&selection);
         loop {
             match self.try_subscribe(&selection, &format, &options, &provided, &waker) {
                 Ok(subscription) => return Ok(subscription),

@@ -27,7 +27,7 @@ use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
 };
-use kubefan_model::{format::Format, table::Tables};
+use kubefan_model::{format::Format, selection::Selection, table::Tables};
 
 /// The views of a hub.
 #[derive(Default)]
@@ -160,6 +160,11 @@ impl Views {
     /// Whether no subscriber is to be woken.
     pub(in crate::fanout) fn all_announced(&self) -> bool {
         self.unannounced.is_empty()
+    }
+
+    /// What the views select.
+    pub(in crate::fanout) fn selections(&self) -> impl Iterator<Item = &Selection> {
+        self.slots.iter().map(|(_, slot)| slot.view.selection())
     }
 
     /// The number of views.

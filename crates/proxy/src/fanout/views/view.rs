@@ -13,7 +13,7 @@ use super::{
     view_gap::ViewGap,
 };
 use crate::{
-    cache::{EventRing, Expired, Gap, Store},
+    cache::{Expired, Gap, History, Store},
     fanout::{
         send::{budget::Budgets, encoder::Encoder, log_entry::LogEntry},
         stream_end::StreamEnd,
@@ -278,7 +278,7 @@ impl View {
         &self,
         store: &Store,
         version: ResourceVersion,
-        ring: &EventRing,
+        history: &History,
         not_older_than: Option<ResourceVersion>,
         now: Instant,
     ) -> (SharedSnapshotReader, ResourceVersion, Cursor) {
@@ -286,7 +286,7 @@ impl View {
         if let Some(snapshot) = &known
             && not_older_than.is_none_or(|least| snapshot.version() >= least)
             && let Some(reader) = snapshot.join(version, now)
-            && let Ok(cursor) = self.cursor_after(snapshot.version(), ring)
+            && let Ok(cursor) = self.cursor_after(snapshot.version(), history)
         {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
@@ -300,11 +300,12 @@ impl View {
 
     /// The place in the log after `version`. If the log starts later, it is completed from the
     /// ring.
-    pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<Cursor, Expired> {
-        let records = ring.since(version)?;
+    pub fn cursor_after(&self, version: ResourceVersion, history: &History) -> Result<Cursor, Expired> {
+        let _ = history.ring().since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
+            let records = history.since(version, &self.selection)?;
             let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
             let older = older.filter_map(|record| LogItem::replayed(record, &self.selection)).collect();
             state.log.extend_back(version, older);
