@@ -263,6 +263,11 @@ impl EventRing {
         }
     }
 
+    /// The number of records after a version.
+    pub fn count_after(&self, version: ResourceVersion) -> usize {
+        self.records.len() - self.records.partition_point(|entry| entry.record.version() <= version)
+    }
+
     /// The versions of the gaps after a version, oldest first.
     pub fn gaps_after(&self, version: ResourceVersion) -> impl Iterator<Item = ResourceVersion> {
         self.gaps.iter().copied().filter(move |gap| *gap > version)

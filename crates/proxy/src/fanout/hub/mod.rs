@@ -5,6 +5,7 @@ pub(in crate::fanout) mod core;
 mod indexing;
 mod proved;
 mod reads;
+mod replay;
 mod status;
 
 pub(in crate::fanout) use self::reads::HistoryError;

@@ -51,7 +51,7 @@ impl Hub {
         if cached.version < floor {
             return Ok((view.end(), false));
         }
-        let cursor = view.cursor_after(floor, &cached.history);
+        let cursor = view.cursor_after(floor, &cached.history, None);
         cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
     }
 

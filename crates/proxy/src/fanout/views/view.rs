@@ -7,7 +7,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    log::{Cursor, LogBytes, LogItem, ViewLog},
+    log::{Cursor, LogBytes, LogItem, Replayed, ViewLog},
     segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
@@ -194,6 +194,11 @@ impl View {
         self.wakers().iter().map(|(_, waker)| waker.wake()).sum()
     }
 
+    /// The version after which the log is complete.
+    pub fn floor(&self) -> ResourceVersion {
+        self.state().log.floor()
+    }
+
     /// The end of the log.
     pub fn end(&self) -> Cursor {
         self.state().log.end()
@@ -286,7 +291,7 @@ impl View {
         if let Some(snapshot) = &known
             && not_older_than.is_none_or(|least| snapshot.version() >= least)
             && let Some(reader) = snapshot.join(version, now)
-            && let Ok(cursor) = self.cursor_after(snapshot.version(), history)
+            && let Ok(cursor) = self.cursor_after(snapshot.version(), history, None)
         {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
@@ -298,16 +303,23 @@ impl View {
         (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
     }
 
-    /// The place in the log after `version`. If the log starts later, it is completed from the
-    /// ring.
-    pub fn cursor_after(&self, version: ResourceVersion, history: &History) -> Result<Cursor, Expired> {
+    /// The place in the log after `version`. If the log starts later, it is completed from what was
+    /// replayed of this history, and from the ring.
+    pub fn cursor_after(
+        &self,
+        version: ResourceVersion,
+        history: &History,
+        replayed: Option<Replayed>,
+    ) -> Result<Cursor, Expired> {
         let _ = history.ring().since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
-            let records = history.since(version, &self.selection)?;
-            let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
-            let older = older.filter_map(|record| LogItem::replayed(record, &self.selection)).collect();
+            let replayed = replayed.filter(|replayed| replayed.after == version);
+            let (mut older, from) = replayed.map_or((Vec::new(), version), |replayed| replayed.up_to(floor));
+            let records = history.since(from, &self.selection)?;
+            let records = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
+            older.extend(records.filter_map(|record| LogItem::replayed(record, &self.selection)));
             state.log.extend_back(version, older);
         }
         Ok(state.log.after(version))
