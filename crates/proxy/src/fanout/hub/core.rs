@@ -181,11 +181,11 @@ impl Hub {
     /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
         if let Change::Record(Record::Event(event)) = &commit.change {
-            // The comparison unpacks and projects. It is made here and found again in the critical
-            // section.
-            let comparing = self.lock().views.comparing();
-            for encoder in comparing {
-                encoder.tells(event, Transition::Change);
+            // The comparison unpacks and projects. It is made here, once for each format among the
+            // views that see the change, and found again in the critical section.
+            let comparing = self.lock().views.comparing(event);
+            for view in comparing.iter().filter(|view| event.transition(view.selection()) == Some(Transition::Change)) {
+                view.encoder().tells(event, Transition::Change);
             }
         }
         let version = commit.version;

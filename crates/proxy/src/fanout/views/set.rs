@@ -27,7 +27,7 @@ use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
 };
-use kubefan_model::{format::Format, selection::Selection, table::Tables};
+use kubefan_model::{event::WatchEvent, format::Format, selection::Selection, table::Tables};
 
 /// The views of a hub.
 #[derive(Default)]
@@ -73,10 +73,15 @@ impl Views {
         encoder
     }
 
-    /// The encoders that send an event only if their projection of the object changes.
-    pub(in crate::fanout) fn comparing(&self) -> Vec<Arc<Encoder>> {
-        let comparing = self.encoders.iter().filter(|(format, _)| format.only_changes());
-        comparing.filter_map(|(_, encoder)| encoder.upgrade()).collect()
+    /// The views that an event may concern and that send it only if their projection of the object
+    /// changes.
+    pub(in crate::fanout) fn comparing(&mut self, event: &WatchEvent) -> Vec<Arc<View>> {
+        if !self.encoders.keys().any(Format::only_changes) {
+            return Vec::new();
+        }
+        self.index.candidates(event, &mut self.candidates);
+        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id)).map(|slot| &slot.view);
+        concerned.filter(|view| view.encoder().format().only_changes()).cloned().collect()
     }
 
     /// Adds a view.
