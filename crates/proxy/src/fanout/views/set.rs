@@ -27,7 +27,12 @@ use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
 };
-use kubefan_model::{event::WatchEvent, format::Format, selection::Selection, table::Tables};
+use kubefan_model::{
+    event::{EventType, WatchEvent},
+    format::Format,
+    selection::Selection,
+    table::Tables,
+};
 
 /// The views of a hub.
 #[derive(Default)]
@@ -141,6 +146,10 @@ impl Views {
             }
         }
         self.unannounced_records += usize::from(dispatched > 0);
+        for event in record.events().iter().filter(|event| event.kind() == EventType::Deleted) {
+            let encoders = self.encoders.values().filter_map(Weak::upgrade);
+            encoders.for_each(|encoder| encoder.deleted(event.object().key()));
+        }
         dispatched
     }
 
