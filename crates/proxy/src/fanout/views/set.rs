@@ -28,7 +28,7 @@ use kubefan_common::{
     proto::v1alpha1::ResolvedResource,
 };
 use kubefan_model::{
-    event::{EventType, WatchEvent},
+    event::{EventType, TestedEvent, WatchEvent},
     format::Format,
     selection::Selection,
     table::Tables,
@@ -130,12 +130,19 @@ impl Views {
     /// Appends a record to the views that it may concern. Returns to how many.
     pub(in crate::fanout) fn append(&mut self, record: &Record, received: Instant) -> usize {
         self.route(record);
+        let objects = match record {
+            Record::Event(event) => Some((event, event.object(), event.previous())),
+            Record::Gap(_) => None,
+        };
+        let tested =
+            objects.as_ref().map(|(event, object, previous)| TestedEvent::new(event, object, previous.as_deref()));
         let mut dispatched = 0;
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
-            let is_appended = match record {
-                Record::Event(event) => slot.view.append(event, received),
-                Record::Gap(gap) => {
+            let is_appended = match (record, &tested) {
+                (Record::Event(event), Some(tested)) => slot.view.append(event, tested, received),
+                (Record::Event(_), None) => false,
+                (Record::Gap(gap), _) => {
                     slot.view.append_gap(gap, received);
                     slot.view.encoder().format().has_markers() || !planted::is(Bug::EndNotAnnounced)
                 }

@@ -27,7 +27,7 @@ use kubefan_common::{
 };
 use kubefan_model::{
     ResourceVersion,
-    event::WatchEvent,
+    event::{TestedEvent, WatchEvent},
     format::Format,
     selection::{Selection, SelectionSpec},
 };
@@ -138,8 +138,8 @@ impl View {
     }
 
     /// Appends an event if this view sends it. Returns whether it does.
-    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
-        let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
+    pub fn append(&self, event: &Arc<WatchEvent>, tested: &TestedEvent<'_>, received: Instant) -> bool {
+        let seen = tested.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
         let Some(seen) = seen else { return false };
         self.push(&mut self.state(), LogItem::Event(LogEntry::of(event, seen, Some(received))));
         true
