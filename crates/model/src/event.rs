@@ -9,7 +9,12 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 
-use super::{ResourceVersion, object::Object, packer::Packer, selection::Selection};
+use super::{
+    ResourceVersion,
+    object::{LabelLookup, Object},
+    packer::Packer,
+    selection::Selection,
+};
 
 /// The type of an event (`watch.EventType` of apimachinery).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -177,13 +182,17 @@ impl WatchEvent {
     /// it compares whether the object was selected before and is selected now. `None` if neither.
     pub fn transition(&self, selection: &Selection) -> Option<Transition> {
         let matches = |object: &EventObject| selection.matches(&object.current.load());
-        let was = match (&self.previous, self.kind) {
-            (Some(previous), _) => matches(previous),
+        self.transition_by(|| matches(&self.object), || self.previous.as_ref().map(matches))
+    }
+
+    fn transition_by(&self, now: impl Fn() -> bool, before: impl Fn() -> Option<bool>) -> Option<Transition> {
+        let was = match (before(), self.kind) {
+            (Some(was), _) => was,
             // The object was not seen before its delete, so its last state decides.
-            (None, EventType::Deleted) => matches(&self.object),
+            (None, EventType::Deleted) => now(),
             (None, _) => false,
         };
-        let is = self.kind != EventType::Deleted && matches(&self.object);
+        let is = self.kind != EventType::Deleted && now();
         match (was, is) {
             (false, true) => Some(Transition::Enter),
             (true, true) => Some(Transition::Change),
@@ -191,6 +200,26 @@ impl WatchEvent {
             (true, false) => Some(Transition::Leave),
             (false, false) => None,
         }
+    }
+}
+
+/// An event that several selections test: the labels of its objects are decoded once.
+pub struct TestedEvent<'a> {
+    event: &'a WatchEvent,
+    object: LabelLookup<'a>,
+    previous: Option<LabelLookup<'a>>,
+}
+
+impl<'a> TestedEvent<'a> {
+    /// An event with its object and the one before it.
+    pub fn new(event: &'a WatchEvent, object: &'a Object, previous: Option<&'a Object>) -> Self {
+        Self { event, object: LabelLookup::new(object), previous: previous.map(LabelLookup::new) }
+    }
+
+    /// As [`WatchEvent::transition`].
+    pub fn transition(&self, selection: &Selection) -> Option<Transition> {
+        let before = || self.previous.as_ref().map(|previous| selection.matches_decoded(previous));
+        self.event.transition_by(|| selection.matches_decoded(&self.object), before)
     }
 }
 

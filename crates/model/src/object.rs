@@ -17,6 +17,7 @@ mod attributes;
 mod cached_object;
 mod json;
 mod json_fields;
+mod label_lookup;
 mod object_error;
 mod parse;
 mod parser;
@@ -24,7 +25,7 @@ mod protobuf;
 mod protobuf_fields;
 mod texts;
 
-pub use self::{cached_object::Object, object_error::ObjectError, parser::ObjectParser};
+pub use self::{cached_object::Object, label_lookup::LabelLookup, object_error::ObjectError, parser::ObjectParser};
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     GroupVersionResource,
     fields::{FieldRef, FieldTable, UnsupportedField},
-    object::{Object, ObjectParser},
+    object::{LabelLookup, Object, ObjectParser},
     selector::{FieldOperator, FieldSelector, LabelSelector, Operator},
 };
 
@@ -98,12 +98,53 @@ impl Selection {
 
     /// Whether `object` is selected.
     pub fn matches(&self, object: &Object) -> bool {
+        // One requirement needs no look-up of others.
+        match self.spec.labels.requirements() {
+            [] | [_] => self.matches_by(object, |key| object.label(key)),
+            _ => self.matches_decoded(&LabelLookup::new(object)),
+        }
+    }
+
+    /// Whether the object is selected, as [`Self::matches`], for an object that several selections
+    /// test.
+    pub fn matches_decoded(&self, labels: &LabelLookup<'_>) -> bool {
+        self.matches_by(labels.object(), |key| labels.get(key))
+    }
+
+    fn matches_by<'a>(&self, object: &'a Object, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         let SelectionSpec { namespace, name, labels, fields } = &self.spec;
         (namespace.is_empty() || namespace == object.key().namespace())
             && (name.is_empty() || name == object.key().name())
             && fields.iter().all(|(field, operator, value)| {
                 (*self.parser.field(object, *field) == **value) == (*operator == FieldOperator::Equals)
             })
-            && (labels.is_everything() || labels.matches(|key| object.label(key)))
+            && (labels.is_everything() || labels.matches(label))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_that_were_decoded_once_match_as_those_of_the_object() {
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let table = FieldTable::new(&gvr, true, &[]);
+        let parser = Arc::new(ObjectParser::new(&table));
+        for labels in ["", r#""app":"web""#, r#""app":"web","tier":"x""#, r#""tier":"y","app":"db","n":"7""#] {
+            let json = format!(r#"{{"metadata":{{"name":"p","resourceVersion":"1","labels":{{{labels}}}}}}}"#);
+            let object = parser.parse(json.as_bytes()).unwrap();
+            let lookup = LabelLookup::new(&object);
+            for selector in
+                ["", "app", "!tier", "app=web,tier=x", "app in (web,db),tier!=x", "n>5,app", "tier notin (x,z)"]
+            {
+                let selector = LabelSelector::parse(selector).unwrap();
+                let expected = selector.matches(|key| object.label(key));
+                let none = FieldSelector::default();
+                let selection = Selection::bind("", "", selector, &none, &table, parser.clone(), &gvr).unwrap();
+                assert_eq!(selection.matches(&object), expected, "{labels} {:?}", selection.spec());
+                assert_eq!(selection.matches_decoded(&lookup), expected, "{labels} {:?}", selection.spec());
+            }
+        }
     }
 }

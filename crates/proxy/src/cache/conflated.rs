@@ -24,7 +24,7 @@ use kubefan_common::{
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
-    event::EventType,
+    event::{EventType, WatchEvent},
     object::{Object, ObjectParser},
 };
 
@@ -54,6 +54,8 @@ impl PriorState {
 pub struct ConflatedHistory {
     floor: ResourceVersion,
     changes: VecDeque<PriorState>,
+    /// The number of the first change; each has the next number.
+    first: u64,
     /// The gaps: no state inside of them is exact.
     gaps: VecDeque<(ResourceVersion, ResourceVersion)>,
     bytes: usize,
@@ -62,11 +64,12 @@ pub struct ConflatedHistory {
 impl ConflatedHistory {
     /// An empty history: nothing is known from before `floor`.
     pub fn new(floor: ResourceVersion) -> Self {
-        Self { floor, changes: VecDeque::new(), gaps: VecDeque::new(), bytes: 0 }
+        Self { floor, changes: VecDeque::new(), first: 0, gaps: VecDeque::new(), bytes: 0 }
     }
 
-    /// Appends a record that the ring evicted. Records must be appended in order.
-    pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>) {
+    /// Appends a record that the ring evicted, and calls `filed` with each change that is retained
+    /// and its number. Records must be appended in order.
+    pub fn push(&mut self, record: &Record, parser: &Arc<ObjectParser>, mut filed: impl FnMut(u64, &WatchEvent)) {
         let version = record.version();
         for event in record.events() {
             let (object, previous) = (event.object(), event.previous());
@@ -90,6 +93,7 @@ impl ConflatedHistory {
             };
             let change = PriorState { version, key: object.key().clone(), before };
             self.bytes += change.cost_bytes();
+            filed(self.end(), event);
             self.changes.push_back(change);
         }
         if let Record::Gap(gap) = record
@@ -134,6 +138,7 @@ impl ConflatedHistory {
         self.floor = self.floor.max(floor);
         while self.changes.front().is_some_and(|change| change.version <= self.floor) {
             self.bytes -= self.changes.pop_front().map_or(0, |gone| gone.cost_bytes());
+            self.first += 1;
         }
     }
 
@@ -157,9 +162,36 @@ impl ConflatedHistory {
 
     /// The changes after one version and up to another, newest first.
     pub fn between(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> impl Iterator<Item = &PriorState> {
+        let (start, end) = self.numbers(after, up_to);
+        self.changes.range((start - self.first) as usize..(end - self.first) as usize).rev()
+    }
+
+    /// The numbers of the changes after one version and up to another: the first, and the one after
+    /// the last.
+    pub fn numbers(&self, after: ResourceVersion, up_to: Bound<ResourceVersion>) -> (u64, u64) {
         let start = self.changes.partition_point(|change| change.version <= after);
         let end = self.changes.partition_point(|change| (Bound::Unbounded, up_to).contains(&change.version));
-        self.changes.range(start..end.max(start)).rev()
+        (self.first + start as u64, self.first + end.max(start) as u64)
+    }
+
+    /// The change with a number, if it is retained.
+    pub fn at(&self, number: u64) -> Option<&PriorState> {
+        self.changes.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The number of the first change at or after a version.
+    pub fn number_at(&self, version: ResourceVersion) -> u64 {
+        self.first + self.changes.partition_point(|change| change.version < version) as u64
+    }
+
+    /// The number of the first change.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The number of the next change.
+    pub fn end(&self) -> u64 {
+        self.first + self.changes.len() as u64
     }
 
     /// Its memory, in bytes.
@@ -191,7 +223,7 @@ mod tests {
         let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
         for from in (0..=GAPS_MAX as u64).map(|gap| 10 * gap + 10) {
             let gap = Gap::new(version(from), version(from + 5), "test", Vec::new());
-            history.push(&Record::Gap(Arc::new(gap)), &parser);
+            history.push(&Record::Gap(Arc::new(gap)), &parser, |_, _| {});
         }
         assert_eq!((history.gaps.len(), history.floor()), (GAPS_MAX + 1, version(1)));
         history.evict(usize::MAX);

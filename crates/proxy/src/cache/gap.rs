@@ -8,18 +8,17 @@
 //! takes them, outside of every lock of the fan-out, and a view tests only its candidates.
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use super::term::{Column, Term, Values};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{
     ResourceVersion,
     event::{EventType, Transition, WatchEvent},
-    fields::FieldRef,
-    object::{Object, ObjectParser},
-    selection::{Equality, Selection},
+    object::ObjectParser,
+    selection::Selection,
 };
 
 /// With fewer events a test of each is as cheap as an index.
@@ -43,15 +42,6 @@ pub struct Gap {
     /// for their bytes, and no version lies strictly inside the gap.
     pub is_lossy: bool,
     columns: Mutex<HashMap<Column, Arc<OnceLock<Positions>>>>,
-}
-
-/// What the events are indexed by.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Column {
-    Name,
-    Namespace,
-    Label(Box<str>),
-    Field(FieldRef),
 }
 
 /// For each value of a column, the events whose object has it, or had it before.
@@ -95,22 +85,8 @@ impl Gap {
     }
 
     fn candidates<'a>(&self, selection: &'a Selection) -> Candidates<'a> {
-        // The one that is likely to have the most values.
-        let narrowness = |term: &Equality<'_>| match term {
-            Equality::Name(_) => 0,
-            Equality::Field(..) => 1,
-            Equality::Label(..) => 2,
-            Equality::Namespace(_) => 3,
-        };
         let is_indexed = self.events.len() >= INDEXED_EVENTS_LEAST && !planted::is(Bug::GapNotFiltered);
-        let term = selection.equalities().min_by_key(narrowness).filter(|_| is_indexed);
-        let (column, values) = match term {
-            None => return Candidates::All,
-            Some(Equality::Name(name)) => (Column::Name, Values::One(name)),
-            Some(Equality::Namespace(namespace)) => (Column::Namespace, Values::One(namespace)),
-            Some(Equality::Label(key, values)) => (Column::Label(key.into()), Values::Any(values)),
-            Some(Equality::Field(field, value)) => (Column::Field(field), Values::One(value)),
-        };
+        let Some(Term { column, values }) = Term::of(selection).filter(|_| is_indexed) else { return Candidates::All };
         let cell = {
             let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
             if columns.len() == COLUMNS_MAX && !columns.contains_key(&column) {
@@ -149,23 +125,6 @@ fn unfiltered(event: &WatchEvent) -> Option<Transition> {
     planted::is(Bug::GapNotFiltered).then_some(seen)
 }
 
-impl Column {
-    fn value<'a>(&self, object: &'a Object, parser: &ObjectParser) -> Option<Cow<'a, str>> {
-        match self {
-            Self::Name => Some(object.key().name().into()),
-            Self::Namespace => Some(object.key().namespace().into()),
-            Self::Label(key) => object.label(key).map(Cow::from),
-            Self::Field(field) => Some(parser.field(object, *field)),
-        }
-    }
-}
-
-/// The values of a column that a selection allows.
-enum Values<'a> {
-    One(&'a str),
-    Any(&'a [Box<str>]),
-}
-
 /// The events that a selection may see.
 enum Candidates<'a> {
     All,
@@ -181,10 +140,7 @@ impl Candidates<'_> {
             let at = positions.partition_point(|position| (*position as usize) < start);
             positions.get(at).map(|position| *position as usize)
         };
-        match values {
-            Values::One(value) => first(value),
-            Values::Any(values) => values.iter().filter_map(|value| first(value)).min(),
-        }
+        values.iter().filter_map(first).min()
     }
 }
 

@@ -4,17 +4,22 @@
 //! What the ring evicts goes into the conflated history in the same call, so the two join without a
 //! hole.
 
-use std::{ops::Bound, sync::Arc};
+use std::{
+    ops::{Bound, RangeBounds},
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
 use super::{
     conflated::{ConflatedHistory, PriorState},
+    gap::Gap,
     resume::Coverage,
     ring::{EventRing, Expired, Record, RingLimits},
+    steps::StepIndex,
 };
 use kubefan_common::planted::{self, Bug};
-use kubefan_model::{ResourceVersion, object::ObjectParser};
+use kubefan_model::{ResourceVersion, object::ObjectParser, selection::Selection};
 
 /// A copy of a history at one version, by reference. It is made in parts, so that the lock is never
 /// held for long: see [`History::copy`].
@@ -43,12 +48,32 @@ impl HistoryCopy {
     }
 }
 
+/// What was there before a step of history.
+#[derive(Debug)]
+pub enum PriorStep {
+    /// Before a change of one object.
+    Object(PriorState),
+    /// Before each event of a gap.
+    Gap(Arc<Gap>),
+}
+
+impl PriorStep {
+    fn version(&self) -> ResourceVersion {
+        match self {
+            Self::Object(change) => change.version,
+            Self::Gap(gap) => gap.to,
+        }
+    }
+}
+
 /// The event ring and the conflated history before it.
 pub struct History {
     limits: RingLimits,
     parser: Arc<ObjectParser>,
     ring: EventRing,
     conflated: ConflatedHistory,
+    /// Both by the labels and fields that selections use.
+    steps: StepIndex,
     /// The share of its usual size that it may have.
     share: f64,
 }
@@ -67,7 +92,7 @@ impl History {
         parser: Arc<ObjectParser>,
     ) -> Self {
         let (ring, conflated) = (EventRing::new(limits, ring_floor), ConflatedHistory::new(conflated_floor));
-        Self { limits, parser, ring, conflated, share: 1.0 }
+        Self { limits, parser, ring, conflated, steps: StepIndex::default(), share: 1.0 }
     }
 
     /// The conflated history, to be filled before the first record is pushed.
@@ -92,6 +117,7 @@ impl History {
 
     /// Appends a record that is in the views' logs already. [`Self::evict`] must follow.
     pub fn push(&mut self, record: Record, now: Instant) {
+        self.steps.push(&record);
         self.ring.push(record, now);
     }
 
@@ -99,11 +125,37 @@ impl History {
     /// no longer holds.
     pub fn evict(&mut self, now: Instant, store_bytes: usize, log_bytes: usize) -> Vec<Record> {
         let evicted = self.ring.evict(now, store_bytes, log_bytes, self.share);
+        evicted.iter().for_each(|record| self.steps.evicted(record));
         if self.share == 1.0 || !planted::is(Bug::ShedForgetsHistory) {
-            evicted.iter().for_each(|record| self.conflated.push(record, &self.parser));
+            let Self { conflated, steps, parser, .. } = self;
+            let push = |record| conflated.push(record, parser, |number, event| steps.conflated(number, event));
+            evicted.iter().for_each(push);
         }
         self.conflated.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
+        let steps_left = self.ring.len() + self.conflated.len();
+        self.steps.sweep(self.ring.floor(), self.conflated.first(), steps_left);
         evicted
+    }
+
+    /// The steps by label and field.
+    pub fn steps(&self) -> &StepIndex {
+        &self.steps
+    }
+
+    /// The steps by label and field, to add or remove columns.
+    pub fn steps_mut(&mut self) -> &mut StepIndex {
+        &mut self.steps
+    }
+
+    /// The records after `version` that a selection may see, oldest first: all of them, unless its
+    /// equality term is indexed. Gaps are always among them.
+    pub fn since(&self, version: ResourceVersion, selection: &Selection) -> Result<Records<'_>, Expired> {
+        let all = self.ring.since(version)?;
+        let Some(steps) = self.steps.of(selection) else { return Ok(Box::new(all)) };
+        let mut versions = steps.recent_after(version);
+        versions.extend(self.ring.gaps_after(version));
+        versions.sort_unstable();
+        Ok(Box::new(versions.into_iter().filter_map(|version| self.ring.record_at(version))))
     }
 
     /// Limits it to a share, from 0 to 1, of its usual size, from the next eviction on.
@@ -176,40 +228,65 @@ impl History {
         false
     }
 
-    /// What was there before each change after one version and up to another, newest first. Each
-    /// call returns about `changes_max` changes, so that a long catch-up does not hold the lock for
-    /// long. If there are more, it also returns the version below which they are.
-    pub fn prior_states(
+    /// What was there before each step after one version and up to another that may concern a
+    /// selection, newest first. Each call returns about `steps_max` of them, so that a long
+    /// catch-up does not hold the lock for long. If there are more, it also returns the version
+    /// below which they are.
+    pub fn prior_steps(
         &self,
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,
-        changes_max: usize,
-    ) -> Result<(Vec<PriorState>, Option<ResourceVersion>), Expired> {
+        steps_max: usize,
+        selection: &Selection,
+    ) -> Result<(Vec<PriorStep>, Option<ResourceVersion>), Expired> {
         if after < self.conflated.floor() {
             return Err(Expired { requested: after, oldest: self.oldest() });
         }
+        let indexed = self.steps.of(selection);
+        let recent: Box<dyn Iterator<Item = &Record>> = match &indexed {
+            None => Box::new(self.ring.between(after, up_to).map(|(record, _)| record)),
+            Some(steps) => {
+                let mut versions = steps.recent_after(after.max(self.ring.floor()));
+                versions.extend(self.ring.gaps_after(after));
+                versions.retain(|version| (Bound::Unbounded, up_to).contains(version));
+                versions.sort_unstable();
+                Box::new(versions.into_iter().rev().filter_map(|version| self.ring.record_at(version)))
+            }
+        };
         let mut part = Vec::new();
-        for (record, _) in self.ring.between(after, up_to) {
-            let version = record.version();
-            let prior = record.events().iter().rev().map(|event| {
-                let (object, before) = (event.object(), event.previous());
-                PriorState { version, key: object.key().clone(), before }
+        for record in recent {
+            part.push(match record {
+                Record::Gap(gap) => PriorStep::Gap(gap.clone()),
+                Record::Event(event) => {
+                    let (version, key) = (event.version(), event.object().key().clone());
+                    PriorStep::Object(PriorState { version, key, before: event.previous() })
+                }
             });
-            part.extend(prior);
-            if part.len() >= changes_max {
-                return Ok((part, Some(version)));
+            if part.len() >= steps_max {
+                return Ok((part, Some(record.version())));
             }
         }
-        for change in self.conflated.between(after, up_to) {
+        let older: Box<dyn Iterator<Item = &PriorState>> = match &indexed {
+            None => Box::new(self.conflated.between(after, up_to)),
+            Some(steps) => {
+                let (first, end) = self.conflated.numbers(after, up_to);
+                let numbers = steps.older_within(first, end).into_iter().rev();
+                Box::new(numbers.filter_map(|number| self.conflated.at(number)))
+            }
+        };
+        for change in older {
             // Never a part of a version: the changes of a gap share one.
-            if let Some(last) = part.last().map(|last: &PriorState| last.version)
+            if let Some(last) = part.last().map(PriorStep::version)
                 && last != change.version
-                && part.len() >= changes_max
+                && part.len() >= steps_max
             {
                 return Ok((part, Some(last)));
             }
-            part.push(change.clone());
+            part.push(PriorStep::Object(change.clone()));
         }
         Ok((part, None))
     }
 }
+
+/// Records of the ring.
+pub type Records<'a> = Box<dyn Iterator<Item = &'a Record> + 'a>;

@@ -4,22 +4,27 @@
 //! gap makes of its events. [`crate::fanout::Hub`] owns the lock and publishes it to readers.
 
 pub mod backfill;
+pub mod column_build;
+pub mod columns;
 pub mod comparison;
 pub mod conflated;
 pub mod gap;
 pub mod history;
+pub mod postings;
 pub mod published;
 pub mod refusal;
 pub mod resume;
 pub mod ring;
+pub mod steps;
 pub mod store;
+pub mod term;
 pub mod warnings;
 pub mod writer;
 
 pub use backfill::Backfill;
 pub use conflated::{ConflatedHistory, PriorState};
 pub use gap::Gap;
-pub use history::{History, HistoryCopy};
+pub use history::{History, HistoryCopy, PriorStep};
 pub use published::{CachedState, Phase, PublishedCache};
 pub use refusal::Refusal;
 pub use resume::{HistorySource, OnExpired, OnLag};

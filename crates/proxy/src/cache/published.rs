@@ -11,14 +11,17 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    column_build::ColumnBuild,
+    columns::{ColumnState, Columns},
     history::{History, HistoryCopy},
     refusal::Refusal,
     ring::{Record, RingLimits},
     store::Store,
+    term::Column,
     warnings::Warnings,
     writer::{Change, Commit},
 };
-use kubefan_model::{ResourceVersion, object::ObjectParser};
+use kubefan_model::{ResourceVersion, event::WatchEvent, object::ObjectParser, selection::Selection};
 
 /// Whether a resource is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +68,24 @@ pub struct CachedState {
     pub version: ResourceVersion,
 }
 
+impl CachedState {
+    /// Moves on to another store, which differs by these events.
+    fn follow(&mut self, store: Store, version: ResourceVersion, events: &[Arc<WatchEvent>], columns: &mut Columns) {
+        let before = std::mem::replace(&mut self.store, store);
+        self.version = version;
+        if !self.store.follow(before, events) {
+            for column in columns.lose() {
+                self.unindex(&column);
+            }
+        }
+    }
+
+    fn unindex(&mut self, column: &Column) {
+        self.store.postings_mut().remove(column);
+        self.history.steps_mut().remove(column);
+    }
+}
+
 /// What a commit did to the published state.
 pub enum Applied {
     /// The same history continues. These records were evicted from its ring, oldest first.
@@ -96,6 +117,7 @@ pub struct PublishedCache {
     listed_at: Option<Instant>,
     staleness_max: Option<Duration>,
     lists: u64,
+    columns: Columns,
 }
 
 impl PublishedCache {
@@ -122,6 +144,7 @@ impl PublishedCache {
             listed_at: None,
             staleness_max: None,
             lists: 0,
+            columns: Columns::default(),
         }
     }
 
@@ -135,10 +158,10 @@ impl PublishedCache {
         self.phase = Phase::Synced;
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
+                state.follow(store, version, record.events(), &mut self.columns);
                 state.history.push(record, received);
-                (state.store, state.version) = (store, version);
             }
-            (Change::Version, Some(state)) => (state.store, state.version) = (store, version),
+            (Change::Version, Some(state)) => state.follow(store, version, &[], &mut self.columns),
             (change, state) => {
                 let new_history = || History::new(self.limits, version, self.parser.clone());
                 let (history, because) = match change {
@@ -147,6 +170,7 @@ impl PublishedCache {
                     Change::Record(_) | Change::Version => (new_history(), String::new()),
                 };
                 self.epochs += 1;
+                self.columns.reset();
                 let before = state.replace(CachedState { epoch: self.epochs, store, history, version });
                 return Applied::NewEpoch { because, replaced: before.is_some() };
             }
@@ -165,7 +189,64 @@ impl PublishedCache {
 
     fn evict(&mut self, now: Instant, log_bytes: usize) -> Vec<Record> {
         let Some(state) = &mut self.state else { return Vec::new() };
-        state.history.evict(now, state.store.json_bytes(), log_bytes)
+        let evicted = state.history.evict(now, state.store.json_bytes(), log_bytes);
+        if let Some(column) = state.store.postings().over_limit().or_else(|| state.history.steps().over_limit()) {
+            state.unindex(&column);
+            self.columns.set(&column, ColumnState::TooLarge);
+        }
+        evicted
+    }
+
+    /// Counts that a selection is used to read state or history. Returns the build of an index for
+    /// it if that is due; the builds of equal selections are not.
+    pub fn used(&mut self, selection: &Selection, now: Instant) -> Option<ColumnBuild> {
+        let state = self.state.as_mut()?;
+        let column = self.columns.used(selection, now)?;
+        let CachedState { epoch, store, history, version } = state;
+        Some(ColumnBuild::start(column, selection.parser(), (*epoch, *version), store, history))
+    }
+
+    /// Gives a build the next part of the history that it is of, if there still is that history.
+    pub fn copy_for(&self, build: &mut ColumnBuild) -> Option<()> {
+        self.state_of(build.epoch()).map(|state| build.copy(&state.history))
+    }
+
+    /// Adds a complete index. If the build was given up (`None`), or failed because too much has
+    /// changed, the next use starts another.
+    pub fn install(&mut self, column: &Column, build: Option<ColumnBuild>) {
+        let Some(state) = &mut self.state else { return };
+        let Some(build) = build.filter(|build| build.epoch() == state.epoch) else { return };
+        let installed = build.install(&mut state.store, &mut state.history);
+        if installed != Some(true) {
+            state.unindex(column);
+        }
+        self.columns.set(
+            column,
+            match installed {
+                Some(true) => ColumnState::Indexed,
+                Some(false) => ColumnState::TooLarge,
+                None => ColumnState::Wanted,
+            },
+        );
+    }
+
+    /// Drops the indexes that no selection has used for long. `standing` are the selections of open
+    /// views.
+    pub fn drop_unused_indexes<'a>(&mut self, standing: impl Iterator<Item = &'a Selection>, now: Instant) {
+        standing.for_each(|selection| self.columns.retain(selection, now));
+        for column in self.columns.forget_unused(now) {
+            self.state.iter_mut().for_each(|state| state.unindex(&column));
+        }
+    }
+
+    /// Allows indexes by labels and fields, or drops and forbids them.
+    pub fn open_indexes(&mut self, open: bool) {
+        self.columns.open(open);
+        if !open {
+            for column in self.columns.lose() {
+                self.state.iter_mut().for_each(|state| state.unindex(&column));
+            }
+        }
     }
 
     /// Records that the upstream watch is down, or why there is no state yet. The cached state is

@@ -135,6 +135,8 @@ pub struct EventRing {
     limits: RingLimits,
     floor: ResourceVersion,
     records: VecDeque<Entry>,
+    /// The versions of the gaps among the records.
+    gaps: VecDeque<ResourceVersion>,
     /// The end of the last gap in which events may be missing.
     last_gap: Option<ResourceVersion>,
     bytes: usize,
@@ -154,8 +156,8 @@ struct Entry {
 impl EventRing {
     /// An empty ring whose history starts after `floor`.
     pub fn new(limits: RingLimits, floor: ResourceVersion) -> Self {
-        let (records, last_gap, alone) = (VecDeque::new(), None, false);
-        Self { limits, floor, records, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
+        let (records, gaps, last_gap, alone) = (VecDeque::new(), VecDeque::new(), None, false);
+        Self { limits, floor, records, gaps, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
     }
 
     /// The same, for events whose objects are in no cached state: their own objects count as
@@ -169,10 +171,9 @@ impl EventRing {
     pub fn push(&mut self, record: Record, now: Instant) {
         let follows = self.records.back().is_none_or(|last| last.record.version() < record.version());
         debug_assert!(follows || planted::is(Bug::OutOfOrderPassedOn));
-        if let Record::Gap(gap) = &record
-            && gap.is_lossy
-        {
-            self.last_gap = Some(gap.to);
+        if let Record::Gap(gap) = &record {
+            self.gaps.push_back(gap.to);
+            self.last_gap = Some(gap.to).filter(|_| gap.is_lossy).or(self.last_gap);
         }
         let cost_bytes = record.cost_bytes(self.alone);
         self.bytes += cost_bytes;
@@ -249,6 +250,9 @@ impl EventRing {
                 self.fresh_bytes -= oldest.cost_bytes;
             }
             self.floor = oldest.record.version();
+            if self.gaps.front() == Some(&self.floor) {
+                self.gaps.pop_front();
+            }
             gone.extend(self.records.pop_front().map(|oldest| oldest.record));
         }
         gone
@@ -266,6 +270,22 @@ impl EventRing {
             Some(Record::Gap(gap)) if version > gap.from && !planted::is(Bug::GapEnteredInside) => expired(gap.to),
             _ => Ok(self.records.range(start..).map(|entry| &entry.record)),
         }
+    }
+
+    /// The number of records after a version.
+    pub fn count_after(&self, version: ResourceVersion) -> usize {
+        self.records.len() - self.records.partition_point(|entry| entry.record.version() <= version)
+    }
+
+    /// The versions of the gaps after a version, oldest first.
+    pub fn gaps_after(&self, version: ResourceVersion) -> impl Iterator<Item = ResourceVersion> {
+        self.gaps.iter().copied().filter(move |gap| *gap > version)
+    }
+
+    /// The record of a version, if it is retained.
+    pub fn record_at(&self, version: ResourceVersion) -> Option<&Record> {
+        let at = self.records.partition_point(|entry| entry.record.version() < version);
+        self.records.get(at).map(|entry| &entry.record).filter(|record| record.version() == version)
     }
 
     /// The records after one version and up to another, with the time at which each was received,

@@ -3,6 +3,9 @@
 //! A persistent map: a clone is O(1) and does not change while the writer continues, so a reader's
 //! snapshot is consistent and blocks nothing. A snapshot pins only the objects that were replaced
 //! since.
+//!
+//! The published store also has the keys of its objects by the labels and fields that selections
+//! use ([`Postings`]): a selection with an equality term reads its candidates and no others.
 
 use std::{
     ops::Bound::{Excluded, Included, Unbounded},
@@ -11,7 +14,16 @@ use std::{
 
 use imbl::OrdMap;
 
-use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
+use super::postings::{KeyBounds, Postings};
+use kubefan_model::{
+    ObjectKey, ResourceVersion,
+    event::WatchEvent,
+    object::Object,
+    selection::{Equality, Selection},
+};
+
+/// With more changes at once, the postings are dropped, and made again outside of the hub's lock.
+const FOLLOWED_EVENTS_MAX: usize = 1000;
 
 /// Objects by key, in the order of the apiserver's lists.
 #[derive(Clone, Default)]
@@ -21,6 +33,8 @@ pub struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     json_bytes: usize,
     cost_bytes: usize,
+    /// Of a published store; a writer's has none.
+    postings: Postings,
 }
 
 impl Store {
@@ -92,29 +106,93 @@ impl Store {
         selection: &'a Selection,
         first: &ObjectKey,
         last: &ObjectKey,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
-        let range = self.objects.range::<(_, _), str>((Included(first.as_str()), Included(last.as_str())));
-        range.map(|(_, object)| object).filter(|object| selection.matches(object))
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        self.select_within(selection, (Included(first.clone()), Included(last.clone())))
     }
 
     /// The selected objects after `last` (from the start if `None`), in key order. For a selection
-    /// of one namespace or one object only the keys of that range are read.
+    /// of one namespace or one object only the keys of that range are read, and only the keys with
+    /// the value of an equality term if the store has postings of it.
     pub fn select<'a>(
         &'a self,
         selection: &'a Selection,
         last: Option<&'a ObjectKey>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + 'a {
-        let spec = selection.spec();
-        // In keys, `/` ends a namespace, and `0` is the byte after it.
-        let (first, end) = match (spec.namespace.as_str(), spec.name.as_str()) {
-            ("", _) => (None, None),
-            (namespace, "") => (Some(format!("{namespace}/")), Some(format!("{namespace}0"))),
-            (namespace, name) => (Some(format!("{namespace}/{name}")), Some(format!("{namespace}/{name}\0"))),
-        };
-        let from = last.map(|key| Excluded(key.as_str())).or(first.as_deref().map(Included)).unwrap_or(Unbounded);
-        let to = end.as_deref().map_or(Unbounded, Excluded);
-        self.objects.range::<(_, _), str>((from, to)).map(|(_, object)| object).filter(|o| selection.matches(o))
+        self.select_within(selection, bounds(selection, last))
     }
+
+    fn select_within<'a>(
+        &'a self,
+        selection: &'a Selection,
+        bounds: KeyBounds,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        let keys = self.postings.candidates(selection, &bounds);
+        let scanned = keys.is_none().then(|| self.objects.range::<(_, _), ObjectKey>(bounds));
+        let found = keys.into_iter().flatten().filter_map(|key| self.objects.get(key.as_str()));
+        let scanned = scanned.into_iter().flatten().map(|(_, object)| object);
+        found.chain(scanned).filter(|object| selection.matches(object))
+    }
+
+    /// The keys by label and field.
+    pub fn postings(&self) -> &Postings {
+        &self.postings
+    }
+
+    /// The keys by label and field, to add or remove columns of this very state.
+    pub fn postings_mut(&mut self) -> &mut Postings {
+        &mut self.postings
+    }
+
+    /// Takes over the postings of the state before, which differs by these events. Returns whether
+    /// it could: too many changes are not followed.
+    pub fn follow(&mut self, before: Self, events: &[Arc<WatchEvent>]) -> bool {
+        self.postings = before.postings;
+        if self.postings.is_empty() {
+            return true;
+        }
+        if events.len() > FOLLOWED_EVENTS_MAX {
+            self.postings = Postings::default();
+            return false;
+        }
+        for event in events {
+            let object = event.object();
+            let key = object.key().as_str();
+            self.postings.follow(before.objects.get(key), self.objects.get(key));
+        }
+        true
+    }
+}
+
+/// The bounds of the keys that a selection can match after `last`.
+fn bounds(selection: &Selection, last: Option<&ObjectKey>) -> KeyBounds {
+    let (mut namespace, mut name) = (None, None);
+    for term in selection.equalities() {
+        match term {
+            Equality::Namespace(of) => namespace = namespace.or(Some(of)),
+            Equality::Name(of) => name = name.or(Some(of)),
+            Equality::Label(..) | Equality::Field(..) => {}
+        }
+    }
+    // In keys, `/` ends a namespace, and `0` is the byte after it.
+    let text = |text: String| ObjectKey::new("", &text);
+    let (first, end) = match (namespace.filter(|namespace| !namespace.is_empty()), name) {
+        (None, _) => (None, None),
+        (Some(namespace), None) => (Some(text(format!("{namespace}/"))), Some(text(format!("{namespace}0")))),
+        (Some(namespace), Some(name)) => {
+            (Some(text(format!("{namespace}/{name}"))), Some(text(format!("{namespace}/{name}\0"))))
+        }
+    };
+    let end = end.map_or(Unbounded, |end| match last {
+        // Nothing is left.
+        Some(last) if *last >= end => Included(last.clone()),
+        _ => Excluded(end),
+    });
+    let from = match (last, first) {
+        (Some(last), Some(first)) if *last < first => Included(first),
+        (Some(last), _) => Excluded(last.clone()),
+        (None, first) => first.map_or(Unbounded, Included),
+    };
+    (from, end)
 }
 
 #[cfg(test)]

@@ -190,6 +190,7 @@ impl<C: Catalog> Reader<C> {
         if let Start::Resume(version) | Start::ResumeWithObjects(version) = options.start {
             provided.other_history = self.other_history(served, &options.cluster, version).await;
         }
+        hub.index_for(&selection).await;
         let (mut backfills, mut oldest) = (0, None);
         loop {
             match hub.try_subscribe(&selection, &format, &options, &provided, &waker) {

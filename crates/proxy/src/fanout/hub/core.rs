@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     cache::{
         CachedState, Commit, HistoryCopy, Phase, PublishedCache, Record, Refusal, RingLimits, Store,
-        published::Applied, warnings::Warnings, writer::Change,
+        published::Applied, term::Column, warnings::Warnings, writer::Change,
     },
     fanout::{
         gate::Gate,
@@ -74,6 +74,8 @@ pub(in crate::fanout) struct HubState {
     is_wave_scheduled: bool,
     /// When the views last dropped what is too old to be reused.
     tidied_at: Instant,
+    /// The indexes that are being built; each is set to true when it is complete or given up.
+    pub(super) builds: Vec<(Column, watch::Receiver<bool>)>,
 }
 
 /// Where a cache stands, for a backfill that is to end there.
@@ -138,6 +140,7 @@ impl Hub {
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
             tidied_at: Instant::now(),
+            builds: Vec::new(),
         };
         let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
         let state = Mutex::new(state);
@@ -182,11 +185,11 @@ impl Hub {
     /// it.
     pub(super) fn publish(&self, commit: Commit, received: Instant) {
         if let Change::Record(Record::Event(event)) = &commit.change {
-            // The comparison unpacks and projects. It is made here and found again in the critical
-            // section.
-            let comparing = self.lock().views.comparing();
-            for encoder in comparing {
-                encoder.tells(event, Transition::Change);
+            // The comparison unpacks and projects. It is made here, once for each format among the
+            // views that see the change, and found again in the critical section.
+            let comparing = self.lock().views.comparing(event);
+            for view in comparing.iter().filter(|view| event.transition(view.selection()) == Some(Transition::Change)) {
+                view.encoder().tells(event, Transition::Change);
             }
         }
         let version = commit.version;
@@ -215,7 +218,9 @@ impl Hub {
         // Upstream's bookmarks are commits too, so a quiet resource gets here every minute.
         if received.saturating_duration_since(state.tidied_at) > TIDY_INTERVAL {
             state.tidied_at = received;
-            state.views.tidy(received);
+            let HubState { published, views, .. } = &mut *state;
+            views.tidy(received);
+            published.drop_unused_indexes(views.selections(), received);
         }
         drop(state);
         wake_all(&ended);
@@ -268,6 +273,7 @@ impl Hub {
         let HubState { published, views, .. } = &mut *state;
         published.shrink(share, Instant::now(), self.log_bytes()).iter().for_each(|record| views.trim(record));
         self.view_bytes.kept.open(reuses);
+        published.open_indexes(reuses);
         if !reuses {
             views.forget();
         }

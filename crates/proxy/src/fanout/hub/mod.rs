@@ -2,8 +2,10 @@
 
 pub mod batch;
 pub(in crate::fanout) mod core;
+mod indexing;
 mod proved;
 mod reads;
+mod replay;
 mod status;
 
 pub(in crate::fanout) use self::reads::HistoryError;

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::core::{Hub, HubState};
 use crate::{
-    cache::{CachedState, Expired, PriorState},
+    cache::{CachedState, Expired, PriorStep},
     fanout::{
         stream_end::StreamEnd,
         views::{
@@ -51,22 +51,22 @@ impl Hub {
         if cached.version < floor {
             return Ok((view.end(), false));
         }
-        let cursor = view.cursor_after(floor, cached.history.ring());
+        let cursor = view.cursor_after(floor, &cached.history, None);
         cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
     }
 
-    /// A part of [`History::prior_states`](crate::cache::History::prior_states), for a catch-up in
+    /// A part of [`History::prior_steps`](crate::cache::History::prior_steps), for a catch-up in
     /// this view.
-    pub(in crate::fanout) fn prior_states(
+    pub(in crate::fanout) fn prior_steps(
         &self,
         view: &View,
         after: ResourceVersion,
         up_to: Bound<ResourceVersion>,
-        changes_max: usize,
-    ) -> Result<(Vec<PriorState>, Option<ResourceVersion>), HistoryError> {
+        steps_max: usize,
+    ) -> Result<(Vec<PriorStep>, Option<ResourceVersion>), HistoryError> {
         let state = self.lock();
         let cached = self.state_of(&state, view).map_err(HistoryError::Ended)?;
-        cached.history.prior_states(after, up_to, changes_max).map_err(HistoryError::Expired)
+        cached.history.prior_steps(after, up_to, steps_max, view.selection()).map_err(HistoryError::Expired)
     }
 
     /// Unregisters a subscription. A view without subscriptions is dropped.

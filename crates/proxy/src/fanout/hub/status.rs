@@ -87,6 +87,7 @@ impl Hub {
             let Budgets { projected, chunks } = &self.view_bytes.kept;
             gauges.log_bytes =
                 self.view_bytes.logs.load(Ordering::Relaxed) + self.segment_bytes() + projected.used() + chunks.used();
+            gauges.log_bytes += cached.store.postings().bytes() + cached.history.steps().bytes();
             gauges.ring_events = ring.len();
             gauges.ring_age = ring.age(now);
             gauges.objects = cached.store.len();

@@ -158,6 +158,13 @@ impl Encoder {
         *lock(&self.projected) = Projected::default();
     }
 
+    /// Drops what it retains of an object that no longer exists.
+    pub fn deleted(&self, key: &ObjectKey) {
+        if self.remembers() {
+            lock(&self.projected).objects.remove(key);
+        }
+    }
+
     /// The format.
     pub fn format(&self) -> &Format {
         &self.format

@@ -177,7 +177,7 @@ fn take_catch_up(
 ) -> Result<BacklogBatch, HistoryError> {
     let (selection, encoder) = (view.selection(), view.encoder());
     while let Some(up_to) = catch_up.unread() {
-        let (part, rest) = hub.prior_states(view, catch_up.from, up_to, CHANGES_MAX)?;
+        let (part, rest) = hub.prior_steps(view, catch_up.from, up_to, CHANGES_MAX)?;
         catch_up.read(part, rest, selection);
     }
     let mut frames = encoder.writer(bytes_max);

@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    cache::{PriorState, Store},
+    cache::{PriorState, PriorStep, Store},
     fanout::send::{
         encoder::Encoder,
         frame::{Body, EventHead, FrameWriter, Sink},
@@ -61,17 +61,17 @@ impl CatchUp {
     }
 
     /// Takes a part of history, newest first, and where the next part ends.
-    pub(super) fn read(&mut self, part: Vec<PriorState>, rest: Option<ResourceVersion>, selection: &Selection) {
-        for PriorState { key, before, .. } in part {
-            when_planted!(NewestChangeCounts => if self.before.contains_key(&key) { continue });
-            // An older change replaces newer ones: what counts is the object at `from`.
-            match before.filter(|before| selection.matches(before)) {
-                Some(before) => drop(self.before.insert(key, Some(before))),
-                // It was not selected at `from`. That matters only if it is now.
-                None if self.store.get(key.as_str()).is_some_and(|now| selection.matches(now)) => {
-                    self.before.insert(key, None);
+    pub(super) fn read(&mut self, part: Vec<PriorStep>, rest: Option<ResourceVersion>, selection: &Selection) {
+        for step in part {
+            match step {
+                PriorStep::Object(PriorState { key, before, .. }) => self.read_change(key, before, selection),
+                // An event that the selection does not see changes nothing for it.
+                PriorStep::Gap(gap) => {
+                    let seen: Vec<_> = gap.select(selection, 0).map(|(_, event, _)| event).collect();
+                    for event in seen.into_iter().rev() {
+                        self.read_change(event.object().key().clone(), event.previous(), selection);
+                    }
                 }
-                None => drop(self.before.remove(&key)),
             }
         }
         self.unread = rest.map(Bound::Excluded);
@@ -80,6 +80,19 @@ impl CatchUp {
                 self.before.values().flatten().filter(|was| self.is_gone(was, selection)).cloned().collect();
             gone.sort_by(|a, b| (a.version(), a.key()).cmp(&(b.version(), b.key())));
             self.gone = gone.into();
+        }
+    }
+
+    fn read_change(&mut self, key: ObjectKey, before: Option<Arc<Object>>, selection: &Selection) {
+        when_planted!(NewestChangeCounts => if self.before.contains_key(&key) { return });
+        // An older change replaces newer ones: what counts is the object at `from`.
+        match before.filter(|before| selection.matches(before)) {
+            Some(before) => drop(self.before.insert(key, Some(before))),
+            // It was not selected at `from`. That matters only if it is now.
+            None if self.store.get(key.as_str()).is_some_and(|now| selection.matches(now)) => {
+                self.before.insert(key, None);
+            }
+            None => drop(self.before.remove(&key)),
         }
     }
 

@@ -22,7 +22,10 @@ use crate::{
             backlog::{Backlog, BacklogPart, SnapshotHeader},
             catch_up::CatchUp,
         },
-        views::{log::Cursor, view::View},
+        views::{
+            log::{Cursor, Replayed},
+            view::View,
+        },
     },
     telemetry::metrics::Lag,
 };
@@ -67,7 +70,15 @@ impl First {
 
 impl Hub {
     /// Prepares what is sent first, inside the critical section that `cached` is borrowed from.
-    pub(super) fn start_point(&self, view: &View, cached: &CachedState, first: First) -> Result<StartPoint, Expired> {
+    /// `replayed` may have the history that it needs.
+    pub(super) fn start_point(
+        &self,
+        view: &View,
+        cached: &CachedState,
+        first: First,
+        replayed: Option<Replayed>,
+    ) -> Result<StartPoint, Expired> {
+        let replayed = replayed.filter(|replayed| replayed.epoch == cached.epoch);
         match first {
             First::Nothing(version) => Ok(StartPoint { cursor: view.end(), backlog: None, resume: Some(version) }),
             First::Snapshot { restarted_from, marks_end } => {
@@ -78,9 +89,9 @@ impl Hub {
                 let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
                 Ok(StartPoint { cursor: view.end(), backlog, resume: None })
             }
-            First::History(source, version) => history_point(view, cached, source, version),
+            First::History(source, version) => history_point(view, cached, (source, version), replayed),
             First::Backfill(backfill, version, source) => {
-                let then = history_point(view, cached, source, backfill_end(&backfill, cached))?;
+                let then = history_point(view, cached, (source, backfill_end(&backfill, cached)), None)?;
                 let part = BacklogPart::Backfill { backfill, after: version, sent_up_to: version };
                 let backlog = Some(Backlog::new(part).followed_by(then.backlog));
                 Ok(StartPoint { backlog, resume: Some(version), ..then })
@@ -104,7 +115,7 @@ impl Hub {
         let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
             let CachedState { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
-                view.shared_snapshot(store, *version, history.ring(), restarted_from, Instant::now());
+                view.shared_snapshot(store, *version, history, restarted_from, Instant::now());
             (cursor, BacklogPart::Chunks { header: header(version), chunks, next: 0 })
         } else {
             let (header, store) = (header(cached.version), cached.store.clone());
@@ -148,7 +159,7 @@ impl Hub {
             (true, Some(permit)) => Some(permit),
             (true, None) => Some(Arc::new(self.gate().acquire_now(holder).map_err(StreamEnd::Overloaded)?)),
         };
-        let point = self.start_point(view, cached, first)?;
+        let point = self.start_point(view, cached, first, None)?;
         self.metrics.lag(lag);
         Ok((point, permit))
     }
@@ -163,11 +174,11 @@ pub(super) fn backfill_end(backfill: &Backfill, cached: &CachedState) -> Resourc
 fn history_point(
     view: &View,
     cached: &CachedState,
-    source: HistorySource,
-    version: ResourceVersion,
+    (source, version): (HistorySource, ResourceVersion),
+    replayed: Option<Replayed>,
 ) -> Result<StartPoint, Expired> {
     let (cursor, backlog) = match source {
-        HistorySource::Log => (view.cursor_after(version, cached.history.ring())?, None),
+        HistorySource::Log => (view.cursor_after(version, &cached.history, replayed)?, None),
         HistorySource::CatchUp => {
             let catch_up = Box::new(CatchUp::new(version, cached.store.clone(), cached.version));
             let part = BacklogPart::CatchUp { catch_up, is_started: false };

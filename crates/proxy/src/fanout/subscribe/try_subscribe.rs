@@ -76,6 +76,11 @@ impl Hub {
         provided: &Provided,
         waker: &Arc<StreamWaker>,
     ) -> Result<Subscription, NotSubscribed> {
+        let key = ViewKey { selection: selection.spec().clone(), format: format.clone() };
+        let replayed = match options.start {
+            Start::Resume(version) | Start::ResumeWithObjects(version) => self.replay(&key, selection, version),
+            Start::Await(_) | Start::Snapshot => None,
+        };
         let mut state = self.lock();
         let (first, resume) = self.first(&state.published, format, options, provided)?;
         let permit = match (first.needs_permit(), &provided.permit) {
@@ -85,7 +90,6 @@ impl Hub {
         };
         let HubState { published, views, .. } = &mut *state;
         let cached = published.serving(Instant::now())?;
-        let key = ViewKey { selection: selection.spec().clone(), format: format.clone() };
         let view = match views.get(&key) {
             Some(view) => view.clone(),
             None => {
@@ -98,7 +102,7 @@ impl Hub {
             First::Proved { proved, .. } => Some(proved.version),
             _ => None,
         };
-        let start = self.start_point(&view, cached, first)?;
+        let start = self.start_point(&view, cached, first, replayed)?;
         if let Some((version, how)) = resume {
             self.resumed(version, how);
         }
@@ -127,6 +131,7 @@ impl Hub {
         waker: impl Into<Arc<StreamWaker>>,
     ) -> Result<Subscription, Refusal> {
         let (options, waker, mut provided) = (options.into(), waker.into(), Provided::default());
+        self.start_index(&selection);
         loop {
             match self.try_subscribe(&selection, &format, &options, &provided, &waker) {
                 Ok(subscription) => return Ok(subscription),

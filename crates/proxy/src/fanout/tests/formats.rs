@@ -157,3 +157,35 @@ async fn bytes_that_changed_without_a_version_are_sent_as_they_are_now() {
         assert_eq!(comes.read().await[1].1, r#"{"metadata":{"labels":{"app":"db"}}}"#, "{encoding:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_projected_only_for_the_views_that_see_it() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
+    let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
+    let format = Format::new(labels, true, Encoding::Json).unwrap();
+    let mut web = Client::new(&cache, "app=web", format, Start::Resume(version(10)));
+    let projected = cache.hub.view_bytes.kept.projected.clone();
+    cache.event(Modified, "b", "db", 11);
+    assert!(web.lines().await.is_empty());
+    assert_eq!(projected.used(), 0, "no view sees it");
+    cache.event(Modified, "a", "web", 12);
+    assert!(web.lines().await.is_empty(), "its labels are the same");
+    assert!(projected.used() > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_projection_of_a_deleted_object_is_not_retained() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
+    let labels = Projection::new(Parts::Fields(&["metadata.labels".to_owned()]), false, false).unwrap();
+    let format = Format::new(labels, false, Encoding::Json).unwrap();
+    let mut all = Client::new(&cache, "", format, Start::Snapshot);
+    assert_eq!(all.read().await.len(), 4);
+    let projected = cache.hub.view_bytes.kept.projected.clone();
+    let both = projected.used();
+    cache.event(Deleted, "b", "db", 11);
+    assert!(projected.used() < both);
+    cache.list(&[], 20);
+    assert_eq!(projected.used(), 0, "a relist deletes too");
+}

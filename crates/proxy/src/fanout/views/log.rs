@@ -54,6 +54,27 @@ impl LogItem {
     }
 }
 
+/// Items of the history after one version and up to another, in which a view may start.
+#[derive(Debug)]
+pub struct Replayed {
+    /// Names the history.
+    pub epoch: u64,
+    /// They start after this version.
+    pub after: ResourceVersion,
+    /// They are complete up to this version.
+    pub up_to: ResourceVersion,
+    /// In order.
+    pub items: Vec<LogItem>,
+}
+
+impl Replayed {
+    /// The items up to `floor`, and the version up to which these are complete.
+    pub fn up_to(mut self, floor: ResourceVersion) -> (Vec<LogItem>, ResourceVersion) {
+        self.items.truncate(self.items.partition_point(|item| item.version() <= floor));
+        (self.items, self.up_to.min(floor))
+    }
+}
+
 /// A place in a view's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {

@@ -34,6 +34,9 @@ pub const SEGMENT_BYTES: usize = 64 << 10;
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 /// The segments that all views of one cache retain, in bytes.
 const SEGMENT_BYTES_MAX: usize = 32 << 20;
+/// The same with the newest segment of each view. Up to here a view retains the segment that its
+/// subscribers are about to take, even if others use up the budget.
+const NEWEST_BYTES_MAX: usize = 2 * SEGMENT_BYTES_MAX;
 
 /// The size of the segments of all views of one cache, in bytes.
 pub type SegmentBytes = Arc<AtomicUsize>;
@@ -187,24 +190,28 @@ impl Segments {
         self.total.fetch_add(segment.estimate_bytes, Ordering::Relaxed);
         self.segments.insert(segment.first, segment.clone());
         while self.bytes > VIEW_SEGMENT_BYTES_MAX || self.total.load(Ordering::Relaxed) > SEGMENT_BYTES_MAX {
-            if !self.drop_oldest() {
-                break;
-            }
+            let Some(oldest) = self.segments.keys().find(|first| **first != segment.first).copied() else { break };
+            self.remove(oldest);
+        }
+        if self.total.load(Ordering::Relaxed) > NEWEST_BYTES_MAX {
+            self.remove(segment.first);
         }
         segment
     }
 
-    fn drop_oldest(&mut self) -> bool {
-        let Some((_, oldest)) = self.segments.pop_first() else { return false };
-        self.bytes -= oldest.estimate_bytes;
-        self.total.fetch_sub(oldest.estimate_bytes, Ordering::Relaxed);
-        true
+    fn remove(&mut self, first: Cursor) {
+        if let Some(segment) = self.segments.remove(&first) {
+            self.bytes -= segment.estimate_bytes;
+            self.total.fetch_sub(segment.estimate_bytes, Ordering::Relaxed);
+        }
     }
 
     /// Drops the segments before `first`, where the log was trimmed.
     pub fn trim(&mut self, first: Cursor) {
-        while self.segments.first_key_value().is_some_and(|(_, segment)| segment.end <= first) {
-            self.drop_oldest();
+        while let Some((oldest, segment)) = self.segments.first_key_value()
+            && segment.end <= first
+        {
+            self.remove(*oldest);
         }
     }
 
@@ -236,4 +243,49 @@ pub fn cut(log: &ViewLog, cursor: Cursor, next: Cursor, bytes_max: usize) -> Opt
         entries.push(entry.clone());
     }
     (!entries.is_empty()).then_some((entries, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fanout::views::log::{LogBytes, LogItem};
+    use kubefan_model::{
+        event::{EventType, Transition, WatchEvent},
+        fields::FieldTable,
+        object::ObjectParser,
+    };
+
+    fn log(events: u64) -> ViewLog {
+        let version = |number| ResourceVersion::new(number).unwrap();
+        let mut log = ViewLog::new(version(1), LogBytes::default());
+        let parser = ObjectParser::new(&FieldTable::default());
+        for number in 2..2 + events {
+            let json = format!(
+                r#"{{"metadata":{{"name":"a","resourceVersion":"{number}"}},"data":"{}"}}"#,
+                "x".repeat(SEGMENT_BYTES / 2)
+            );
+            let object = Arc::new(parser.parse(json.as_bytes()).unwrap());
+            let event = Arc::new(WatchEvent::new(EventType::Modified, version(number), object, None));
+            log.push(LogItem::Event(LogEntry::of(&event, Transition::Change, None)));
+        }
+        log
+    }
+
+    #[test]
+    fn a_view_retains_its_newest_segment_while_others_use_up_the_budget() {
+        let (log, total) = (log(2), SegmentBytes::default());
+        let mut segments = Segments::new(total.clone());
+        total.store(SEGMENT_BYTES_MAX, Ordering::Relaxed);
+        let first = segments.at(log.first(), &log).unwrap();
+        let again = segments.at(log.first(), &log).unwrap();
+        assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
+        let second = segments.at(first.end, &log).unwrap();
+        assert!(Arc::ptr_eq(&segments.at(first.end, &log).unwrap(), &second));
+        assert_eq!(total.load(Ordering::Relaxed), SEGMENT_BYTES_MAX + second.estimate_bytes, "older ones make room");
+        segments.clear();
+        total.store(NEWEST_BYTES_MAX, Ordering::Relaxed);
+        segments.at(log.first(), &log);
+        assert_eq!(total.load(Ordering::Relaxed), NEWEST_BYTES_MAX, "a limit remains");
+        total.store(0, Ordering::Relaxed);
+    }
 }

@@ -27,7 +27,12 @@ use kubefan_common::{
     planted::{self, Bug},
     proto::v1alpha1::ResolvedResource,
 };
-use kubefan_model::{format::Format, table::Tables};
+use kubefan_model::{
+    event::{EventType, TestedEvent, WatchEvent},
+    format::Format,
+    selection::Selection,
+    table::Tables,
+};
 
 /// The views of a hub.
 #[derive(Default)]
@@ -73,10 +78,15 @@ impl Views {
         encoder
     }
 
-    /// The encoders that send an event only if their projection of the object changes.
-    pub(in crate::fanout) fn comparing(&self) -> Vec<Arc<Encoder>> {
-        let comparing = self.encoders.iter().filter(|(format, _)| format.only_changes());
-        comparing.filter_map(|(_, encoder)| encoder.upgrade()).collect()
+    /// The views that an event may concern and that send it only if their projection of the object
+    /// changes.
+    pub(in crate::fanout) fn comparing(&mut self, event: &WatchEvent) -> Vec<Arc<View>> {
+        if !self.encoders.keys().any(Format::only_changes) {
+            return Vec::new();
+        }
+        self.index.candidates(event, &mut self.candidates);
+        let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id)).map(|slot| &slot.view);
+        concerned.filter(|view| view.encoder().format().only_changes()).cloned().collect()
     }
 
     /// Adds a view.
@@ -120,12 +130,19 @@ impl Views {
     /// Appends a record to the views that it may concern. Returns to how many.
     pub(in crate::fanout) fn append(&mut self, record: &Record, received: Instant) -> usize {
         self.route(record);
+        let objects = match record {
+            Record::Event(event) => Some((event, event.object(), event.previous())),
+            Record::Gap(_) => None,
+        };
+        let tested =
+            objects.as_ref().map(|(event, object, previous)| TestedEvent::new(event, object, previous.as_deref()));
         let mut dispatched = 0;
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
-            let is_appended = match record {
-                Record::Event(event) => slot.view.append(event, received),
-                Record::Gap(gap) => {
+            let is_appended = match (record, &tested) {
+                (Record::Event(event), Some(tested)) => slot.view.append(event, tested, received),
+                (Record::Event(_), None) => false,
+                (Record::Gap(gap), _) => {
                     slot.view.append_gap(gap, received);
                     slot.view.encoder().format().has_markers() || !planted::is(Bug::EndNotAnnounced)
                 }
@@ -136,6 +153,10 @@ impl Views {
             }
         }
         self.unannounced_records += usize::from(dispatched > 0);
+        for event in record.events().iter().filter(|event| event.kind() == EventType::Deleted) {
+            let encoders = self.encoders.values().filter_map(Weak::upgrade);
+            encoders.for_each(|encoder| encoder.deleted(event.object().key()));
+        }
         dispatched
     }
 
@@ -160,6 +181,11 @@ impl Views {
     /// Whether no subscriber is to be woken.
     pub(in crate::fanout) fn all_announced(&self) -> bool {
         self.unannounced.is_empty()
+    }
+
+    /// What the views select.
+    pub(in crate::fanout) fn selections(&self) -> impl Iterator<Item = &Selection> {
+        self.slots.iter().map(|(_, slot)| slot.view.selection())
     }
 
     /// The number of views.

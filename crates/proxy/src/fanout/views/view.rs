@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    log::{Cursor, LogBytes, LogItem, ViewLog},
+    log::{Cursor, LogBytes, LogItem, Replayed, ViewLog},
     segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
 use crate::{
-    cache::{EventRing, Expired, Gap, Store},
+    cache::{Expired, Gap, History, Store},
     fanout::{
         send::{budget::Budgets, encoder::Encoder, log_entry::LogEntry},
         stream_end::StreamEnd,
@@ -28,7 +28,7 @@ use kubefan_common::{
 };
 use kubefan_model::{
     ResourceVersion,
-    event::WatchEvent,
+    event::{TestedEvent, WatchEvent},
     format::Format,
     selection::{Selection, SelectionSpec},
 };
@@ -142,8 +142,8 @@ impl View {
     }
 
     /// Appends an event if this view sends it. Returns whether it does.
-    pub fn append(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
-        let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
+    pub fn append(&self, event: &Arc<WatchEvent>, tested: &TestedEvent<'_>, received: Instant) -> bool {
+        let seen = tested.transition(&self.selection).filter(|seen| self.encoder.tells(event, *seen));
         let Some(seen) = seen else { return false };
         self.push(&mut self.state(), LogItem::Event(LogEntry::of(event, seen, Some(received))));
         true
@@ -213,6 +213,11 @@ impl View {
             place += WAKERS_PER_LOCK;
             woken = [woken, armed.iter().map(|waker| waker.wake()).sum()].into_iter().sum();
         }
+    }
+
+    /// The version after which the log is complete.
+    pub fn floor(&self) -> ResourceVersion {
+        self.state().log.floor()
     }
 
     /// The end of the log.
@@ -299,7 +304,7 @@ impl View {
         &self,
         store: &Store,
         version: ResourceVersion,
-        ring: &EventRing,
+        history: &History,
         not_older_than: Option<ResourceVersion>,
         now: Instant,
     ) -> (SharedSnapshotReader, ResourceVersion, Cursor) {
@@ -307,7 +312,7 @@ impl View {
         if let Some(snapshot) = &known
             && not_older_than.is_none_or(|least| snapshot.version() >= least)
             && let Some(reader) = snapshot.join(version, now)
-            && let Ok(cursor) = self.cursor_after(snapshot.version(), ring)
+            && let Ok(cursor) = self.cursor_after(snapshot.version(), history, None)
         {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
@@ -319,15 +324,23 @@ impl View {
         (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
     }
 
-    /// The place in the log after `version`. If the log starts later, it is completed from the
-    /// ring.
-    pub fn cursor_after(&self, version: ResourceVersion, ring: &EventRing) -> Result<Cursor, Expired> {
-        let records = ring.since(version)?;
+    /// The place in the log after `version`. If the log starts later, it is completed from what was
+    /// replayed of this history, and from the ring.
+    pub fn cursor_after(
+        &self,
+        version: ResourceVersion,
+        history: &History,
+        replayed: Option<Replayed>,
+    ) -> Result<Cursor, Expired> {
+        let _ = history.ring().since(version)?;
         let mut state = self.state();
         let floor = state.log.floor();
         if version < floor && !planted::is(Bug::LateViewWithoutHistory) {
-            let older = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
-            let older = older.filter_map(|record| LogItem::replayed(record, &self.selection)).collect();
+            let replayed = replayed.filter(|replayed| replayed.after == version);
+            let (mut older, from) = replayed.map_or((Vec::new(), version), |replayed| replayed.up_to(floor));
+            let records = history.since(from, &self.selection)?;
+            let records = records.take_while(|record| record.version() <= floor || planted::is(Bug::HistoryTwice));
+            older.extend(records.filter_map(|record| LogItem::replayed(record, &self.selection)));
             state.log.extend_back(version, older);
         }
         Ok(state.log.after(version))

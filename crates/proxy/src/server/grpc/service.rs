@@ -141,6 +141,7 @@ impl<C: Catalog> WatchService for Service<C> {
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(target, Media::Json).await?;
             self.wait_for_version(&selected, version).await?;
+            selected.served.hub.index_for(&selected.selection).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
             let (store, version) = selected.served.hub.snapshot()?;
             Ok((selected, store, version, (place, pass), format))

@@ -66,6 +66,7 @@ pub async fn list<C: Catalog>(
     let ListOptions { freshness, limit, continues, .. } = options;
     let Selected { served, selection } = selected;
     let hub = served.hub.clone();
+    hub.index_for(&selection).await;
     let gate_permit;
     let mut last = None;
     let (store, version) = match continues.is_empty() {

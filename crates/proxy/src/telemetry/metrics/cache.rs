@@ -164,7 +164,7 @@ impl CacheFamilies {
             log_bytes: register.int_gauges(
                 "kubefan_view_log_bytes",
                 "Bytes that views retain beyond the objects they share: logs, messages in flight, projected objects, \
-                 compressed snapshots.",
+                 compressed snapshots; and the indexes of state and history.",
                 &LABELS,
             )?,
             ring_events: register.int_gauges("kubefan_ring_events", "Records in the event history.", &LABELS)?,
