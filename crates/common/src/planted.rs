@@ -317,6 +317,18 @@ bugs! {
     /// Needs: such a projection.
     LastAppliedStays = "last-applied-stays" breaks "Reliable, Convergent",
 
+    /// `fanout/subscribe/start_point.rs`: the initial events of a proved state have no end. Needs:
+    /// a consistent watch over HTTP that starts with the state, and a quiet cache.
+    ProvedStateNeverEnds = "proved-state-never-ends" breaks "Reliable, Convergent, Bookmarkable",
+
+    /// `peer/decode.rs`: a restored ring claims the versions of the conflated history before it.
+    /// Needs: a warm start, a small ring, a start older than it.
+    RestoredRingTooDeep = "restored-ring-too-deep" breaks "Resumable, Reliable, Filtered, Convergent",
+
+    /// `fanout/views/view_gap.rs`: where a gap is sent in parts, the first event of each further
+    /// part is left out. Needs: a large gap.
+    GapPartOmits = "gap-part-omits" breaks "Reliable, Filtered, Convergent",
+
     among threads:
 
     /// `fanout/hub/core.rs`: the newest version is published before the views' logs contain the
