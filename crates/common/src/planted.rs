@@ -321,6 +321,10 @@ bugs! {
     /// a consistent watch over HTTP that starts with the state, and a quiet cache.
     ProvedStateNeverEnds = "proved-state-never-ends" breaks "Reliable, Convergent, Bookmarkable",
 
+    /// `caches/backfiller.rs`: a backfill that overtakes the cache counts an event that it did not
+    /// keep as sent. Needs: a restart, changes at that moment, a cache whose own watch lags.
+    BackfillReachesTooFar = "backfill-reaches-too-far" breaks "Bookmarkable, Reliable, Resumable, Convergent",
+
     /// `peer/decode.rs`: a restored ring claims the versions of the conflated history before it.
     /// Needs: a warm start, a small ring, a start older than it.
     RestoredRingTooDeep = "restored-ring-too-deep" breaks "Resumable, Reliable, Filtered, Convergent",
