@@ -317,6 +317,22 @@ bugs! {
     /// Needs: such a projection.
     LastAppliedStays = "last-applied-stays" breaks "Reliable, Convergent",
 
+    /// `fanout/subscribe/start_point.rs`: the initial events of a proved state have no end. Needs:
+    /// a consistent watch over HTTP that starts with the state, and a quiet cache.
+    ProvedStateNeverEnds = "proved-state-never-ends" breaks "Reliable, Convergent, Bookmarkable",
+
+    /// `caches/backfiller.rs`: a backfill that overtakes the cache counts an event that it did not
+    /// keep as sent. Needs: a restart, changes at that moment, a cache whose own watch lags.
+    BackfillReachesTooFar = "backfill-reaches-too-far" breaks "Bookmarkable, Reliable, Resumable, Convergent",
+
+    /// `peer/decode.rs`: a restored ring claims the versions of the conflated history before it.
+    /// Needs: a warm start, a small ring, a start older than it.
+    RestoredRingTooDeep = "restored-ring-too-deep" breaks "Resumable, Reliable, Filtered, Convergent",
+
+    /// `fanout/views/view_gap.rs`: where a gap is sent in parts, the first event of each further
+    /// part is left out. Needs: a large gap.
+    GapPartOmits = "gap-part-omits" breaks "Reliable, Filtered, Convergent",
+
     among threads:
 
     /// `fanout/hub/core.rs`: the newest version is published before the views' logs contain the
@@ -386,42 +402,4 @@ pub const fn is(_: Bug) -> bool {
 pub use chosen::{is, plant};
 
 #[cfg(planted_bugs)]
-mod chosen {
-    use std::{
-        env,
-        sync::atomic::{AtomicUsize, Ordering},
-    };
-
-    use super::Bug;
-
-    const NONE: usize = usize::MAX;
-    const UNDECIDED: usize = usize::MAX - 1;
-
-    static CHOSEN: AtomicUsize = AtomicUsize::new(UNDECIDED);
-
-    /// Whether this bug is planted.
-    pub fn is(bug: Bug) -> bool {
-        match CHOSEN.load(Ordering::SeqCst) {
-            UNDECIDED => {
-                plant(from_environment());
-                is(bug)
-            }
-            chosen => chosen == bug as usize,
-        }
-    }
-
-    /// Plants a bug in place of the current one. `None` removes it.
-    pub fn plant(bug: Option<Bug>) {
-        CHOSEN.store(bug.map_or(NONE, |bug| bug as usize), Ordering::SeqCst);
-    }
-
-    /// # Panics
-    ///
-    /// If there is no bug of that name: a test must not pass because its bug was not planted.
-    fn from_environment() -> Option<Bug> {
-        let name = env::var("KUBEFAN_PLANTED_BUG").ok().filter(|name| !name.is_empty())?;
-        let found = Bug::ALL.iter().chain(Bug::AMONG_THREADS).copied().find(|bug| bug.name() == name);
-        assert!(found.is_some(), "KUBEFAN_PLANTED_BUG={name} is not a bug in crate::planted::Bug");
-        found
-    }
-}
+mod chosen;

@@ -22,6 +22,7 @@ use kubefan_common::{
         self, PreviousObject, TransferChange, TransferEntry, TransferEvent, TransferGap, TransferHeader,
         TransferResponse, TransferSpan, TransferTrailer, transfer_entry::Entry, transfer_response::Part,
     },
+    when_planted,
 };
 use kubefan_model::{
     ObjectKey, ResourceVersion,
@@ -231,7 +232,8 @@ impl Decoder {
             let Some(Commit { store, .. }) = commit else {
                 return Err(PeerError::broken("an incomplete list of objects"));
             };
-            let floors = (header.conflated_floor, header.ring_floor);
+            let mut floors = (header.conflated_floor, header.ring_floor);
+            when_planted!(RestoredRingTooDeep => floors.1 = header.conflated_floor);
             self.state = State::History(Box::new(HistoryBuilder {
                 header,
                 store,

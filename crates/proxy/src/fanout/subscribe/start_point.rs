@@ -85,6 +85,7 @@ impl Hub {
                 Ok(self.snapshot_point(view, cached, restarted_from, marks_end))
             }
             First::Proved { proved: ProvedState { store, version, .. }, marks_end } => {
+                let marks_end = marks_end && !planted::is(Bug::ProvedStateNeverEnds);
                 let header = SnapshotHeader { version, begin: self.begin(), restarted_from: None, marks_end };
                 let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
                 Ok(StartPoint { cursor: view.end(), backlog, resume: None })
