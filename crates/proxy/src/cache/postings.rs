@@ -133,6 +133,7 @@ impl Postings {
                 end => end.as_ref().map(at),
             };
             let is_empty = match (&from, &to) {
+                (Bound::Included(from), Bound::Included(to)) => from > to,
                 (Bound::Included(from) | Excluded(from), Bound::Included(to) | Excluded(to)) => from >= to,
                 _ => false,
             };

@@ -120,7 +120,7 @@ impl Registry {
         let id = CacheId { gvr: info.gvr.clone(), scope, media };
         let started = || self.caches.get(&id).map(|cache| cache.clone());
         if let Some(cache) = started() {
-            // It may have started during the discovery; then this reader waits as its first one does.
+            // It may have started during the discovery. Then this reader waits as its first does.
             let is_new = cache.on_demand && *cache.served.hub.phase().borrow() == Phase::Syncing;
             return if is_new { self.first_sync(&cache, &id).await } else { Ok(cache.served.clone()) };
         }

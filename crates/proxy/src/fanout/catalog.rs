@@ -38,8 +38,8 @@ pub enum Patience {
     /// At most 40 ms, for a proof that is due: upstream answers the read soon enough.
     #[default]
     AtOnce,
-    /// As long as upstream takes to list the metadata of a small quiet cache, which costs upstream no
-    /// more than the read. Otherwise as [`Self::AtOnce`].
+    /// As long as upstream takes to list the metadata of a small quiet cache, which costs upstream
+    /// no more than the read. Otherwise as [`Self::AtOnce`].
     Comparison,
     /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the
     /// reader more.

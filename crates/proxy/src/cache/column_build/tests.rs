@@ -112,6 +112,9 @@ impl Pods {
             let rest = store.select(selection, Some(last.key())).map(|object| object.key().clone());
             let expected = store.after(Some(last.key())).filter(|object| selection.matches(object));
             prop_assert!(rest.eq(expected.map(|object| object.key().clone())), "after {}", last.key());
+            // A part of a snapshot may have only one object.
+            let alone = store.select_range(selection, last.key(), last.key());
+            prop_assert_eq!(alone.count(), usize::from(selection.matches(last)), "only {}", last.key());
         }
         if let (Some(first), Some(last)) = (store.iter().next(), store.iter().last()) {
             let within = store.select_range(selection, first.key(), last.key()).map(|object| object.key().to_string());

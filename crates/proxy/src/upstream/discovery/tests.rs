@@ -133,19 +133,25 @@ async fn legacy_documents_are_understood_and_one_unavailable_group_hides_no_othe
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_changed_schema_changes_the_fingerprint_and_a_forbidden_document_is_none() {
     let server = server();
     let discovery = server.discovery();
     assert_eq!(discovery.schema_fingerprint("", "v1").await.unwrap(), SchemaFingerprint::default());
+    // Until the documents are read again.
+    let later = || tokio::time::sleep(super::SCHEMA_DOCUMENTS_AGE_MAX);
+    later().await;
     server.set("/version", json!({"gitVersion": "v1.35.4"}));
     let schemas = |hash: &str| json!({"paths": {"apis/example.com/v1": {"serverRelativeURL": format!("/openapi/v3/apis/example.com/v1?hash={hash}")}}});
     server.set("/openapi/v3", schemas("A1"));
     let first = discovery.schema_fingerprint("example.com", "v1").await.unwrap();
     assert_eq!((first.server_version.as_deref(), first.schema_hash.as_deref()), (Some("v1.35.4"), Some("A1")));
     server.set("/openapi/v3", schemas("B2"));
+    assert_eq!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first, "it is shared for a while");
+    later().await;
     assert_ne!(discovery.schema_fingerprint("example.com", "v1").await.unwrap(), first);
     server.set("/openapi/v3", json!(500));
+    later().await;
     assert!(discovery.schema_fingerprint("example.com", "v1").await.is_err());
 }
 
