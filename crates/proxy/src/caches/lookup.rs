@@ -118,7 +118,7 @@ impl Registry {
         let info = info.map_err(refusal)?;
         let scope = self.scope_of(info.namespaced, namespace)?;
         let id = CacheId { gvr: info.gvr.clone(), scope, media };
-        let started = || self.caches.get(&id).map(|cache| cache.clone());
+        let started = || self.caches.get(&id);
         if let Some(cache) = started() {
             // It may have started during the discovery. Then this reader waits as its first does.
             let is_new = cache.on_demand && *cache.served.hub.phase().borrow() == Phase::Syncing;
