@@ -98,9 +98,9 @@ impl Caches {
     }
 }
 
-/// A setup that caches any resource on demand, also as protobuf.
+/// A setup that caches any resource, also as protobuf; all but secrets on demand.
 fn anything() -> Setup {
-    let mut setup = Setup::of(&[])
+    let mut setup = Setup::of(&["secrets"])
         .on_demand(kubefan_proxy::caches::OnDemandLimits { on_demand_resources_max: 1000, ..on_demand() });
     setup.registry.protobuf = Some(PROTOBUF);
     setup

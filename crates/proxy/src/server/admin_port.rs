@@ -24,8 +24,11 @@ use axum::{
 };
 use futures::StreamExt;
 use http::{Request, StatusCode};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
 use tokio::{
     runtime::{Builder, Handle},
     sync::{Semaphore, oneshot},
@@ -58,6 +61,9 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long an answer may take, with its wait for a permit.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Streams of an HTTP/2 connection.
+const HTTP2_STREAMS_MAX: u32 = 8;
 
 /// Answers, apart from those about liveness, that are made at a time.
 const ANSWERS_MAX: usize = 8;
@@ -148,11 +154,20 @@ impl Port {
                 Ok::<_, Infallible>(response)
             }
         });
-        let connection = http1::Builder::new()
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADERS_TIMEOUT)
-            .max_buf_size(HEADER_LIST_BYTES_MAX as usize)
-            .serve_connection(TokioIo::new(io), service);
+            .max_buf_size(HEADER_LIST_BYTES_MAX as usize);
+        // For gRPC clients that have the address of this port: they get an answer that says so.
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(STALL_TIMEOUT)
+            .max_header_list_size(HEADER_LIST_BYTES_MAX)
+            .max_concurrent_streams(HTTP2_STREAMS_MAX);
+        let connection = builder.serve_connection(TokioIo::new(io), service);
         // A connection that fails concerns only its client.
         let _ = place.close.run_until_cancelled(connection).await;
     }
