@@ -55,7 +55,7 @@ const VIEWS: usize = 10_000;
 /// Waking one stream, including its share of the commit.
 const WAKE: usize = 110;
 /// An event that matches none of [`VIEWS`] views, from its commit until all wake-ups are done.
-const COMMIT_UNSEEN: usize = 8_153;
+const COMMIT_UNSEEN: usize = 15_545;
 /// Taking one ready message by one subscriber, which then finds no more.
 const TAKE_ONE: usize = 1_133;
 /// The same with [`BATCH`] messages.
