@@ -24,11 +24,10 @@ use crate::{
     connections::{RawConnection, rig, status},
     harness::{
         Test,
-        kubefan::Kubefan,
         record::{Watch, connect},
         rig::{PODS, pod, pods, target},
         simulated::Simulated,
-        tests, wait,
+        tests,
     },
 };
 
@@ -137,17 +136,6 @@ async fn reflection_and_health_watches_are_streams() {
     assert!(status.message().contains("--subscribers-max"), "{status}");
 }
 
-/// The value of a line of the metrics.
-async fn metric(kubefan: &Kubefan, line: &str) -> Option<f64> {
-    let (_, text) = kubefan.admin("/metrics").await?;
-    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
-}
-
-async fn becomes(kubefan: &Kubefan, line: &str, value: f64) {
-    let what = format!("{line} to be {value}");
-    wait::until(&what, wait::SOON, || async { (metric(kubefan, line).await == Some(value)).then_some(()) }).await;
-}
-
 async fn a_live_watch_that_is_not_read_is_ended() {
     let simulated = Simulated::start().await;
     let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
@@ -158,15 +146,15 @@ async fn a_live_watch_that_is_not_read_is_ended() {
         format!("GET {PODS}?resourceVersion={}&watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", simulated.sim.revision());
     unread.write_all(watch.as_bytes()).await.unwrap();
     let subscribers = r#"kubefan_subscribers{group="",media="json",namespace="",resource="pods"}"#;
-    becomes(&kubefan, subscribers, 1.0).await;
+    kubefan.metric_becomes(subscribers, 1.0).await;
     // More than the sockets can buffer.
     for number in 0..240 {
         let mut large = pod("a", "new");
         large["metadata"]["annotations"] = json!({ "x": format!("{number}").repeat(40_000) });
         simulated.sim.update(&pods(), large).unwrap();
     }
-    becomes(&kubefan, subscribers, 0.0).await;
-    becomes(&kubefan, "kubefan_connections", 0.0).await;
+    kubefan.metric_becomes(subscribers, 0.0).await;
+    kubefan.metric_becomes("kubefan_connections", 0.0).await;
     drop(unread);
 }
 

@@ -378,7 +378,8 @@ async fn lists_of_a_small_quiet_cache_share_their_proof() {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let list = async || client.get(format!("http://{}{PODS}", kubefan.grpc_addr)).send().await.unwrap().status();
     // Until its last update is too old for a look-up alone.
-    while staleness(&kubefan).await < 0.2 {
+    let staleness = r#"kubefan_staleness_seconds{group="",media="json",namespace="",resource="pods"}"#;
+    while kubefan.metric(staleness).await.unwrap() < 0.2 {
         sleep(Duration::from_millis(20)).await;
     }
     write_configmap(&simulated.sim);
@@ -388,13 +389,6 @@ async fn lists_of_a_small_quiet_cache_share_their_proof() {
     // Those of metadata, and those that were passed on.
     let lists = simulated.sim.stats().lists - before.lists;
     assert!(lists <= 25, "{lists} lists upstream for 50");
-}
-
-/// The age of the last proof of the pods, in seconds.
-async fn staleness(kubefan: &Kubefan) -> f64 {
-    let (_, metrics) = kubefan.admin("/metrics").await.unwrap();
-    let line = metrics.lines().find(|line| line.starts_with("kubefan_staleness_seconds{")).unwrap();
-    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 async fn an_informer_of_a_quiet_resource_waits_for_no_bookmark() {

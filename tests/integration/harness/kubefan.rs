@@ -96,6 +96,18 @@ impl Kubefan {
         let response = reqwest::get(format!("http://{}{path}", self.admin_addr)).await.ok()?;
         Some((response.status(), response.text().await.ok()?))
     }
+
+    /// The value of a line of the metrics, given with its labels.
+    pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
+        let (_, text) = self.admin("/metrics").await?;
+        text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+    }
+
+    /// Waits until a line of the metrics has this value.
+    pub(crate) async fn metric_becomes(&self, line: &str, value: f64) {
+        let what = format!("{line} to be {value}");
+        wait::until(&what, wait::SOON, || async { (self.metric(line).await == Some(value)).then_some(()) }).await;
+    }
 }
 
 /// The path of the binary. Set the variable to a release build for measurements.

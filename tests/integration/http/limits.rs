@@ -18,7 +18,7 @@ use crate::harness::{
     record::{Watch, connect},
     rig::{pod, pods, target},
     simulated::Simulated,
-    tests, wait,
+    tests,
 };
 
 pub(crate) const TESTS: &[Test] = tests! {
@@ -64,16 +64,6 @@ async fn refused(response: Response, code: StatusCode) -> Value {
     let status = json_of(response).await;
     assert_eq!((&status["kind"], &status["code"]), (&json!("Status"), &json!(code.as_u16())), "{status}");
     status
-}
-
-async fn metric(kubefan: &Kubefan, line: &str) -> Option<f64> {
-    let (_, text) = kubefan.admin("/metrics").await?;
-    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
-}
-
-async fn becomes(kubefan: &Kubefan, line: &str, value: f64) {
-    let what = format!("{line} to be {value}");
-    wait::until(&what, wait::SOON, || async { (metric(kubefan, line).await == Some(value)).then_some(()) }).await;
 }
 
 fn on_node(name: &str, node: &str) -> Value {
@@ -223,7 +213,7 @@ async fn reads_above_the_limit_are_429() {
     let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1"]).await;
     let unread = ask(kubefan.grpc_addr, &format!("{PODS}?{ANY}")).await;
     let list = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
-    becomes(&kubefan, list, 1.0).await;
+    kubefan.metric_becomes(list, 1.0).await;
     for path in [format!("{PODS}?{ANY}"), format!("/api/v1/namespaces/default/pods/large-1?{ANY}")] {
         let response = get(&kubefan, &path).await;
         assert_eq!(response.headers()["retry-after"], "1");
@@ -238,13 +228,13 @@ async fn reads_above_the_limit_are_429() {
         let line = format!(
             r#"kubefan_requests_total{{answered_by="kubefan",code="429",protocol="http",resource="pods",verb="{verb}"}}"#
         );
-        assert_eq!(metric(&kubefan, &line).await, Some(1.0), "{line}");
+        assert_eq!(kubefan.metric(&line).await, Some(1.0), "{line}");
     }
     // Watches and forwarded requests have separate limits.
     assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await.status(), StatusCode::OK);
     assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);
     drop(unread);
-    becomes(&kubefan, list, 0.0).await;
+    kubefan.metric_becomes(list, 0.0).await;
     assert_eq!(get(&kubefan, &format!("{PODS}?{ANY}&limit=1")).await.status(), StatusCode::OK);
 }
 
@@ -287,7 +277,7 @@ async fn requests_are_counted_for_both_protocols() {
         let line = format!(
             r#"kubefan_requests_total{{answered_by="{by}",code="{code}",protocol="{protocol}",resource="{resource}",verb="{verb}"}}"#
         );
-        (metric(&kubefan, &line).await, line)
+        (kubefan.metric(&line).await, line)
     };
     for (by, code, protocol, resource, verb, expected) in [
         ("cache", "200", "http", "pods", "list", 1.0),
@@ -306,10 +296,10 @@ async fn requests_are_counted_for_both_protocols() {
     for (by, verb, expected) in [("cache", "get", Some(2.0)), ("upstream", "get", Some(2.0)), ("cache", "watch", None)]
     {
         let labels = format!(r#"{{answered_by="{by}",protocol="http",verb="{verb}"}}"#);
-        let timed = metric(&kubefan, &format!("kubefan_request_duration_seconds_count{labels}")).await;
+        let timed = kubefan.metric(&format!("kubefan_request_duration_seconds_count{labels}")).await;
         assert_eq!(timed, expected, "{labels}");
     }
-    becomes(&kubefan, r#"kubefan_requests_inflight{protocol="http",verb="watch"}"#, 0.0).await;
+    kubefan.metric_becomes(r#"kubefan_requests_inflight{protocol="http",verb="watch"}"#, 0.0).await;
 }
 
 async fn a_web_page_of_another_host_cannot_read() {
@@ -374,12 +364,12 @@ async fn an_unread_answer_releases_its_resources() {
     ] {
         // kubefan must close the connection even though the client's side stays open.
         let unread = ask(kubefan.grpc_addr, &path).await;
-        becomes(&kubefan, gauge, 1.0).await;
-        becomes(&kubefan, gauge, 0.0).await;
-        becomes(&kubefan, "kubefan_connections", 0.0).await;
+        kubefan.metric_becomes(gauge, 1.0).await;
+        kubefan.metric_becomes(gauge, 0.0).await;
+        kubefan.metric_becomes("kubefan_connections", 0.0).await;
         drop(unread);
     }
-    becomes(&kubefan, inflight, 0.0).await;
+    kubefan.metric_becomes(inflight, 0.0).await;
 }
 
 async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
@@ -390,7 +380,7 @@ async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
         let watch = format!("GET {path}?{ANY}&watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
         let mut stream = TcpStream::connect(kubefan.grpc_addr).await.unwrap();
         stream.write_all(format!("{watch}GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
-        becomes(&kubefan, open, 1.0).await;
+        kubefan.metric_becomes(open, 1.0).await;
         // Read everything, so that the client's close is orderly and only polling the socket
         // reveals it.
         let mut read = String::new();
@@ -401,13 +391,13 @@ async fn a_disconnect_is_noticed_behind_a_pipelined_request() {
             read += &String::from_utf8_lossy(&some[..count]);
         }
         drop(stream);
-        becomes(&kubefan, open, 0.0).await;
+        kubefan.metric_becomes(open, 0.0).await;
     }
     // A client that disconnects while reading is not counted as a failure.
     let mut watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
     assert!(watch.chunk().await.unwrap().is_some());
     drop(watch);
-    becomes(&kubefan, r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
+    kubefan.metric_becomes(r#"kubefan_connections_finished_total{reason="closed"}"#, 3.0).await;
 }
 
 async fn with_passthrough_only_informers_start_a_cache() {
@@ -424,15 +414,15 @@ async fn with_passthrough_only_informers_start_a_cache() {
     }
     let synced =
         |resource: &str| format!(r#"kubefan_synced{{group="",media="json",namespace="",resource="{resource}"}}"#);
-    assert_eq!(metric(&kubefan, &synced("pods")).await, None);
+    assert_eq!(kubefan.metric(&synced("pods")).await, None);
     let watch = get(&kubefan, &format!("{PODS}?{ANY}&watch=1")).await;
     assert!(is_cached(&watch));
-    assert_eq!(metric(&kubefan, &synced("pods")).await, Some(1.0));
+    assert_eq!(kubefan.metric(&synced("pods")).await, Some(1.0));
     assert!(is_cached(&get(&kubefan, &format!("{PODS}?{ANY}")).await), "an existing cache is used");
     // An informer begins with such a list: the cache's own list takes its place.
     let list = get(&kubefan, &format!("/api/v1/configmaps?{ANY}&limit=500")).await;
     assert_eq!((list.status(), is_cached(&list)), (StatusCode::OK, true));
-    assert_eq!(metric(&kubefan, &synced("configmaps")).await, Some(1.0));
+    assert_eq!(kubefan.metric(&synced("configmaps")).await, Some(1.0));
 }
 
 async fn reads_start_caches_without_passthrough() {
