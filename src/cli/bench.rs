@@ -24,7 +24,7 @@ use kubefan_proxy::config;
 #[derive(Debug, Args)]
 #[command(
     after_help = "The server under test is a separate process, started anew for each run. A simulated apiserver and all subscribers run in \
-    this process. The floor sends as many bytes over raw TCP, with one write per subscriber and wake-up, and is measured in the same run: \
+    this process. The floor sends as many bytes over raw TCP, or TLS with --tls, with one write per subscriber and wake-up, and is measured in the same run: \
     shares of the floor can be compared between machines, microseconds cannot. Use an optimized build on an otherwise idle machine."
 )]
 pub(super) struct BenchArgs {
@@ -87,8 +87,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     stalled: Option<u32>,
 
-    /// Use TLS between server and subscribers, with a temporary certificate; the floor stays
-    /// plaintext
+    /// Use TLS between server and subscribers, and for the floor, with a temporary certificate
     #[arg(long)]
     tls: bool,
 
@@ -163,7 +162,12 @@ enum WindowPreset {
 
 /// Runs the floor; the benchmark starts this process.
 #[derive(Debug, Args)]
-pub(super) struct FloorArgs {}
+pub(super) struct FloorArgs {
+    #[arg(long, requires = "tls_private_key_file")]
+    tls_cert_file: Option<PathBuf>,
+    #[arg(long, requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+}
 
 /// Runs a server under test; the benchmark starts every server through this process.
 #[derive(Debug, Args)]
@@ -272,9 +276,10 @@ pub(super) fn run(args: BenchArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-pub(super) fn run_floor(FloorArgs {}: FloorArgs) -> Result<(), CliError> {
+pub(super) fn run_floor(args: &FloorArgs) -> Result<(), CliError> {
+    let certificate = args.tls_cert_file.as_deref().zip(args.tls_private_key_file.as_deref());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::plain)?;
-    runtime.block_on(floor::serve()).map_err(CliError::plain)
+    runtime.block_on(floor::serve(certificate)).map_err(CliError::plain)
 }
 
 pub(super) fn run_child(args: &ChildArgs) -> Result<(), CliError> {

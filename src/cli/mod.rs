@@ -92,7 +92,7 @@ fn run(command: Command) -> Result<(), CliError> {
         #[cfg(feature = "sim")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "sim")]
-        Command::BenchFloor(args) => bench::run_floor(args),
+        Command::BenchFloor(args) => bench::run_floor(&args),
         #[cfg(feature = "sim")]
         Command::BenchChild(args) => bench::run_child(&args),
         Command::Get(args) => client_runtime()?.block_on(get::run(args)),

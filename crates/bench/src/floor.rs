@@ -1,20 +1,26 @@
 //! The floor: a process that sends as many bytes as the server over raw TCP with tokio, with one
-//! task per connection and one write per wake-up. No server on this machine can cost less without
-//! giving up its async runtime or the kernel's sockets.
+//! task per connection and one write per wake-up. With a certificate it sends them over TLS with
+//! rustls, without HTTP/2. No server on this machine can cost less without giving up its async
+//! runtime, its TLS library or the kernel's sockets.
 //!
-//! The first connection to the process carries orders. Each order is a number of additional bytes
+//! The first connection to the process carries orders, without TLS. Each order is a number of additional bytes
 //! to send on every other connection, including connections that are accepted later. The process
 //! ends when the first connection ends.
 
-use std::{io, net::SocketAddr, path::Path, sync::Arc};
+use std::{ffi::OsString, io, net::SocketAddr, path::Path, sync::Arc};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::watch,
 };
+use tokio_rustls::TlsAcceptor;
 
-use super::{BenchError, child::ServerProcess};
+use super::{
+    BenchError,
+    child::ServerProcess,
+    tls::{Certificate, acceptor},
+};
 
 /// Larger writes are split at this size.
 const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -22,18 +28,20 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Text that the process prints before its address.
 const MARKER: &str = "kubefan: serving bytes on ";
 
-/// Runs the floor process.
+/// Runs the floor process. With the files of a certificate and its key, every connection but the
+/// first uses TLS.
 ///
 /// # Errors
-/// When it cannot listen on loopback.
-pub async fn serve() -> io::Result<()> {
+/// When it cannot listen on loopback, or cannot use the files.
+pub async fn serve(certificate: Option<(&Path, &Path)>) -> io::Result<()> {
+    let tls = certificate.map(|(cert, key)| acceptor(cert, key)).transpose()?;
     let listener = kubefan_proxy::server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     eprintln!("{MARKER}{}", listener.local_addr()?);
     let (orders, _) = listener.accept().await?;
     let due = watch::Sender::new(0_u64);
     let accepted = due.clone();
     tokio::select! {
-        result = accept(listener, accepted) => result,
+        result = accept(listener, accepted, tls) => result,
         () = read_orders(orders, due) => Ok(()),
     }
 }
@@ -44,16 +52,23 @@ async fn read_orders(mut orders: TcpStream, due: watch::Sender<u64>) {
     }
 }
 
-async fn accept(listener: TcpListener, due: watch::Sender<u64>) -> io::Result<()> {
+async fn accept(listener: TcpListener, due: watch::Sender<u64>, tls: Option<TlsAcceptor>) -> io::Result<()> {
     let bytes: Arc<[u8]> = vec![b'x'; WRITE_BYTES_MAX].into();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        tokio::spawn(send(stream, due.subscribe(), bytes.clone()));
+        let (due, bytes, tls) = (due.subscribe(), bytes.clone(), tls.clone());
+        // A connection that fails is seen by its receiver, which then counts nothing.
+        tokio::spawn(async move {
+            match tls {
+                None => send(stream, due, bytes).await,
+                Some(tls) => send(tls.accept(stream).await?, due, bytes).await,
+            }
+        });
     }
 }
 
-async fn send(mut stream: TcpStream, mut due: watch::Receiver<u64>, bytes: Arc<[u8]>) -> io::Result<()> {
+async fn send(mut stream: impl AsyncWrite + Unpin, mut due: watch::Receiver<u64>, bytes: Arc<[u8]>) -> io::Result<()> {
     let mut sent = 0;
     loop {
         let now = *due.borrow_and_update();
@@ -62,6 +77,7 @@ async fn send(mut stream: TcpStream, mut due: watch::Receiver<u64>, bytes: Arc<[
             stream.write_all(&bytes[..count]).await?;
             sent += count as u64;
         }
+        stream.flush().await?;
         if due.changed().await.is_err() {
             return Ok(());
         }
@@ -75,8 +91,10 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    pub(super) async fn start(program: &Path) -> Result<Self, BenchError> {
-        let process = ServerProcess::start("the floor", program, program, ["bench-floor"], MARKER).await?;
+    pub(super) async fn start(program: &Path, certificate: Option<&Certificate>) -> Result<Self, BenchError> {
+        let mut args = vec![OsString::from("bench-floor")];
+        args.extend(certificate.into_iter().flat_map(Certificate::server_args));
+        let process = ServerProcess::start("the floor", program, program, args, MARKER).await?;
         let orders = TcpStream::connect(process.address).await?;
         orders.set_nodelay(true)?;
         Ok(Self { process, orders })

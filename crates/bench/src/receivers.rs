@@ -1,4 +1,5 @@
-//! The subscribers: HTTP/2 connections with the h2 crate, and raw TCP connections for the floor.
+//! The subscribers: HTTP/2 connections with the h2 crate, and TCP or TLS connections without HTTP/2 for the
+//! floor.
 //! They run on threads of their own and count what they receive.
 //!
 //! They share the machine with the server under test, so they do as little as possible: no
@@ -136,7 +137,7 @@ async fn run_connection(config: &ReceiverConfig, streams: Range<usize>, opening:
     let permit = opening.acquire().await.map_err(|error| error.to_string())?;
     match &config.kind {
         ReceiverKind::Raw { message_bytes, ready_bytes } => {
-            let transport = config.connector.tcp(counters).await.map_err(|error| format!("connecting: {error}"))?;
+            let transport = config.connector.connect(counters).await.map_err(|error| format!("connecting: {error}"))?;
             drop(permit);
             receive_raw(transport, streams, *message_bytes, *ready_bytes, counters).await
         }

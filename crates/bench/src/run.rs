@@ -134,8 +134,7 @@ impl Run<'_> {
         args.extend(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"].map(Into::into));
         args.extend(flags.iter().map(Into::into));
         if let Some(certificate) = self.certificate {
-            args.extend(["--tls-cert-file".into(), certificate.cert_file.as_os_str().to_owned()]);
-            args.extend(["--tls-private-key-file".into(), certificate.key_file.as_os_str().to_owned()]);
+            args.extend(certificate.server_args());
         }
         let name = &self.spec.name;
         let process = ServerProcess::start(name, self.program, program, args, "kubefan: serving gRPC ").await?;
@@ -206,13 +205,14 @@ impl Run<'_> {
         message_bytes: u64,
         initial: u64,
     ) -> Result<(Floor, Meter, Arc<Counters>, impl FnOnce() -> Receivers), BenchError> {
-        let mut floor = Floor::start(self.program).await?;
+        let mut floor = Floor::start(self.program, self.certificate).await?;
         let counters = Arc::new(Counters::new(subscribers, true));
         let streams = self.options.streams_per_connection.min(subscribers) as u64;
         if initial > 0 {
             floor.send(initial * message_bytes * streams).await?;
         }
-        let connector = Connector { address: floor.process.address, tls: None };
+        let tls = self.certificate.map(|certificate| certificate.client.clone());
+        let connector = Connector { address: floor.process.address, tls };
         let (meter, own) = (Meter::new(floor.process.pid), counters.clone());
         let kind = ReceiverKind::Raw { message_bytes, ready_bytes: 0 };
         let start = move || self.receivers(connector, kind, &own);

@@ -1,16 +1,18 @@
 //! A certificate for one invocation of the benchmark, and a TLS client that trusts only this one.
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use rustls::{
-    CipherSuite, ClientConfig, RootCertStore,
+    CipherSuite, ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
-    pki_types::{CertificateDer, ServerName},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
+use tokio_rustls::TlsAcceptor;
 
 /// The files for the server, and the configuration for its clients.
 pub(super) struct Certificate {
@@ -39,4 +41,20 @@ impl Certificate {
         let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
         Ok(Self { cert_file, key_file, client: (Arc::new(config), name) })
     }
+
+    /// The flags with which `kubefan serve` and the floor use the certificate.
+    pub(super) fn server_args(&self) -> [OsString; 4] {
+        let (cert, key) = (self.cert_file.clone().into_os_string(), self.key_file.clone().into_os_string());
+        ["--tls-cert-file".into(), cert, "--tls-private-key-file".into(), key]
+    }
+}
+
+/// Accepts TLS connections of a server that speaks no HTTP/2, with PEM files.
+pub(super) fn acceptor(cert_file: &Path, key_file: &Path) -> io::Result<TlsAcceptor> {
+    let cert = CertificateDer::from_pem_file(cert_file).map_err(io::Error::other)?;
+    let key = PrivateKeyDer::from_pem_file(key_file).map_err(io::Error::other)?;
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().map_err(io::Error::other)?;
+    let config = builder.with_no_client_auth().with_single_cert(vec![cert], key).map_err(io::Error::other)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
