@@ -21,11 +21,6 @@ use crate::{
     },
 };
 
-/// How often in a row one page may fail before the list starts over. client-go's REST client
-/// retries a request as often.
-const PAGE_FAILURES_MAX: usize = 10;
-/// The same for a list beside an open watch, whose events wait for the list.
-const PAGE_FAILURES_BESIDE_MAX: usize = 2;
 impl<R: Rng> Reflector<R> {
     /// Requests the next page.
     pub(super) async fn page(&mut self, mut list: PagedList) -> Result<Step, ReflectorError> {
@@ -55,7 +50,7 @@ impl<R: Rng> Reflector<R> {
                 return Err(ReflectorError::List(error));
             }
             self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
-            (list.next, list.failures) = (next, 0);
+            (list.next, list.failures) = (next, None);
             if list.next.is_none() {
                 (self.unpaged, self.next_is_paged) = (false, false);
                 self.ready.push_back((Update::ListEnd(list_version), received));
@@ -88,12 +83,10 @@ impl<R: Rng> Reflector<R> {
     fn page_failed(&mut self, mut list: PagedList, error: UpstreamError) -> ReflectorError {
         let (is_expired, is_passing) =
             (matches!(error, UpstreamError::Gone { .. }), error.is_away() || error.is_busy());
-        let failures_max = if list.beside.is_some() { PAGE_FAILURES_BESIDE_MAX } else { PAGE_FAILURES_MAX };
         // A single answer for all objects may be too long or too slow, so it is tried once. These
         // failures say nothing about that.
         self.unpaged &= matches!(error, UpstreamError::TooManyRequests { .. } | UpstreamError::Unreachable { .. });
-        self.state = if is_passing && list.next.is_some() && list.failures < failures_max {
-            list.failures += 1;
+        self.state = if is_passing && list.page_may_be_retried(Instant::now()) {
             State::Paging(list)
         } else if let Some((watch, version)) = list.beside {
             match is_passing {

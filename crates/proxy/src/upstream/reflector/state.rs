@@ -54,6 +54,14 @@ impl State {
     }
 }
 
+/// How long one page may fail before the list starts over. If etcd was restored from a backup
+/// meanwhile, the next page would come from another history than the pages before: a restored
+/// cluster refuses the token only until it has reached the token's version again.
+const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
+/// How often in a row a page may fail if the list is beside an open watch, whose events wait for
+/// the list.
+const PAGE_FAILURES_BESIDE_MAX: usize = 2;
+
 /// The position in a paged list.
 pub(super) struct PagedList {
     /// Why the list was started.
@@ -62,8 +70,8 @@ pub(super) struct PagedList {
     pub(super) next: Option<String>,
     /// The version of the first page.
     pub(super) version: Option<ResourceVersion>,
-    /// How often in a row the next page has failed.
-    pub(super) failures: usize,
+    /// How often in a row the next page has failed, and when it failed first.
+    pub(super) failures: Option<(usize, Instant)>,
     /// The open watch, and the version of its last event, if the list repeats the objects at that
     /// version. The watch continues after the list, so no event is lost.
     pub(super) beside: Option<(OpenWatch, ResourceVersion)>,
@@ -72,7 +80,18 @@ pub(super) struct PagedList {
 impl PagedList {
     /// A list from its first page.
     pub(super) fn new(reason: &'static str, beside: Option<(OpenWatch, ResourceVersion)>) -> Self {
-        Self { reason, next: None, version: None, failures: 0, beside }
+        Self { reason, next: None, version: None, failures: None, beside }
+    }
+
+    /// Notes that the next page has failed. Returns whether it may be requested again.
+    pub(super) fn page_may_be_retried(&mut self, now: Instant) -> bool {
+        let (count, first) = self.failures.unwrap_or((0, now));
+        self.failures = Some((count + 1, first));
+        let is_in_time = match self.beside {
+            Some(_) => count < PAGE_FAILURES_BESIDE_MAX,
+            None => now.duration_since(first) < PAGE_FAILING_MAX,
+        };
+        self.next.is_some() && is_in_time
     }
 }
 
@@ -105,4 +124,20 @@ pub enum Step {
         /// The label in metrics: `timeout` for a normal end, or `idle`.
         reason: &'static str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_retried_for_a_minute_and_then_the_list_starts_over() {
+        let start = Instant::now();
+        let mut list = PagedList { next: Some("token".to_owned()), ..PagedList::new("test", None) };
+        assert!(list.page_may_be_retried(start));
+        assert!(list.page_may_be_retried(start + Duration::from_secs(59)));
+        assert!(!list.page_may_be_retried(start + PAGE_FAILING_MAX));
+        let mut first_page = PagedList::new("test", None);
+        assert!(!first_page.page_may_be_retried(start));
+    }
 }
