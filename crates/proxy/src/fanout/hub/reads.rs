@@ -40,19 +40,20 @@ impl Hub {
         }
     }
 
-    /// The place in the log after `floor`, and whether the cache has reached `floor`.
+    /// The place in the log after `cursor` and after `floor`, and whether the cache has reached
+    /// `floor`.
     pub(in crate::fanout) fn cursor_past(
         &self,
         view: &View,
+        cursor: Cursor,
         floor: ResourceVersion,
     ) -> Result<(Cursor, bool), LogReadError> {
         let state = self.lock();
         let cached = self.state_of(&state, view).map_err(LogReadError::Ended)?;
-        if cached.version < floor {
-            return Ok((view.end(), false));
+        match cached.version < floor {
+            true => Ok((view.end(), false)),
+            false => Ok((view.cursor_past(cursor, floor), true)),
         }
-        let cursor = view.cursor_after(floor, &cached.history, None);
-        cursor.map(|cursor| (cursor, true)).map_err(|expired| LogReadError::Behind { oldest: expired.oldest })
     }
 
     /// A part of [`History::prior_steps`](crate::cache::History::prior_steps), for a catch-up in

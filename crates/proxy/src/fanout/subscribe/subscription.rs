@@ -158,7 +158,11 @@ impl Subscription {
             match self.take_from_log(bytes_max) {
                 Ok(frames) => return Ok(frames),
                 Err(LogReadError::Ended(end)) => return Err(end),
-                Err(LogReadError::Gap(expired)) => return Err(expired.into()),
+                // The client may have a version inside the gap.
+                Err(LogReadError::Gap(Expired { requested, oldest })) => {
+                    let requested = self.resume.map_or(requested, |resume| resume.max(requested));
+                    return Err(Expired { requested, oldest }.into());
+                }
                 Err(LogReadError::Behind { oldest }) => {
                     self.lag(Expired { requested: self.resume.unwrap_or(oldest), oldest })?;
                 }
@@ -263,7 +267,7 @@ impl Subscription {
     /// Moves past the events that the client has from elsewhere.
     fn skip_to_floor(&mut self) -> Result<(), LogReadError> {
         let Some(floor) = self.floor else { return Ok(()) };
-        let (cursor, is_reached) = self.hub.cursor_past(&self.view, floor)?;
+        let (cursor, is_reached) = self.hub.cursor_past(&self.view, self.cursor, floor)?;
         self.cursor = cursor;
         self.floor = self.floor.filter(|_| !is_reached);
         Ok(())

@@ -188,3 +188,18 @@ async fn a_version_that_needs_a_catch_up_is_expired_over_http() {
     assert!(after(&cache, "app=web", 11).is_err());
     assert_eq!(lines(&mut after(&cache, "app=web", 12).unwrap()).await.len(), 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_awaits_a_version_continues_after_the_ring_has_evicted_it() {
+    let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(0), ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    let mut web = cache.subscribe("app=web", Start::Await(version(12))).unwrap();
+    cache.event(Modified, "a", "web", 11);
+    assert!(ready(&mut web).await.is_empty(), "the client has the events up to 12 from elsewhere");
+    // More than the ring holds, and nothing that the view sees.
+    for at in 12..=20 {
+        cache.event(Modified, "b", "db", at);
+    }
+    cache.event(Modified, "a", "web", 21);
+    assert_eq!(ready(&mut web).await, ["~a@21 (21)"]);
+}

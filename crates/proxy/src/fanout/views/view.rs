@@ -346,6 +346,13 @@ impl View {
         Ok(state.log.after(version))
     }
 
+    /// The place in the log after `cursor` and after `floor`. History is not needed for it: the log
+    /// has every event after a valid cursor.
+    pub fn cursor_past(&self, cursor: Cursor, floor: ResourceVersion) -> Cursor {
+        let state = self.state();
+        if floor < state.log.floor() { cursor } else { cursor.max(state.log.after(floor)) }
+    }
+
     /// Adds a subscription. Returns its place among the wakers.
     pub fn join(&self, waker: Arc<StreamWaker>) -> usize {
         self.state().subscribers += 1;
