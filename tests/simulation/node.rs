@@ -84,7 +84,7 @@ impl Default for NodeOptions {
 }
 
 /// The counters of the metrics that the table of a sweep shows.
-const COUNTED: [&str; 9] = [
+const COUNTED: [&str; 10] = [
     "kubefan_lags_total",
     "kubefan_proofs_total",
     "kubefan_relists_total",
@@ -92,6 +92,7 @@ const COUNTED: [&str; 9] = [
     "kubefan_resumes_total",
     "kubefan_snapshots_refused_total",
     "kubefan_transfers_total",
+    "kubefan_upstream_watch_restarts_total",
     "kubefan_upstream_watches_started_total",
     "kubefan_warm_starts_total",
 ];

@@ -112,7 +112,7 @@ struct Generated {
 #[derive(Default)]
 struct DeltaBases {
     objects: BTreeMap<String, Bytes>,
-    /// They started with a snapshot, so none is missing.
+    /// They started with a whole snapshot, so none is missing.
     is_complete: bool,
     /// They are the state at the resume version.
     is_current: bool,
@@ -188,9 +188,10 @@ impl Generated {
         self.delta_bases.is_current = false;
         match mark(&response) {
             Some(what) => {
-                if matches!(what, Observation::SnapshotBegin { .. }) {
-                    self.delta_bases.objects.clear();
-                    self.delta_bases.is_complete = true;
+                match what {
+                    Observation::SnapshotBegin { .. } => self.delta_bases = DeltaBases::default(),
+                    Observation::SnapshotEnd { .. } => self.delta_bases.is_complete = true,
+                    _ => {}
                 }
                 self.recorder.note(what, resume);
             }
