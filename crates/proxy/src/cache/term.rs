@@ -10,6 +10,7 @@ use kubefan_model::{
     fields::FieldRef,
     object::{Object, ObjectParser},
     selection::{Equality, Selection},
+    selector::ValueSet,
 };
 
 /// What objects are indexed by.
@@ -31,7 +32,7 @@ pub enum Values<'a> {
     /// Only this one.
     One(&'a str),
     /// Any of these, each once.
-    Any(&'a [Box<str>]),
+    Any(&'a ValueSet),
 }
 
 /// An equality term of a selection.
@@ -79,9 +80,9 @@ impl<'a> Values<'a> {
     /// The values, each once.
     pub fn iter(self) -> impl Iterator<Item = &'a str> {
         let (one, any) = match self {
-            Self::One(value) => (Some(value), &[][..]),
-            Self::Any(values) => (None, values),
+            Self::One(value) => (Some(value), None),
+            Self::Any(values) => (None, Some(values)),
         };
-        one.into_iter().chain(any.iter().map(|value| &**value))
+        one.into_iter().chain(any.into_iter().flat_map(ValueSet::iter))
     }
 }

@@ -32,6 +32,7 @@ use crate::{
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         views::{
+            selections::Selections,
             set::Views,
             view::{View, ViewBytes},
         },
@@ -45,7 +46,9 @@ use kubefan_common::{
     sync::watch,
     unless_planted, when_planted,
 };
-use kubefan_model::{GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser};
+use kubefan_model::{
+    GroupVersionResource, ResourceVersion, event::Transition, object::ObjectParser, selection::Selection,
+};
 
 /// State, history and views of one resource and scope.
 pub struct Hub {
@@ -53,6 +56,7 @@ pub struct Hub {
     pub(in crate::fanout) parser: Arc<ObjectParser>,
     pub(in crate::fanout) metrics: CacheMetrics,
     pub(in crate::fanout) view_bytes: ViewBytes,
+    pub(in crate::fanout) selections: Selections,
     limits: RingLimits,
     gate: Arc<Gate>,
     cluster: ClusterName,
@@ -143,8 +147,9 @@ impl Hub {
             builds: Vec::new(),
         };
         let view_bytes = ViewBytes { kept: budgets.part(), ..ViewBytes::default() };
+        let selections = Selections::new(view_bytes.kept.selectors.clone());
         let state = Mutex::new(state);
-        Arc::new(Self { resource, parser, metrics, view_bytes, limits, gate, cluster, head, phase, state })
+        Arc::new(Self { resource, parser, metrics, view_bytes, selections, limits, gate, cluster, head, phase, state })
     }
 
     /// The resource, as messages name it.
@@ -170,6 +175,14 @@ impl Hub {
     /// What readers are warned of, over HTTP.
     pub fn warnings(&self) -> Warnings {
         self.lock().published.warnings().clone()
+    }
+
+    /// The one selection that equals this one, which counts to the budget of selectors.
+    ///
+    /// # Errors
+    /// [`Refusal::Exhausted`] if there is no room for it.
+    pub fn share(&self, selection: Selection) -> Result<Selection, Refusal> {
+        self.selections.share(selection)
     }
 
     /// Enters the critical section. Never held across an await.

@@ -76,7 +76,7 @@ impl Hub {
         provided: &Provided,
         waker: &Arc<StreamWaker>,
     ) -> Result<Subscription, NotSubscribed> {
-        let key = ViewKey { selection: selection.spec().clone(), format: format.clone() };
+        let key = ViewKey { selection: selection.clone(), format: format.clone() };
         let replayed = match options.start {
             Start::Resume(version) | Start::ResumeWithObjects(version) => self.replay(&key, selection, version),
             Start::Await(_) | Start::Snapshot => None,
@@ -94,7 +94,8 @@ impl Hub {
             Some(view) => view.clone(),
             None => {
                 let encoder = views.encoder(format, (&self.resource, self.parser.tables()), &self.view_bytes.kept);
-                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes))
+                let share = self.selections.take_view(selection)?;
+                Arc::new(View::new(selection.clone(), encoder, cached.version, &self.view_bytes, share))
             }
         };
         let floor = match &first {

@@ -18,7 +18,7 @@ use crate::{
     fanout::{
         send::{budget::Budgets, encoder::Encoder},
         views::{
-            index::{IndexTerm, SelectorIndex, ViewId},
+            index::{SelectorIndex, ViewId},
             view::{View, ViewKey},
         },
     },
@@ -51,7 +51,6 @@ pub(in crate::fanout) struct Views {
 
 struct Slot {
     view: Arc<View>,
-    term: IndexTerm,
     unannounced: bool,
 }
 
@@ -93,9 +92,9 @@ impl Views {
     pub(in crate::fanout) fn insert(&mut self, view: Arc<View>) {
         let entry = self.slots.vacant_entry();
         let id = entry.key();
-        let term = self.index.insert(id, view.selection());
+        self.index.insert(id, view.selection());
         self.ids.insert(view.key(), id);
-        entry.insert(Slot { view, term, unannounced: false });
+        entry.insert(Slot { view, unannounced: false });
     }
 
     /// Removes a view; not its successor, which may have the same key.
@@ -104,8 +103,8 @@ impl Views {
         let id = self.ids.get(&key).copied().filter(|id| Arc::ptr_eq(&self.slots[*id].view, view));
         if let Some(id) = id {
             self.ids.remove(&key);
-            let slot = self.slots.remove(id);
-            self.index.remove(id, &slot.term);
+            self.slots.remove(id);
+            self.index.remove(id);
         }
     }
 

@@ -16,7 +16,11 @@ use super::{
 use crate::{
     cache::{Expired, Gap, History, Store},
     fanout::{
-        send::{budget::Budgets, encoder::Encoder, log_entry::LogEntry},
+        send::{
+            budget::{Budgets, Share},
+            encoder::Encoder,
+            log_entry::LogEntry,
+        },
         stream_end::StreamEnd,
         sync::{Mutex, MutexGuard},
         wake::waker::{StreamWaker, Woken},
@@ -30,7 +34,7 @@ use kubefan_model::{
     ResourceVersion,
     event::{TestedEvent, WatchEvent},
     format::Format,
-    selection::{Selection, SelectionSpec},
+    selection::Selection,
 };
 
 /// How many wakers are looked at while their lock is held.
@@ -40,7 +44,7 @@ const WAKERS_PER_LOCK: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ViewKey {
     /// What is selected.
-    pub selection: SelectionSpec,
+    pub selection: Selection,
     /// How it is sent.
     pub format: Format,
 }
@@ -52,6 +56,8 @@ pub struct View {
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
+    /// Its part of the budget of selectors.
+    _share: Share,
 }
 
 struct ViewState {
@@ -103,8 +109,14 @@ pub struct ViewBytes {
 }
 
 impl View {
-    /// A view whose history starts at `floor`.
-    pub fn new(selection: Selection, encoder: Arc<Encoder>, floor: ResourceVersion, bytes: &ViewBytes) -> Self {
+    /// A view whose history starts at `floor`. `share` is its memory, from the budget of selectors.
+    pub fn new(
+        selection: Selection,
+        encoder: Arc<Encoder>,
+        floor: ResourceVersion,
+        bytes: &ViewBytes,
+        share: Share,
+    ) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, bytes.logs.clone()),
             segments: Segments::new(bytes.segments.clone()),
@@ -113,7 +125,7 @@ impl View {
             subscribers: 0,
             waiting: 0,
         });
-        Self { selection, encoder, state, wakers: Mutex::default() }
+        Self { selection, encoder, state, wakers: Mutex::default(), _share: share }
     }
 
     /// What is selected.
@@ -123,7 +135,7 @@ impl View {
 
     /// What makes a subscription equal to those of this view.
     pub fn key(&self) -> ViewKey {
-        ViewKey { selection: self.selection.spec().clone(), format: self.encoder.format().clone() }
+        ViewKey { selection: self.selection.clone(), format: self.encoder.format().clone() }
     }
 
     /// How it is sent.
