@@ -99,6 +99,11 @@ impl Selection {
         self.0.hash
     }
 
+    /// The price of testing one object: the number of its terms and one.
+    pub fn tests(&self) -> usize {
+        1 + self.0.spec.labels.requirements().len() + self.0.spec.fields.len()
+    }
+
     /// The memory of the selection, in bytes, without the parser.
     pub fn bytes(&self) -> usize {
         let SelectionSpec { namespace, name, labels, fields } = &self.0.spec;

@@ -62,6 +62,8 @@ pub struct Subscription {
     resume: Option<ResourceVersion>,
     /// Something was sent.
     is_started: bool,
+    /// Other tasks should run before more of the backlog is made.
+    must_yield: bool,
     /// The start of a gap was sent and not its end: what was sent is the state at no version.
     inside_gap: bool,
     on_lag: OnLag,
@@ -105,6 +107,7 @@ impl Subscription {
             permit,
             resume,
             is_started,
+            must_yield: false,
             inside_gap,
             on_lag,
             on_expired,
@@ -135,9 +138,16 @@ impl Subscription {
     fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         loop {
             if let Some(backlog) = &mut self.backlog {
+                if std::mem::take(&mut self.must_yield) {
+                    // The connection's task runs again after the others.
+                    self.waker.arm();
+                    self.waker.wake();
+                    return Ok(None);
+                }
                 match backlog.take(bytes_max, &self.hub, &self.view, self.bases) {
                     Ok(batch) => {
                         self.resume = batch.resume.or(self.resume);
+                        self.must_yield = batch.yields;
                         if batch.is_complete {
                             self.backlog = self.backlog.take().and_then(|backlog| backlog.into_next());
                             self.permit = self.permit.take().filter(|_| self.backlog.is_some());

@@ -3,6 +3,7 @@
 pub mod index;
 pub mod log;
 pub mod segment;
+pub mod selected_objects;
 pub mod selections;
 pub(in crate::fanout) mod set;
 pub mod shared_snapshot;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{
     log::{Cursor, LogBytes, LogItem, Replayed, ViewLog},
     segment::{SEGMENT_BYTES, Segment, SegmentBytes, Segments, cut},
+    selected_objects::SelectedObjects,
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
@@ -329,11 +330,11 @@ impl View {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
         }
-        let store = Arc::new(store.clone());
-        let snapshot = Arc::new(SharedSnapshot::new(&store, version, known.as_deref(), now));
+        let objects = Arc::new(SelectedObjects::new(store.clone()));
+        let snapshot = Arc::new(SharedSnapshot::new(&objects, version, known.as_deref(), now));
         let mut state = self.state();
         state.snapshot = Some(snapshot.clone());
-        (SharedSnapshotReader::Encoding(snapshot, store), version, state.log.end())
+        (SharedSnapshotReader::Encoding(snapshot, objects), version, state.log.end())
     }
 
     /// The place in the log after `version`. If the log starts later, it is completed from what was
