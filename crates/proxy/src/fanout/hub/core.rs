@@ -76,6 +76,8 @@ pub(in crate::fanout) struct HubState {
     pacer: Pacer,
     /// A wave of wake-ups is scheduled.
     is_wave_scheduled: bool,
+    /// Events are being tested outside of the critical section.
+    pub(super) is_matching: bool,
     /// When the views last dropped what is too old to be reused.
     tidied_at: Instant,
     /// The indexes that are being built; each is set to true when it is complete or given up.
@@ -143,6 +145,7 @@ impl Hub {
             used_at: Instant::now(),
             pacer: Pacer::new(coalesce_max),
             is_wave_scheduled: false,
+            is_matching: false,
             tidied_at: Instant::now(),
             builds: Vec::new(),
         };
@@ -243,6 +246,7 @@ impl Hub {
     /// Wakes the subscribers that have something to read: at once, or a moment later if the last
     /// wave is still being worked off.
     pub(super) fn wake(self: &Arc<Self>) {
+        self.start_matching();
         let mut state = self.lock();
         if state.views.all_announced() || state.is_wave_scheduled {
             return;

@@ -224,9 +224,9 @@ impl Subscription {
         }
         // The head is read before the log: every event up to it was in the log at that time, and
         // was sent if the log has no more. The head of another history is published only after the
-        // view of this one has ended, and then `open_end` returns `None`.
+        // view of this one has ended.
         let head = self.hub.head()?;
-        let sent_all = self.view.open_end() == Some(self.cursor) || planted::is(Bug::EarlyBookmark);
+        let sent_all = self.view.is_read_up(self.cursor) || planted::is(Bug::EarlyBookmark);
         (sent_all && self.resume.is_none_or(|resume| resume < head)).then(|| {
             self.resume = Some(head);
             let mut frames = self.view.encoder().writer(0);
@@ -245,7 +245,7 @@ impl Subscription {
                 Ok(LogRun::Empty) => break,
                 // The floor was reached since: read again from there.
                 Ok(_) | Err(LogReadError::Gap(_)) if self.floor.is_some() => {}
-                Ok(LogRun::Passed) => self.cursor = self.cursor.past_item(),
+                Ok(LogRun::Passed(next)) => self.cursor = next,
                 Ok(LogRun::Shared(segment)) => {
                     let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     received = received.or(self.advance(taken));

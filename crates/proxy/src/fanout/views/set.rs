@@ -6,7 +6,7 @@
 //! one entry, whatever its size.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
 };
 
@@ -45,6 +45,8 @@ pub(in crate::fanout) struct Views {
     unannounced: Vec<ViewId>,
     /// The number of records that no wake-up has announced.
     unannounced_records: usize,
+    /// Views with events that are still to be tested, each once.
+    untested: VecDeque<Arc<View>>,
     /// A buffer, reused between events.
     candidates: Vec<ViewId>,
 }
@@ -85,7 +87,7 @@ impl Views {
         }
         self.index.candidates(event, &mut self.candidates);
         let concerned = self.candidates.iter().filter_map(|id| self.slots.get(*id)).map(|slot| &slot.view);
-        concerned.filter(|view| view.encoder().format().only_changes()).cloned().collect()
+        concerned.filter(|view| view.encoder().format().only_changes() && !view.defers()).cloned().collect()
     }
 
     /// Adds a view.
@@ -108,9 +110,10 @@ impl Views {
         }
     }
 
-    /// Removes all views.
+    /// Removes all views. What they still have to test is tested.
     pub(in crate::fanout) fn drain(&mut self) -> Vec<Arc<View>> {
-        let slots = std::mem::take(self).slots;
+        let Self { slots, untested, .. } = std::mem::take(self);
+        self.untested = untested;
         slots.into_iter().map(|(_, slot)| slot.view).collect()
     }
 
@@ -139,6 +142,12 @@ impl Views {
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             let is_appended = match (record, &tested) {
+                (Record::Event(event), _) if slot.view.defers() => {
+                    if slot.view.defer(event, received) {
+                        self.untested.push_back(slot.view.clone());
+                    }
+                    false
+                }
                 (Record::Event(event), Some(tested)) => slot.view.append(event, tested, received),
                 (Record::Event(_), None) => false,
                 (Record::Gap(gap), _) => {
@@ -175,6 +184,21 @@ impl Views {
             Some(slot.view.clone())
         });
         (announced.collect(), std::mem::take(&mut self.unannounced_records))
+    }
+
+    /// The view that comes next to test a slice of its events.
+    pub(in crate::fanout) fn next_untested(&mut self) -> Option<Arc<View>> {
+        self.untested.pop_front()
+    }
+
+    /// Queues a view that has more events to test, after the others.
+    pub(in crate::fanout) fn queue_untested(&mut self, view: Arc<View>) {
+        self.untested.push_back(view);
+    }
+
+    /// Whether a view has events to test.
+    pub(in crate::fanout) fn has_untested(&self) -> bool {
+        !self.untested.is_empty()
     }
 
     /// Whether no subscriber is to be woken.
