@@ -6,6 +6,8 @@
 
 use std::{borrow::Cow, sync::Arc};
 
+use smallvec::SmallVec;
+
 use kubefan_model::{
     fields::FieldRef,
     object::{Object, ObjectParser},
@@ -48,19 +50,29 @@ impl<'a> Term<'a> {
     /// The term of a selection that is likely to have the most different values; `None` if it has
     /// no equality term.
     pub fn of(selection: &'a Selection) -> Option<Self> {
-        let narrowness = |term: &Equality<'_>| match term {
+        Self::all(selection).into_iter().next()
+    }
+
+    /// The equality terms of a selection, first the one that is likely to have the most different
+    /// values.
+    pub fn all(selection: &'a Selection) -> SmallVec<[Self; 2]> {
+        let mut terms: SmallVec<[_; 2]> = selection.equalities().collect();
+        terms.sort_by_key(|term| match term {
             Equality::Name(_) => 0,
             Equality::Field(..) => 1,
             Equality::Label(..) => 2,
             Equality::Namespace(_) => 3,
+        });
+        let term = |equality| {
+            let (column, values) = match equality {
+                Equality::Name(name) => (Column::Name, Values::One(name)),
+                Equality::Namespace(namespace) => (Column::Namespace, Values::One(namespace)),
+                Equality::Label(key, values) => (Column::Label(key.into()), Values::Any(values)),
+                Equality::Field(field, value) => (Column::Field(field), Values::One(value)),
+            };
+            Self { column, values }
         };
-        let (column, values) = match selection.equalities().min_by_key(narrowness)? {
-            Equality::Name(name) => (Column::Name, Values::One(name)),
-            Equality::Namespace(namespace) => (Column::Namespace, Values::One(namespace)),
-            Equality::Label(key, values) => (Column::Label(key.into()), Values::Any(values)),
-            Equality::Field(field, value) => (Column::Field(field), Values::One(value)),
-        };
-        Some(Self { column, values })
+        terms.into_iter().map(term).collect()
     }
 }
 
