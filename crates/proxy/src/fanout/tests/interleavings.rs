@@ -246,7 +246,9 @@ fn a_new_encoding_ends_a_watch() {
 #[test]
 fn a_subscription_during_commits_misses_and_repeats_nothing() {
     holds(each_event_comes_once);
+    holds(each_deferred_event_comes_once);
     finds(Bug::SubscribedInTwoSections, each_event_comes_once);
+    finds(Bug::SubscribedInTwoSections, each_deferred_event_comes_once);
 }
 
 #[test]
