@@ -10,10 +10,11 @@
 #![expect(missing_docs, reason = "the macros below make items that cannot be documented")]
 
 mod common;
+mod nodes;
 
 use std::{hint::black_box, sync::Arc};
 
-use common::{Cache, Nodes, PodKind, SMALL, Subscriber};
+use common::{Cache, PodKind, SMALL, Subscriber};
 use gungraun::{Callgrind, EventKind, prelude::*};
 use kubefan_common::proto::v1alpha1::ResolvedResource;
 use kubefan_model::{
@@ -32,6 +33,7 @@ use kubefan_proxy::{
         views::index::SelectorIndex,
     },
 };
+use nodes::Nodes;
 use tokio::time::Instant;
 
 /// The allocator of the kubefan binary.
