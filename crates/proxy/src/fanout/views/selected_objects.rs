@@ -1,7 +1,7 @@
 //! The objects of a view at one version, found once for all subscribers that start together.
 //!
-//! The store is scanned in slices, by whoever comes next: a subscriber that finds another one at
-//! work waits for at most one slice.
+//! The store is scanned in slices, each by the next subscriber: one that finds another at work
+//! waits for at most one slice.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

@@ -112,8 +112,8 @@ impl SharedSnapshot {
         }
     }
 
-    /// The chunks, planned by the first subscriber that needs them; `None` while the objects are not
-    /// all found.
+    /// The chunks, planned by the first subscriber that needs them; `None` while the objects are
+    /// not all found.
     fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
         if let Some(chunks) = self.chunks.get() {
             return Some(chunks);
